@@ -13,15 +13,14 @@
 #include <stdint.h>
 
 /* Version of this contract: a core that speaks another is refused at boot. */
-#define SBCL_HOST_CONTRACT 13u
+#define SBCL_HOST_CONTRACT 14u
 
 /* The Lisp threads, each of which pulls its own kind of job. */
 enum sbcl_lane {
-  SBCL_LANE_EVALUATION = 0, /* runs the user's code */
+  SBCL_LANE_EVALUATION = 0, /* runs the user's code, in as many threads as the host asks for */
   SBCL_LANE_INSPECTION = 1, /* read-only questions; may run the user's print methods */
   SBCL_LANE_CONTROL = 2,    /* interrupts; never runs the user's code */
-  SBCL_LANE_SIGNALS = 3,    /* pulls once, to be known: the host forwards SBCL's signals to it; gets no job */
-  SBCL_LANE_BACKGROUND = 4  /* runs the user's code beside the evaluation lane, one job a thread */
+  SBCL_LANE_SIGNALS = 3     /* pulls once, to be known: the host forwards SBCL's signals to it; gets no job */
 };
 
 enum sbcl_job_kind {
@@ -40,11 +39,10 @@ enum sbcl_job_kind {
   SBCL_JOB_RELEASE = 11,          /* unwind */
   /* operation: what is asked, by name */
   SBCL_JOB_QUERY = 12,
-  SBCL_JOB_START_THREAD = 13, /* flags: the lane of the thread to start; argument: the job that is refused
-                                 (SBCL_EVENT_REFUSED) when that cannot be done, or 0 */
+  SBCL_JOB_START_THREAD = 13, /* start a thread that evaluates, or report SBCL_EVENT_THREAD_REFUSED */
   SBCL_JOB_ABANDON = 14, /* argument: a job that does not react to being interrupted: its thread serves no lane any more;
-                            flags: the lane that gets another thread in its place, SBCL_LANE_BACKGROUND for none. The job
-                            is refused when that cannot be started */
+                            flags: its lane. SBCL_LANE_INSPECTION gets another thread in its place; the job is refused
+                            (SBCL_EVENT_REFUSED) when that cannot be started */
   SBCL_JOB_LOOK = 15     /* answered by SBCL_EVENT_BLOCKED of job 0 */
 };
 
@@ -54,6 +52,7 @@ enum sbcl_job_kind {
 #define SBCL_EVALUATE_RECORD_ERRORS 4u /* tell of the errors that the code handles, too */
 #define SBCL_EVALUATE_DETACHED 8u /* under copies of *package* and the REPL's variables, which are the session's if
                                      SBCL_EVENT_FOREGROUND says so in the end */
+#define SBCL_EVALUATE_BACKGROUND 16u /* in the background from its beginning: its thread does not become the main one */
 
 /* Flags of SBCL_JOB_DESCRIBE. */
 #define SBCL_DESCRIBE_SOURCE 1u /* with the text of definitions */
@@ -85,7 +84,7 @@ struct sbcl_job {
  * begun last and may come any number of times. */
 enum sbcl_event {
   SBCL_EVENT_DONE = 0,           /* the job is over; number: 0 success, 1 failure; returns 1 when its thread is to
-                                    end: the job is one in the background */
+                                    end: it was abandoned */
   SBCL_EVENT_STDOUT = 1,         /* continue */
   SBCL_EVENT_STDERR = 2,         /* continue */
   SBCL_EVENT_WARNING = 3,        /* begin: condition type; number: line of the code, 0 if unknown */
@@ -134,9 +133,7 @@ enum sbcl_event {
                                     job fails with it */
   SBCL_EVENT_FOREGROUND = 40,    /* asked when all of it is evaluated: 1 if the evaluation is in the foreground, and
                                     stays there; 0 if it has gone into the background */
-  SBCL_EVENT_RELIEF = 41,        /* of job 0: asked by a thread that SBCL_JOB_START_THREAD has started for the evaluation
-                                    lane: 1 if it is to pull from there, since what ran there goes on in the background,
-                                    or what is held there keeps its thread, or its thread was abandoned; 0 if it is to end */
+  SBCL_EVENT_THREAD_ENDED = 41,  /* of job 0: this thread, which evaluates, ends */
   SBCL_EVENT_DEFINITIONS = 42,   /* asked without a text: 1 if other connections are to be told what the evaluation
                                     defined; text: that, in words */
   SBCL_EVENT_STEP = 43,          /* text: what the job does from here on, as in "the test FOO"; number: milliseconds after
@@ -146,9 +143,10 @@ enum sbcl_event {
                                     is no such thread: another one may be sent. Of SBCL_JOB_PROGRAM, number: which call
                                     it was to end */
   SBCL_EVENT_UNWINDING = 45,     /* the job, or the call of that number, begins to unwind because it was interrupted */
-  SBCL_EVENT_BLOCKED = 46        /* of job 0, the answer to SBCL_JOB_LOOK; text: which lock of SBCL's own an abandoned
+  SBCL_EVENT_BLOCKED = 46,       /* of job 0, the answer to SBCL_JOB_LOOK; text: which lock of SBCL's own an abandoned
                                     thread holds while others wait for it, as in "the lock \"PCL global mutex\"";
                                     empty: none */
+  SBCL_EVENT_THREAD_REFUSED = 47 /* of job 0, in answer to SBCL_JOB_START_THREAD; text: why no thread could be started */
 };
 
 /* Added to the job of events: they tell of an error where it is signalled, which the code may handle, not of the one that

@@ -56,6 +56,8 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
     (forget-answers)
     (keep-variables)
     (tell-definitions)
+    (when *push-unfinished*
+      (funcall (the function *push-unfinished*)))
     (event *job-id* (event-code :held))
     (flush-output)
     (done nil)

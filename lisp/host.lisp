@@ -3,7 +3,7 @@
 
 (in-package "SBCL-HOST")
 
-(defconstant +contract+ 13
+(defconstant +contract+ 14
   "SBCL_HOST_CONTRACT: bump it with the header.")
 
 ;;; enum sbcl_lane
@@ -11,7 +11,6 @@
 (defconstant +inspection-lane+ 1)
 (defconstant +control-lane+ 2)
 (defconstant +signal-lane+ 3)
-(defconstant +background-lane+ 4)
 
 (macrolet ((define-codes (type documentation &rest codes)
              `(progn
@@ -28,8 +27,8 @@
     :item 19 :item-text 20 :notice 21 :defined 22 :form 23
     :slot 24 :slot-text 25 :local 26 :local-text 27 :held 28 :refused 29 :released 30
     :heap 31 :warning-place 32 :warning-form 33 :frame-code 34 :frame-machinery 35
-    :record 36 :field 37 :field-text 38 :unhandled 39 :foreground 40 :relief 41 :definitions 42 :step 43
-    :interrupted 44 :unwinding 45 :blocked 46)
+    :record 36 :field 37 :field-text 38 :unhandled 39 :foreground 40 :thread-ended 41 :definitions 42 :step 43
+    :interrupted 44 :unwinding 45 :blocked 46 :thread-refused 47)
   (define-codes item "Return the number of an sbcl_item."
     :function 1 :variable 2 :macro 3 :class 4 :package 5 :system 6 :role 7 :detail 8 :not-found 9 :more 10))
 
@@ -47,6 +46,8 @@
   "Flag of :EVALUATE: record the errors that it handles.")
 (defconstant +evaluate-detached+ 8
   "Flag of :EVALUATE: it may be in the background when it ends.")
+(defconstant +evaluate-background+ 16
+  "Flag of :EVALUATE: it is in the background from its beginning.")
 (defconstant +describe-source+ 1
   "Flag of :DESCRIBE: with the text of definitions.")
 (defconstant +interrupt-timeout+ 1

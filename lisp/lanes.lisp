@@ -96,13 +96,12 @@ that thread takes the interruption, or that there is none."
           (failure)
         (event target (event-code :interrupted))))))
 
-(defun run-start-thread (job)
+(defun run-start-thread ()
   "Do a :START-THREAD job."
-  (guarded (start-lane (job-flags job) t)
+  (guarded (start-lane +evaluation-lane+)
       (failure)
-    (unless (zerop (job-argument job))
-      (event (job-argument job) (event-code :refused) 0
-             (with-server-syntax () (format nil "No thread could be started for it: ~A" failure))))))
+    (event 0 (event-code :thread-refused) 0
+           (with-server-syntax () (format nil "No thread could be started for it: ~A" failure)))))
 
 (defun run-abandon (job)
   "Do an :ABANDON job."
@@ -112,8 +111,8 @@ that thread takes the interruption, or that there is none."
       (setf (sb-thread:thread-name thread) "abandoned")
       (sb-ext:atomic-push thread **abandoned-threads**)
       (remove-evaluation-thread thread))
-    (unless (eql lane +background-lane+)
-      (guarded (start-lane lane t)
+    (when (eql lane +inspection-lane+)
+      (guarded (start-lane lane)
           (failure)
         (event (job-argument job) (event-code :refused) 0
                (with-server-syntax () (format nil "No thread could be started in its place: ~A" failure)))))))
@@ -156,7 +155,7 @@ that thread takes the interruption, or that there is none."
                                                  (logtest +describe-source+ (job-flags job))))))
     (:query (run-guarded-inspection (lambda () (run-query (job-operation job)))))
     (:interrupt (run-interrupt job) t)
-    (:start-thread (run-start-thread job) t)
+    (:start-thread (run-start-thread) t)
     (:abandon (run-abandon job) t)
     (:look (run-look) t)
     (t (refuse "No evaluation is held."))))
@@ -186,7 +185,7 @@ meanwhile does so before it returns: an interrupt on the way out of NEXT-JOB wou
       (allow-with-interrupts (with-interrupts nil)))))
 
 (defvar *leaving* nil
-  "True when this thread is to end: its job has gone into the background, where every job has a thread of its own.")
+  "True when this thread is to end: it was abandoned.")
 
 (defun do-job (job)
   "Do JOB and tell the host that it is over."
@@ -198,16 +197,30 @@ meanwhile does so before it returns: an interrupt on the way out of NEXT-JOB wou
       (finish-output-of-job)
       (setf *leaving* (done success)))))
 
+(defun begins-in-background-p (job)
+  "True when JOB is done in the background from its beginning."
+  (and (eq :evaluate (job-kind job)) (logtest +evaluate-background+ (job-flags job))))
+
+(defun become-main-thread ()
+  "Have this thread be the main one to the user's code, as the thread that evaluates is in SBCL's REPL."
+  (unless (eq sb-thread::*initial-thread* sb-thread:*current-thread*)
+    (setf sb-thread::*initial-thread* sb-thread:*current-thread*
+          (sb-thread:thread-name sb-thread:*current-thread*) "main thread")))
+
 (defun run-lane (lane)
   "Do the jobs of LANE until the host ends it. Between them nothing interrupts this thread but where NEXT-LANE-JOB lets
 it: the end of a job is told, and the next one asked for, whatever timers there are."
-  (let ((*output* (when (evaluates-p lane) (make-output)))
+  (let ((*output* (when (eql lane +evaluation-lane+) (make-output)))
         (sb-thread::*interrupt-handler* #'contain-short-interruption))
     (without-interrupts
       (allow-with-interrupts
         (loop until *leaving*
               do (let ((job (next-lane-job lane)))
                    (unless job (return))
+                   (when (eql lane +evaluation-lane+)
+                     (if (begins-in-background-p job)
+                         (setf (sb-thread:thread-name sb-thread:*current-thread*) "background")
+                         (become-main-thread)))
                    (do-job job)))))))
 
 (defun await-signals ()
@@ -217,44 +230,39 @@ ask for no thread run their functions here."
   (let ((sb-thread::*interrupt-handler* #'contain-interruption))
     (loop (sleep 86400))))
 
-(defun evaluates-p (lane)
-  "True when the threads of LANE evaluate the user's code."
-  (or (eql lane +evaluation-lane+) (eql lane +background-lane+)))
-
 (defun remove-evaluation-thread (thread)
   "Have THREAD count as one that evaluates no more."
   (sb-ext:atomic-update **evaluation-threads** (lambda (threads) (remove thread threads))))
 
-(defun run-lane-thread (lane relief)
-  "What a thread of LANE does. If the user's code ends it, another one takes its place. With RELIEF, it is to take over
-from another one, if that is still wanted."
+(defun run-lane-thread (lane)
+  "What a thread of LANE does. If the user's code ends it, another one takes its place: of those that evaluate, when the
+host asks for one."
   (let ((ended nil))
     (unwind-protect
-         (cond ((eql lane +signal-lane+) (await-signals))
-               ((and relief (eql lane +evaluation-lane+) (not (event 0 (event-code :relief))))
+         (progn (if (eql lane +signal-lane+) (await-signals) (run-lane lane))
                 (setf ended t))
-               (t
-                ;; To the user's code the thread that evaluates in the foreground is the main one, as in SBCL's REPL.
-                (when (eql lane +evaluation-lane+)
-                  (setf sb-thread::*initial-thread* sb-thread:*current-thread*))
-                (run-lane lane)
-                (setf ended t)))
-      (when (evaluates-p lane)
-        (remove-evaluation-thread sb-thread:*current-thread*))
-      (unless (or ended *leaving*)
-        (start-lane lane)))))
+      (cond ((eql lane +evaluation-lane+)
+             (remove-evaluation-thread sb-thread:*current-thread*)
+             (event 0 (event-code :thread-ended)))
+            ((not (or ended *leaving*))
+             (start-lane lane))))))
 
-(defun start-lane (lane &optional relief)
-  "Start a thread of LANE, to take over from another one if RELIEF is true."
-  (let ((thread (sb-thread::%make-thread (svref #("main thread" "inspection" "control" "signals" "background") lane)
+(defun start-lane (lane)
+  "Start a thread of LANE and return it."
+  (let ((thread (sb-thread::%make-thread (svref #("evaluation" "inspection" "control" "signals") lane)
                                          nil (sb-thread:make-semaphore))))
-    (if (evaluates-p lane)
+    (if (eql lane +evaluation-lane+)
         (sb-ext:atomic-push thread **evaluation-threads**)
         (setf (svref **lane-threads** lane) thread))
-    ;; Before anything of the user's can ask for it.
-    (when (and (eql lane +evaluation-lane+) (not relief))
-      (setf sb-thread::*initial-thread* thread))
     (handler-bind ((error (lambda (failure)
                             (declare (ignore failure))
                             (remove-evaluation-thread thread))))
-      (sb-thread::start-thread thread #'run-lane-thread (list lane relief)))))
+      (sb-thread::start-thread thread #'run-lane-thread (list lane)))))
+
+(defun start-lanes ()
+  "Start the threads of all lanes."
+  (let ((thread (start-lane +evaluation-lane+)))
+    ;; Before anything of the user's can ask for it.
+    (setf (sb-thread:thread-name thread) "main thread"
+          sb-thread::*initial-thread* thread))
+  (mapc #'start-lane (list +inspection-lane+ +control-lane+ +signal-lane+)))

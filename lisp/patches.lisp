@@ -145,7 +145,11 @@ a file where it is another. What SBCL defines on the way counts as no definition
   ((setf readtable-case) :other case)
   (sb-pcl::load-short-defcombin :other type-name)
   (sb-pcl::load-long-defcombin :other type-name)
-  (sb-ext:add-package-local-nickname :other local-nickname))
+  (sb-ext:add-package-local-nickname :other local-nickname)
+  (sb-ext:remove-package-local-nickname :other old-nickname)
+  (sb-ext:lock-package :other package)
+  (sb-ext:unlock-package :other package)
+  (makunbound :other symbol))
 
 ;; The methods themselves, for a reset.
 (define-patch sb-pcl::load-defmethod (class name quals specls ll initargs source-location)

@@ -2,7 +2,7 @@
 
 (in-package "SBCL-HOST")
 
-(defun start-lanes (&key seed user-init scratch library)
+(defun start-image (&key seed user-init scratch library)
   "Start the Lisp threads; when LIBRARY is a struct sbcl_library, those of a program that embeds the image as well."
   (setf *random-state* (sb-ext:seed-random-state seed)
         **boot-thread** (sb-thread:main-thread)
@@ -21,13 +21,13 @@
          (remember-user-variables)
          (when user-init
            (guarded (load-user-init) (failure) nil))))
-  (mapc #'start-lane (list +evaluation-lane+ +inspection-lane+ +control-lane+ +signal-lane+))
+  (start-lanes)
   (forget-program)
   (when library
     (start-for-program library)))
 
-(defun start-lanes-or-refuse (&rest arguments)
-  "Call START-LANES with ARGUMENTS and return true, or tell the host why that failed and return false. Nothing unwinds out
+(defun start-image-or-refuse (&rest arguments)
+  "Call START-IMAGE with ARGUMENTS and return true, or tell the host why that failed and return false. Nothing unwinds out
 of here: the caller is foreign, and would take for the answer what happens to be in a register."
   (block start
     (let ((answer nil))
@@ -35,7 +35,7 @@ of here: the caller is foreign, and would take for the answer what happens to be
                (event 0 (event-code :refused) 0 (apply #'format nil format arguments))
                (setf answer :refused)))
         (unwind-protect
-             (guarded (progn (apply #'start-lanes arguments)
+             (guarded (progn (apply #'start-image arguments)
                              (setf answer :started))
                  (failure)
                (refuse "~A: ~A" (type-name-text (class-name-of failure)) failure))
@@ -103,7 +103,7 @@ of here: the caller is foreign, and would take for the answer what happens to be
   (cond ((eql +contract+ (sap-ref-32 host 0))
          (setf **next-job** (sap-ref-64 host 24)
                **event** (sap-ref-64 host 32))
-         (if (start-lanes-or-refuse
+         (if (start-image-or-refuse
               :seed (sap-ref-64 host 8)
               :user-init (eql 1 (sap-ref-64 host 16))
               :scratch (let ((length (sap-ref-64 host 48)))

@@ -28,12 +28,14 @@ fn value(code: &str) -> String {
 
 /// Runs the test `name` of this program in a child, which ends as it ends.
 fn child(name: &str) -> ExitStatus {
-    Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", name, "--test-threads=1"])
+    let output = Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", name, "--test-threads=1", "--nocapture"])
         .env(CHILD, name)
         .output()
-        .expect("it starts")
-        .status
+        .expect("it starts");
+    let (out, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    println!("{name}: {:?}\n{out}\n{errors}", output.status);
+    output.status
 }
 
 fn is_child(name: &str) -> bool {

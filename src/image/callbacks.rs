@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use once_cell::sync::OnceCell;
@@ -18,11 +18,15 @@ use super::signals;
 use crate::config::ImageConfig;
 use crate::panics;
 
+static NEXT_THREAD: AtomicU64 = AtomicU64::new(1);
+
 static HOST: OnceCell<Arc<dyn Host>> = OnceCell::new();
 
 thread_local! {
     /// The job that this thread works on: Lisp reads its texts after `next_job` has returned.
     static CURRENT: RefCell<Option<Job>> = const { RefCell::new(None) };
+    /// The number of this thread.
+    static THREAD: u64 = NEXT_THREAD.fetch_add(1, Ordering::Relaxed);
     /// The lane that this thread pulls jobs for, and the number of the last one; 0 for none.
     static PULLED: Cell<Option<(Lane, u64)>> = const { Cell::new(None) };
 }
@@ -87,7 +91,7 @@ unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
     // SAFETY: the contract has Lisp pass a pinned, initialised struct sbcl_job.
     let held = Some(unsafe { (*out).id }).filter(|job| *job != 0);
     let job = loop {
-        match panics::caught(|| host.next_job(lane, held)) {
+        match panics::caught(|| host.next_job(lane, THREAD.with(|number| *number), held)) {
             Some(Some(job)) => break job,
             Some(None) => return 0,
             // A lane that ended would leave all that comes after without an answer.
@@ -134,9 +138,9 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
         return 0;
     }
     let Some(host) = HOST.get() else { return 0 };
-    if let Event::Relief = event {
-        // The evaluations wait for this thread from now on.
-        PULLED.set(Some((Lane::Evaluation, 0)));
+    if let Event::ThreadEnded = event {
+        panics::caught(|| host.thread_ended(THREAD.with(|number| *number)));
+        return 0;
     }
     let (job, signalled) = (job & !SBCL_JOB_SIGNALLED, job & SBCL_JOB_SIGNALLED != 0);
     panics::caught(|| host.event(job, signalled, event)).map_or_else(

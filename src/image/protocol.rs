@@ -15,13 +15,11 @@ pub(crate) enum Lane {
     Control,
     /// Handles the signals that are SBCL's.
     Signals,
-    /// Runs the user's code in the background, one evaluation a thread.
-    Background,
 }
 
 impl Lane {
     /// How many there are.
-    pub(crate) const COUNT: usize = 5;
+    pub(crate) const COUNT: usize = 4;
 
     fn code(self) -> u32 {
         match self {
@@ -29,7 +27,6 @@ impl Lane {
             Self::Inspection => sbcl_lane::SBCL_LANE_INSPECTION,
             Self::Control => sbcl_lane::SBCL_LANE_CONTROL,
             Self::Signals => sbcl_lane::SBCL_LANE_SIGNALS,
-            Self::Background => sbcl_lane::SBCL_LANE_BACKGROUND,
         }
     }
 
@@ -39,7 +36,6 @@ impl Lane {
             sbcl_lane::SBCL_LANE_INSPECTION => Some(Self::Inspection),
             sbcl_lane::SBCL_LANE_CONTROL => Some(Self::Control),
             sbcl_lane::SBCL_LANE_SIGNALS => Some(Self::Signals),
-            sbcl_lane::SBCL_LANE_BACKGROUND => Some(Self::Background),
             _ => None,
         }
     }
@@ -69,6 +65,8 @@ pub(crate) enum JobKind {
         record_errors: bool,
         /// It may be in the background when it ends.
         detached: bool,
+        /// It begins there.
+        background: bool,
     },
     /// Remove what the session defined.
     Reset,
@@ -99,18 +97,13 @@ pub(crate) enum JobKind {
     /// Answer the query that the operation is.
     #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     Query,
-    /// Start a thread.
-    StartThread {
-        /// What it is to pull from.
-        lane: Lane,
-        /// The job that is refused when that cannot be done; 0 for none.
-        instead: u64,
-    },
+    /// Start a thread that evaluates.
+    StartThread,
     /// Have the thread of a job that does not react to being interrupted serve no lane any more.
     Abandon {
-        /// The job, which is refused when no other thread can be started.
+        /// The job.
         target: u64,
-        /// The lane that gets another thread; the background lane gets none.
+        /// Its lane. That for inspection gets another thread, or the job is refused.
         lane: Lane,
     },
     /// Tell whether an abandoned thread keeps others from going on.
@@ -163,12 +156,13 @@ impl Job {
     /// The job in C's form. It points into `self`.
     pub(super) fn to_raw(&self) -> bindings::sbcl_job {
         let (kind, flags, argument) = match self.kind {
-            JobKind::Evaluate { timing, hold, record_errors, detached } => (
+            JobKind::Evaluate { timing, hold, record_errors, detached, background } => (
                 sbcl_job_kind::SBCL_JOB_EVALUATE,
                 if timing { bindings::SBCL_EVALUATE_TIMING } else { 0 }
                     | if hold { bindings::SBCL_EVALUATE_HOLD } else { 0 }
                     | if record_errors { bindings::SBCL_EVALUATE_RECORD_ERRORS } else { 0 }
-                    | if detached { bindings::SBCL_EVALUATE_DETACHED } else { 0 },
+                    | if detached { bindings::SBCL_EVALUATE_DETACHED } else { 0 }
+                    | if background { bindings::SBCL_EVALUATE_BACKGROUND } else { 0 },
                 0,
             ),
             JobKind::InvokeRestart(number) => (sbcl_job_kind::SBCL_JOB_INVOKE_RESTART, 0, number),
@@ -185,7 +179,7 @@ impl Job {
                 (sbcl_job_kind::SBCL_JOB_DESCRIBE, if source { bindings::SBCL_DESCRIBE_SOURCE } else { 0 }, 0)
             }
             JobKind::Query => (sbcl_job_kind::SBCL_JOB_QUERY, 0, 0),
-            JobKind::StartThread { lane, instead } => (sbcl_job_kind::SBCL_JOB_START_THREAD, lane.code(), instead),
+            JobKind::StartThread => (sbcl_job_kind::SBCL_JOB_START_THREAD, 0, 0),
             JobKind::Abandon { target, lane } => (sbcl_job_kind::SBCL_JOB_ABANDON, lane.code(), target),
             JobKind::Look => (sbcl_job_kind::SBCL_JOB_LOOK, 0, 0),
             JobKind::Interrupt { target, reason } => (
@@ -316,8 +310,10 @@ pub(crate) enum Event<'a> {
     Refused(Text<'a>),
     /// This job unwinds the held evaluation.
     Released,
-    /// Asks whether this thread is to take over the evaluation lane.
-    Relief,
+    /// This thread, which evaluates, ends.
+    ThreadEnded,
+    /// No thread that evaluates could be started.
+    ThreadRefused(Text<'a>),
     /// Asks whether the evaluation is still in the foreground, and has it stay there.
     Foreground,
     /// Asks whether more of the heap is kept than the job may keep. True when it is to be abandoned for that.
@@ -394,7 +390,8 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_FIELD_TEXT => Self::FieldText(text),
             sbcl_event::SBCL_EVENT_UNHANDLED => Self::Unhandled(count),
             sbcl_event::SBCL_EVENT_FOREGROUND => Self::Foreground,
-            sbcl_event::SBCL_EVENT_RELIEF => Self::Relief,
+            sbcl_event::SBCL_EVENT_THREAD_ENDED => Self::ThreadEnded,
+            sbcl_event::SBCL_EVENT_THREAD_REFUSED => Self::ThreadRefused(text),
             sbcl_event::SBCL_EVENT_DEFINITIONS => Self::Definitions(text),
             sbcl_event::SBCL_EVENT_STEP => Self::Step(text, count),
             sbcl_event::SBCL_EVENT_INTERRUPTED => Self::Interrupted(count),
@@ -430,9 +427,12 @@ fn item_from_code(code: i64) -> Option<Item> {
 
 /// The host's side of the contract. Called on Lisp threads, any of them at any time.
 pub(crate) trait Host: Send + Sync + 'static {
-    /// Waits for the lane's next job; `None` ends the lane. `held`: of a thread that holds an evaluation, the job that it
-    /// did last.
-    fn next_job(&self, lane: Lane, held: Option<u64>) -> Option<Job>;
+    /// Waits for the lane's next job; `None` ends the thread, which has this number. `held`: it holds an evaluation, and this
+    /// is the job that it did last.
+    fn next_job(&self, lane: Lane, thread: u64, held: Option<u64>) -> Option<Job>;
+
+    /// A thread that evaluates ends.
+    fn thread_ended(&self, thread: u64);
 
     /// Takes an event of the job (0: of none in particular); `signalled`: of an error that the job may handle. True when
     /// no more of the text begun last is kept, or as the event says.

@@ -68,6 +68,11 @@ impl Definition {
         })
     }
 
+    /// Returns true when `before` is the same evaluation of the same form, reported as failed.
+    fn continues(&self, before: &Self) -> bool {
+        before.changes.role == FormRole::Failed && (before.evaluation, before.key()) == (self.evaluation, self.key())
+    }
+
     /// Returns the key that repetitions of a form share.
     fn key(&self) -> (&DefiningForm, bool) {
         (&self.form, self.local)
@@ -149,6 +154,10 @@ impl From<Stored> for Definitions {
 impl Definitions {
     /// Adds a definition. Returns the positions of the definitions that were dropped to make room.
     pub(crate) fn add(&mut self, definition: Definition) -> Vec<u64> {
+        // It was held where it failed, and went on.
+        if let Some((_, failed)) = self.entries.pop_if(|(_, last)| definition.continues(last)) {
+            self.bytes -= failed.size();
+        }
         self.bytes += definition.size();
         self.entries.push((self.count, definition));
         self.count += 1;

@@ -97,6 +97,7 @@ struct Buffer {
 /// An answer that goes in parts.
 #[derive(Debug)]
 struct Large {
+    connection: u64,
     line: u64,
     bytes: Vec<u8>,
     /// Where in `bytes` the rest begins. Before that is room for a header.
@@ -159,15 +160,20 @@ impl Output {
         }
     }
 
-    /// True when the client has more to read than is kept for it. The supervisor, which reads always, looks to that itself.
+    /// True when the client has more to read than is kept for it. The supervisor, which reads always, looks to that itself,
+    /// for what it has read.
     pub(crate) fn is_unread(&self) -> bool {
-        self.reader == Reader::Client && self.backlog() > MAX_UNREAD
+        let buffer = self.buffer.lock();
+        match self.reader {
+            Reader::Client => buffer.backlog() > MAX_UNREAD,
+            Reader::Supervisor => buffer.large_of(self.connection) > MAX_UNREAD,
+        }
     }
 
-    /// Returns true while the backlog allows more requests to be read.
+    /// Returns true while the backlog allows more requests to be read. Large answers to a supervisor keep none from that.
     pub(crate) fn takes_more(&self) -> bool {
-        let buffer = self.buffer.lock();
-        buffer.backlog() <= MAX_UNREAD && !(self.is_framed() && buffer.bytes.backlog() > MAX_UNSENT)
+        let most = if self.is_framed() { MAX_UNSENT } else { MAX_UNREAD };
+        self.buffer.lock().bytes.backlog() <= most
     }
 
     /// Notes that `line` gets no answer.
@@ -232,7 +238,7 @@ impl Output {
         }
         if kind == Kind::Answer && length > PART {
             return self.change(|buffer| {
-                buffer.large.push_back(Large { line, bytes, rest: HEADER });
+                buffer.large.push_back(Large { connection: self.connection, line, bytes, rest: HEADER });
                 buffer.write_parts(MOST_PARTS);
             });
         }
@@ -272,6 +278,11 @@ impl Buffer {
 
     fn backlog(&self) -> usize {
         self.bytes.backlog() + self.large.iter().map(Large::left).sum::<usize>()
+    }
+
+    /// How much is left of a connection's large answers.
+    fn large_of(&self, connection: u64) -> usize {
+        self.large.iter().filter(|large| large.connection == connection).map(Large::left).sum()
     }
 
     /// Writes parts of the large answers, as far as it goes, but no more than `most`.

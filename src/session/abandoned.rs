@@ -6,12 +6,12 @@
 
 use std::time::{Duration, Instant};
 
+use super::activity::Asked;
 use super::events::JobEnd;
-use super::pending::PendingReply;
 use super::scheduler::{Board, Request, Running};
 use super::{Answer, Inner, Session};
 use crate::image::heap::is_collecting;
-use crate::image::{JobKind, Lane, Text};
+use crate::image::{JobKind, Lane};
 
 /// The largest number of abandoned threads.
 pub(super) const MAX_ABANDONED: usize = 4;
@@ -30,8 +30,6 @@ pub(super) type GiveUp = Box<dyn Fn(&str) + Send + Sync>;
 pub(super) struct Abandoned {
     /// The jobs that they do.
     jobs: Vec<u64>,
-    /// How many threads are being started in their place for the evaluation lane.
-    relieving: usize,
     look: Look,
     /// How many answers in a row named a lock, and the last one.
     blocked: (u32, String),
@@ -56,11 +54,17 @@ impl Abandoned {
         self.jobs.is_empty()
     }
 
-    /// A thread is there for the evaluation lane. True when it takes the place of an abandoned one.
-    pub(super) fn relieve(&mut self) -> bool {
-        let relieves = self.relieving > 0;
-        self.relieving -= usize::from(relieves);
-        relieves
+    /// True while an abandoned thread does this job.
+    pub(super) fn is_of(&self, job: u64) -> bool {
+        self.jobs.contains(&job)
+    }
+
+    /// A thread is abandoned that does this job.
+    pub(super) fn add(&mut self, job: u64) {
+        self.jobs.push(job);
+        if let Look::Idle = self.look {
+            self.look = Look::Due(Instant::now());
+        }
     }
 
     /// A job is over. True when its thread was abandoned, and ends with it.
@@ -76,13 +80,11 @@ impl Abandoned {
         self.blocked = if lock.is_empty() { (0, String::new()) } else { (self.blocked.0 + 1, lock.to_owned()) };
     }
 
-    /// No thread could be started in the place of the one that does this job. False when that was not abandoned.
-    pub(super) fn refused(&mut self, job: u64, reason: Text<'_>) -> bool {
-        let is_abandoned = self.jobs.contains(&job);
-        if is_abandoned {
+    /// No thread could be started in the place of one, if there is any.
+    pub(super) fn refused(&mut self, reason: &str) {
+        if !self.is_empty() {
             self.refused = Some(reason.to_owned());
         }
-        is_abandoned
     }
 
     /// Why nothing goes on, if that is so at the moment `now`.
@@ -139,16 +141,9 @@ impl Inner {
                  one more."
             ));
         }
-        // In the background and for a parked thread, no lane waits for this one.
-        let has_lane = !running.is_background() && !running.is_parked();
-        let lane = if has_lane { running.lane } else { Lane::Background };
-        board.abandoned.jobs.push(running.id);
-        board.abandoned.relieving += usize::from(lane == Lane::Evaluation);
-        if let Look::Idle = board.abandoned.look {
-            board.abandoned.look = Look::Due(Instant::now());
-        }
-        let job = self.job(JobKind::Abandon { target: running.id, lane }, "", "");
-        board.push(Lane::Control, Request::new(&self.main, job, None, PendingReply::Nobody));
+        board.abandon_thread(&running);
+        let job = self.job(JobKind::Abandon { target: running.id, lane: running.lane }, "", "");
+        board.push(Lane::Control, Request::new(&self.main, job, None, Asked::Control));
         let end = running.interrupted().map_or(JobEnd::Failed, JobEnd::Abandoned);
         let settled = running.take_questions();
         answers.push(self.finish(board, running, end));
@@ -170,7 +165,7 @@ impl Inner {
             && at <= now
         {
             let job = self.job(JobKind::Look, "", "");
-            board.push(Lane::Control, Request::new(&self.main, job, None, PendingReply::Nobody));
+            board.push(Lane::Control, Request::new(&self.main, job, None, Asked::Control));
             board.abandoned.look = Look::Asked(now);
         }
         next.push(now + LOOK);

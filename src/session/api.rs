@@ -3,13 +3,13 @@
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use super::activity::{Asked, HandledErrors, Inspection, Submission};
 use super::aftermath::{Aftermath, Due};
 use super::connection::Connection;
 use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
 use super::operation::{Operation, RecordsBuilder};
-use super::pending::{HandledErrors, PendingReply, Submission};
 use super::reentry::{BY_BACKGROUND, DEADLOCK};
-use super::scheduler::{Awaited, Request, Running};
+use super::scheduler::{Awaited, Board, Request};
 use super::{INSPECTION_TIMEOUT, Inner, Reply, utf32};
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, InspectError};
@@ -212,7 +212,8 @@ impl Session {
         let limits = *self.inner.limits.lock();
         let detached = background != Background::Never;
         let timeout = timeout.or(limits.timeout.filter(|_| !detached));
-        let kind = JobKind::Evaluate { timing: capture_time, hold: hold && !detached, record_errors, detached };
+        let hold = hold && !detached;
+        let kind = JobKind::Evaluate { timing: capture_time, hold, record_errors, detached, background: false };
         let job = Job {
             text: utf32(&code),
             name: package.as_deref().map(utf32).unwrap_or_default(),
@@ -234,10 +235,11 @@ impl Session {
             _ if record_errors => HandledErrors::Recorded,
             _ => HandledErrors::Ignored,
         };
-        let reply = PendingReply::Submitted(Submission { number, code, limits, timeout, handled }, reply);
-        let mut request = Request::new(&self.connection, job, timeout, reply);
+        let local = self.connection.is_guest() || !job.name.is_empty();
+        let due = aftermath.map(|aftermath| Box::new(Due { aftermath, session: self.clone() }));
+        let asked = Asked::Evaluate(Submission { number, code, limits, timeout, handled, local, due }, reply);
+        let mut request = Request::new(&self.connection, job, timeout, asked);
         request.background = background == Background::AtOnce;
-        request.due = aftermath.map(|aftermath| Box::new(Due { aftermath, session: self.clone() }));
         if source.is_none() {
             request.job.evaluation = number;
         }
@@ -259,10 +261,8 @@ impl Session {
     /// error of kind `CANCELLED`, which becomes the last error if it had begun. Does nothing for one that is over.
     pub fn cancel(&self, id: JobId) {
         let mut board = self.inner.board.lock();
-        let withdrawn = board.take_waiting(id.0).map(|(lane, request)| {
-            let running = Running::new(request, lane, None);
-            self.inner.finish(&mut board, running, JobEnd::Withdrawn)
-        });
+        let waiting = board.take_waiting(id.0);
+        let withdrawn = waiting.map(|request| self.inner.withdraw(&mut board, Lane::Evaluation, request));
         if withdrawn.is_none() {
             match board.finishing.iter_mut().find(|finishing| finishing.job == id.0) {
                 Some(finishing) => finishing.cancel(),
@@ -273,29 +273,28 @@ impl Session {
         self.inner.deliver(withdrawn);
     }
 
-    /// Has an evaluation that [may](Background::Later) go on in the background, so that those after it need not wait:
-    /// `left` gets what there is of it when it does. That is soon; but not at all when it ends before, or as many are
-    /// there as may be.
-    pub fn leave_foreground(&self, id: JobId, left: impl FnOnce(Arc<Outcome>) + Send + 'static) {
+    /// Has an evaluation that [may](Background::Later) go on in the background, so that those after it need not wait. Returns
+    /// what there is of it; `None` when it stays, since it is over or about to end, or as many are there as may be.
+    #[must_use = "it may have stayed"]
+    pub fn leave_foreground(&self, id: JobId) -> Option<Outcome> {
         let mut board = self.inner.board.lock();
-        let left = board.leave(id.0, Box::new(left));
-        if left.is_some() {
-            self.inner.report_background(&board);
+        if !board.leave(id.0) {
+            return None;
         }
+        self.inner.report_background(&board);
+        if let (true, Some(observer)) = (board.find(id.0).is_some(), self.inner.observer.get()) {
+            observer.ended(id.0);
+        }
+        let mut outcome = so_far(&mut board, id);
         self.inner.leave_board(board);
-        if let Some(left) = left {
-            left(Arc::new(self.so_far(id)));
-        }
+        self.connection.state().tell(&mut outcome);
+        Some(outcome)
     }
 
     /// What there is of an evaluation that is not over, and what else the next answer has to say.
     #[must_use]
     pub fn so_far(&self, id: JobId) -> Outcome {
-        let mut board = self.inner.board.lock();
-        let number = board.evaluations.by_job(id.0).unwrap_or(0);
-        let running = board.find(id.0).and_then(|running| running.reply.outcome());
-        let mut outcome = running.map_or_else(|| OutcomeBuilder::blank(number).so_far(), OutcomeBuilder::so_far);
-        drop(board);
+        let mut outcome = so_far(&mut self.inner.board.lock(), id);
         self.connection.state().tell(&mut outcome);
         outcome
     }
@@ -305,7 +304,7 @@ impl Session {
     #[must_use]
     pub fn output_so_far(&self, id: JobId, from: usize) -> Option<String> {
         let mut board = self.inner.board.lock();
-        let printed = board.find(id.0)?.reply.outcome()?.stdout();
+        let printed = board.find(id.0)?.activity.outcome()?.stdout();
         printed.get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
     }
 
@@ -313,7 +312,7 @@ impl Session {
     /// [`output_so_far`](Self::output_so_far).
     pub(crate) fn progress_so_far(&self, id: JobId, from: usize) -> Option<String> {
         let mut board = self.inner.board.lock();
-        let text = board.find(id.0)?.reply.outcome()?.progress();
+        let text = board.find(id.0)?.activity.outcome()?.progress();
         text.get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
     }
 
@@ -353,7 +352,7 @@ impl Session {
             "",
             query.package.as_deref().unwrap_or(""),
         );
-        self.inspect(job, PendingReply::Definitions(InspectionBuilder::default(), Box::new(reply)));
+        self.inspect(job, Inspection::Definitions(InspectionBuilder::default(), Box::new(reply)));
     }
 
     /// Says what a symbol means; with `source`, with the text of its definitions too. Works while an evaluation runs;
@@ -366,7 +365,7 @@ impl Session {
         reply: impl FnOnce(Result<SymbolDescription, InspectError>) + Send + 'static,
     ) {
         let job = self.inner.job(JobKind::Describe { source }, name, package.unwrap_or(""));
-        self.inspect(job, PendingReply::Symbol(InspectionBuilder::default(), Box::new(reply)));
+        self.inspect(job, Inspection::Symbol(InspectionBuilder::default(), Box::new(reply)));
     }
 
     /// Asks a question that the Lisp side knows by name. Works while an evaluation runs; `reply` as in
@@ -376,7 +375,7 @@ impl Session {
         operation: &Operation,
         reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
     ) {
-        self.inspect(self.inner.query(operation), PendingReply::Query(RecordsBuilder::default(), Box::new(reply)));
+        self.inspect(self.inner.query(operation), Inspection::Query(RecordsBuilder::default(), Box::new(reply)));
     }
 
     /// The same, on the thread that evaluates, in order with the evaluations, and for as long as it takes.
@@ -385,8 +384,8 @@ impl Session {
         operation: &Operation,
         reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
     ) {
-        let reply = PendingReply::Query(RecordsBuilder::default(), Box::new(reply));
-        self.enqueue(Lane::Evaluation, self.inner.query(operation), None, reply);
+        let asked = Asked::Inspect(Inspection::Query(RecordsBuilder::default(), Box::new(reply)));
+        self.enqueue(Lane::Evaluation, self.inner.query(operation), None, asked);
     }
 
     /// Collects all garbage. Returns the name of the checkpoint that the image was booted from, and what the session has
@@ -421,8 +420,8 @@ impl Session {
         !self.inner.board.lock().holds.is_empty()
     }
 
-    fn inspect(&self, job: Job, reply: PendingReply) {
-        self.enqueue(Lane::Inspection, job, Some(INSPECTION_TIMEOUT), reply);
+    fn inspect(&self, job: Job, inspection: Inspection) {
+        self.enqueue(Lane::Inspection, job, Some(INSPECTION_TIMEOUT), Asked::Inspect(inspection));
     }
 
     /// Removes what has been defined since the image was booted, in order with the evaluations, and clears the error state. The
@@ -430,8 +429,8 @@ impl Session {
     /// removed, too: no call of the program may use them meanwhile.
     pub fn reset(&self, reply: impl FnOnce(Result<(), InspectError>) + Send + 'static) {
         let job = self.inner.job(JobKind::Reset, "", "");
-        let reply = PendingReply::Reset(InspectionBuilder::default(), Box::new(reply));
-        self.enqueue(Lane::Evaluation, job, None, reply);
+        let asked = Asked::Inspect(Inspection::Reset(InspectionBuilder::default(), Box::new(reply)));
+        self.enqueue(Lane::Evaluation, job, None, asked);
     }
 
     /// The limits of evaluations to come.
@@ -447,6 +446,13 @@ impl Session {
             observer.limits(&limits);
         }
     }
+}
+
+/// What there is of an evaluation.
+fn so_far(board: &mut Board, id: JobId) -> Outcome {
+    let number = board.evaluations.by_job(id.0).unwrap_or(0);
+    let running = board.find(id.0).and_then(|running| running.activity.outcome());
+    running.map_or_else(|| OutcomeBuilder::blank(number).so_far(), OutcomeBuilder::so_far)
 }
 
 /// A background job whose thread is about to wait for another one, and what ends the wait.

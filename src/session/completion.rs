@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::activity::{AboutHeld, Activity, Evaluate, HeldRequest, Inspection, Then};
 use super::connection::Connection;
 use super::error_state::ErrorState;
 use super::evaluations::Ended;
 use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder};
 use super::hold::Resumed;
-use super::pending::PendingReply;
-use super::scheduler::{Board, Running};
+use super::scheduler::{Board, Request, Running};
 use super::{Answer, Inner, Reply, answer};
 use crate::error::{HoldError, InspectError};
 use crate::image::{Interrupt, Lane};
@@ -32,15 +32,13 @@ impl Inner {
     /// Turns what ran into an answer, which is given when what this returns is called: not under the board's lock.
     #[must_use]
     pub(super) fn finish(&self, board: &mut Board, mut running: Running, end: JobEnd) -> Answer {
-        let (is_background, interrupted) = (running.is_background(), running.interrupted());
-        // Whatever was asked about what was held, it has gone on.
-        let goes_on = matches!(running.reply, PendingReply::Resumed(..) | PendingReply::Release(_));
-        if goes_on && end != JobEnd::Withdrawn && !running.unchanged && running.end_question() {
+        let is_background = running.is_background();
+        if end != JobEnd::Withdrawn && running.activity.moves_held() && running.end_question() {
             self.asks_no_more();
         }
-        if running.holds {
-            let time = self.limits.lock().hold;
-            board.holds.extend(running.take_hold(Instant::now().checked_add(time)).map(|hold| *hold));
+        let time = self.limits.lock().hold;
+        if let Some(hold) = running.take_hold(Instant::now().checked_add(time)) {
+            board.holds.push(hold);
             if running.connection.has_ended() {
                 let release = self.release(board, &running.connection, super::hold::RELEASED);
                 board.push(Lane::Evaluation, release);
@@ -57,71 +55,89 @@ impl Inner {
                 observer.inspects(None);
             }
         }
+        let interrupted = running.interrupted();
         // Not cloned: both threads would write its count.
         let connection = running.connection;
-        if let Some(builder) = running.unwinding {
-            self.unwound(&connection, *builder);
-        }
-        let refused = running.refused.map(HoldError::Refused);
-        match running.reply {
-            PendingReply::Nobody | PendingReply::Submitted(..) => Box::new(|| ()),
-            PendingReply::Evaluation(mut builder, reply) => {
-                let before = Earlier::take(&mut builder);
+        match running.activity {
+            Activity::Evaluate(evaluate) => {
                 // The interruption may have come when Lisp was done: what is to be done after that is not.
-                let is_cancelled = running.due.is_some() && interrupted == Some(Interrupt::Cancel);
+                let is_cancelled = evaluate.due.is_some() && interrupted == Some(Interrupt::Cancel);
                 let end = if is_cancelled { JobEnd::Interrupted(Interrupt::Cancel) } else { end };
-                let mut outcome = builder.finish(end);
-                outcome.held = running.holds;
-                let over =
-                    matches!(end, JobEnd::Withdrawn | JobEnd::Abandoned(_) | JobEnd::Interrupted(Interrupt::Cancel))
-                        || running.holds;
-                if let Some(due) = running.due.filter(|_| !over) {
-                    return due.begin(board, (running.id, is_background, end), before, outcome, reply);
-                }
-                match end {
-                    // It did nothing.
-                    JobEnd::Withdrawn => {}
-                    _ if is_background => self.evaluated_in_background(board, &connection, before, end, &mut outcome),
-                    _ => self.evaluated(&connection, before, &mut outcome),
-                }
-                keep(board, outcome, reply)
+                self.finish_evaluation(board, &connection, evaluate, (running.id, is_background, end))
             }
-            PendingReply::Resumed(mut builder, reply) => {
-                let id = builder.evaluation();
-                if refused.is_some() || running.released || running.unchanged {
-                    board.evaluations.rest(id);
+            Activity::Held(about) => self.finish_held(board, &connection, *about, end),
+            Activity::Inspect(inspection) => self.finish_inspection(board, &connection, inspection, end),
+        }
+    }
+
+    fn finish_evaluation(
+        &self,
+        board: &mut Board,
+        connection: &Connection,
+        evaluate: Evaluate,
+        (job, is_background, end): (u64, bool, JobEnd),
+    ) -> Answer {
+        let Evaluate { mut builder, reply, due, held, .. } = evaluate;
+        let before = Earlier::take(&mut builder);
+        let mut outcome = builder.finish(end);
+        outcome.held = held;
+        let over =
+            matches!(end, JobEnd::Withdrawn | JobEnd::Abandoned(_) | JobEnd::Interrupted(Interrupt::Cancel)) || held;
+        if let Some(due) = due.filter(|_| !over) {
+            return due.begin(board, (job, is_background, end), before, outcome, reply);
+        }
+        match end {
+            // It did nothing.
+            JobEnd::Withdrawn => {}
+            _ if is_background => self.evaluated_in_background(board, connection, before, end, &mut outcome),
+            _ => self.evaluated(connection, before, &mut outcome),
+        }
+        keep(board, outcome, reply)
+    }
+
+    fn finish_held(&self, board: &mut Board, connection: &Connection, about: AboutHeld, end: JobEnd) -> Answer {
+        let is_aborted = about.is_aborted();
+        let AboutHeld { request, unwinding, refused, then, .. } = about;
+        if let Some(builder) = unwinding {
+            self.unwound(connection, *builder);
+        }
+        let refused = refused.map(HoldError::Refused);
+        match request {
+            HeldRequest::Resume(mut builder, reply) => {
+                if refused.is_some() || is_aborted || then == Then::Unchanged {
+                    board.evaluations.rest(builder.evaluation());
                 }
                 match refused {
                     Some(error) => answer(reply, Err(error)),
-                    None if running.released => answer(reply, Ok(Resumed::Aborted)),
+                    None if is_aborted => answer(reply, Ok(Resumed::Aborted)),
                     // The restart's arguments or the code to return failed, or the restart returned.
-                    None if running.unchanged => {
+                    None if then == Then::Unchanged => {
                         builder.detach();
                         let mut outcome = builder.finish(end);
-                        self.evaluated_inside(&connection, &mut outcome);
+                        self.evaluated_inside(connection, &mut outcome);
                         answer(reply, Ok(Resumed::Outcome(Arc::new(outcome))))
                     }
                     None => {
                         let before = Earlier::take(&mut builder);
                         let mut outcome = builder.finish(end);
-                        outcome.held = running.holds;
+                        outcome.held = then == Then::HeldAgain;
                         if end != JobEnd::Withdrawn {
-                            self.evaluated(&connection, before, &mut outcome);
+                            self.evaluated(connection, before, &mut outcome);
                         }
                         keep(board, outcome, Box::new(|outcome| reply(Ok(Resumed::Outcome(outcome)))))
                     }
                 }
             }
-            PendingReply::Inside(builder, reply) => {
+            HeldRequest::Evaluate(builder, reply) => {
                 if let Some(error) = refused {
                     board.evaluations.remove(builder.evaluation());
                     return answer(reply, Err(error));
                 }
                 let mut outcome = builder.finish(end);
-                self.evaluated_inside(&connection, &mut outcome);
+                self.evaluated_inside(connection, &mut outcome);
                 keep(board, outcome, Box::new(|outcome| reply(Ok(outcome))))
             }
-            PendingReply::Locals(builder, reply) => answer(
+            HeldRequest::Locals(builder, reply) => answer(
                 reply,
                 match (refused, end) {
                     (Some(error), _) => Err(error),
@@ -130,7 +146,7 @@ impl Inner {
                     (None, _) => Err(HoldError::Refused(LOCALS_UNPRINTED.to_owned())),
                 },
             ),
-            PendingReply::Release(reply) => answer(
+            HeldRequest::Release(Some(reply)) => answer(
                 reply,
                 match (refused, end) {
                     (Some(error), _) => Err(error),
@@ -138,10 +154,22 @@ impl Inner {
                     (None, _) => Ok(()),
                 },
             ),
-            PendingReply::Definitions(builder, reply) => answer(reply, builder.definitions(end)),
-            PendingReply::Symbol(builder, reply) => answer(reply, builder.symbol(end)),
-            PendingReply::Query(builder, reply) => answer(reply, builder.finish(end)),
-            PendingReply::Reset(builder, reply) => {
+            HeldRequest::Release(None) => Box::new(|| ()),
+        }
+    }
+
+    fn finish_inspection(
+        &self,
+        board: &mut Board,
+        connection: &Connection,
+        inspection: Inspection,
+        end: JobEnd,
+    ) -> Answer {
+        match inspection {
+            Inspection::Definitions(builder, reply) => answer(reply, builder.definitions(end)),
+            Inspection::Symbol(builder, reply) => answer(reply, builder.symbol(end)),
+            Inspection::Query(builder, reply) => answer(reply, builder.finish(end)),
+            Inspection::Reset(builder, reply) => {
                 let result: Result<(), InspectError> = builder.reset(end);
                 let mut ended = Vec::new();
                 if result.is_ok() {
@@ -151,12 +179,21 @@ impl Inner {
                         ended.push(finishing.abandon());
                     }
                     board.evaluations.reset();
-                    self.tell_others(&connection, "reset the session: all definitions are gone.");
+                    self.tell_others(connection, "reset the session: all definitions are gone.");
                     connection.state().reset();
                 }
                 ended.push(answer(reply, result));
                 Box::new(move || panics::call_all(ended))
             }
+        }
+    }
+
+    /// Ends what has not begun, as cancelled.
+    #[must_use]
+    pub(super) fn withdraw(&self, board: &mut Board, lane: Lane, request: Request) -> Answer {
+        match Running::unbegun(request, lane) {
+            Some(running) => self.finish(board, running, JobEnd::Withdrawn),
+            None => Box::new(|| ()),
         }
     }
 

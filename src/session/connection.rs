@@ -7,9 +7,8 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use super::activity::{Asked, Inspection};
 use super::error_state::ErrorState;
-use super::events::JobEnd;
-use super::pending::PendingReply;
 use super::scheduler::{Request, Running};
 use super::{INSPECTION_TIMEOUT, Inner, Session};
 use crate::image::{Interrupt, Lane};
@@ -110,7 +109,7 @@ impl Session {
         let mut board = inner.board.lock();
         let mut answers = Vec::new();
         for (lane, request) in board.take_waiting_of(connection.id) {
-            answers.push(inner.finish(&mut board, Running::new(request, lane, None), JobEnd::Withdrawn));
+            answers.push(inner.withdraw(&mut board, lane, request));
         }
         let of_it = |running: &&Running| running.connection.id == connection.id && running.evaluates();
         let running: Vec<_> = board.running.iter().filter(of_it).map(|running| running.id).collect();
@@ -123,8 +122,8 @@ impl Session {
         }
         // Its variables.
         let job = inner.query(&Operation::new("forget-connection").with("connection", connection.id));
-        let reply = PendingReply::Query(RecordsBuilder::default(), Box::new(|_| ()));
-        board.push(Lane::Inspection, Request::new(&inner.main, job, Some(INSPECTION_TIMEOUT), reply));
+        let asked = Asked::Inspect(Inspection::Query(RecordsBuilder::default(), Box::new(|_| ())));
+        board.push(Lane::Inspection, Request::new(&inner.main, job, Some(INSPECTION_TIMEOUT), asked));
         inner.leave_board(board);
         inner.deliver(answers);
         if let Some(observer) = inner.observer.get() {

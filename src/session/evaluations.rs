@@ -457,7 +457,7 @@ impl Inner {
 impl Board {
     /// What an evaluation that runs comes to so far.
     fn building(&self, evaluation: u64) -> Option<&OutcomeBuilder> {
-        let mut builders = self.running.iter().filter_map(|running| running.reply.outcome());
+        let mut builders = self.running.iter().filter_map(|running| running.activity.outcome());
         builders.find(|builder| builder.evaluation() == evaluation)
     }
 }

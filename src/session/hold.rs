@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use super::activity::{Asked, HeldRequest};
 use super::connection::Connection;
 use super::events::{InspectionBuilder, OutcomeBuilder};
-use super::pending::PendingReply;
 use super::scheduler::{Board, Request};
 use super::{Answer, Inner, JobId, Reply, Session, TimeLimit, answer};
 use crate::error::HoldError;
@@ -107,8 +107,8 @@ impl Session {
         reply: impl FnOnce(Result<Vec<Local>, HoldError>) + Send + 'static,
     ) -> JobId {
         let timeout = self.inner.limits.lock().timeout;
-        let reply = PendingReply::Locals(InspectionBuilder::default(), Box::new(reply));
-        self.enqueue(Lane::Evaluation, self.inner.job(JobKind::FrameLocals(frame), "", ""), timeout, reply)
+        let asked = Asked::Held(HeldRequest::Locals(InspectionBuilder::default(), Box::new(reply)));
+        self.enqueue(Lane::Evaluation, self.inner.job(JobKind::FrameLocals(frame), "", ""), timeout, asked)
     }
 
     /// Evaluates code with the variables of a frame of the held evaluation visible. Neither an error in it nor its
@@ -128,8 +128,8 @@ impl Session {
         let mut board = self.inner.board.lock();
         job.evaluation = self.number_evaluation(&mut board, job.id, &code);
         let builder = Box::new(OutcomeBuilder::new(job.evaluation, code, limits, timeout));
-        let reply = PendingReply::Inside(builder, Box::new(reply));
-        board.push(Lane::Evaluation, Request::new(&self.connection, job, timeout, reply));
+        let asked = Asked::Held(HeldRequest::Evaluate(builder, Box::new(reply)));
+        board.push(Lane::Evaluation, Request::new(&self.connection, job, timeout, asked));
         self.inner.leave_board(board);
         id
     }
@@ -157,7 +157,7 @@ impl Session {
     pub fn abort_held(&self, reply: impl FnOnce(Result<(), HoldError>) + Send + 'static) -> JobId {
         let job = self.inner.job(JobKind::Release, "", "");
         let cleanup = self.inner.limits.lock().cleanup;
-        self.enqueue(Lane::Evaluation, job, Some(cleanup), PendingReply::Release(Box::new(reply)))
+        self.enqueue(Lane::Evaluation, job, Some(cleanup), Asked::Held(HeldRequest::Release(Some(Box::new(reply)))))
     }
 
     /// Does what makes the held evaluation go on.
@@ -166,7 +166,7 @@ impl Session {
         // What is held puts its own in place of this when it goes on.
         let builder = Box::new(OutcomeBuilder::new(0, text.into(), limits, limits.timeout));
         let job = self.inner.job(kind, text, name);
-        self.enqueue(Lane::Evaluation, job, limits.timeout, PendingReply::Resumed(builder, reply))
+        self.enqueue(Lane::Evaluation, job, limits.timeout, Asked::Held(HeldRequest::Resume(builder, reply)))
     }
 }
 
@@ -201,21 +201,27 @@ impl Inner {
         self.end_question(board, connection);
         connection.state().notice(notice.to_owned());
         let cleanup = self.limits.lock().cleanup;
-        Request::new(connection, self.job(JobKind::Release, "", ""), Some(cleanup), PendingReply::Nobody)
+        Request::new(
+            connection,
+            self.job(JobKind::Release, "", ""),
+            Some(cleanup),
+            Asked::Held(HeldRequest::Release(None)),
+        )
     }
 
     /// Answers what concerns a held evaluation when there is none.
     pub(super) fn refuse(board: &mut Board, request: Request) -> Answer {
         let error = HoldError::NothingHeld;
-        match request.reply {
-            PendingReply::Resumed(_, reply) => answer(reply, Err(error)),
-            PendingReply::Inside(builder, reply) => {
+        let Asked::Held(request) = request.asked else { return Box::new(|| ()) };
+        match request {
+            HeldRequest::Resume(_, reply) => answer(reply, Err(error)),
+            HeldRequest::Evaluate(builder, reply) => {
                 board.evaluations.remove(builder.evaluation());
                 answer(reply, Err(error))
             }
-            PendingReply::Locals(_, reply) => answer(reply, Err(error)),
-            PendingReply::Release(reply) => answer(reply, Err(error)),
-            _ => Box::new(|| ()),
+            HeldRequest::Locals(_, reply) => answer(reply, Err(error)),
+            HeldRequest::Release(Some(reply)) => answer(reply, Err(error)),
+            HeldRequest::Release(None) => Box::new(|| ()),
         }
     }
 }

@@ -1,26 +1,24 @@
 //! What Lisp's threads ask for and tell.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::MutexGuard;
+
 use super::Inner;
+use super::activity::{Activity, Then};
 use super::connection::Connection;
-use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder, Unbalanced, on_one_line};
+use super::events::{ClippedBuffer, JobEnd, Unbalanced, on_one_line};
 use super::limits::HEAP_WATCH;
-use super::pending::PendingReply;
 use super::scheduler::{Board, Next, Place, Running};
-use crate::image::{Event, Host, Job, Lane};
+use crate::image::{Event, Host, Job, Lane, Text};
 use crate::interruption::REACTION;
 
 /// Time for finding out where the texts are unbalanced that an evaluation failed on.
 const SEARCH_TIME: Duration = Duration::from_millis(200);
 
-/// How long to wait after a thread could not be started.
-const START_PAUSE: Duration = Duration::from_millis(10);
-
 impl Host for Inner {
-    fn next_job(&self, lane: Lane, held: Option<u64>) -> Option<Job> {
+    fn next_job(&self, lane: Lane, thread: u64, held: Option<u64>) -> Option<Job> {
         if lane == Lane::Evaluation {
             // Not by looking at the board itself: whoever pushes would wait for its lock.
             let pushes = self.pushes.load(Ordering::Acquire);
@@ -31,13 +29,14 @@ impl Host for Inner {
         loop {
             let now = Instant::now();
             let mut board = self.board.lock();
-            match board.next(lane, held, now) {
+            match board.next(lane, thread, held, now) {
                 Next::Run(job) => {
                     self.begun(board.find(job.id), now);
-                    match (lane, self.observer.get()) {
-                        (Lane::Background, _) => self.report_background(&board),
-                        (Lane::Inspection, Some(observer)) => observer.inspects(Some(job.id)),
-                        _ => {}
+                    if board.find(job.id).is_some_and(|running| running.is_background()) {
+                        self.report_background(&board);
+                    }
+                    if let (Lane::Inspection, Some(observer)) = (lane, self.observer.get()) {
+                        observer.inspects(Some(job.id));
                     }
                     self.leave_board(board);
                     return Some(job);
@@ -48,7 +47,7 @@ impl Host for Inner {
                     board.holds.push(*hold);
                     let request = self.release(&mut board, &connection, notice);
                     let hold = board.holds.pop().map(Box::new);
-                    let job = board.begin(lane, request, hold, now);
+                    let job = board.begin(lane, thread, request, hold, now);
                     self.begun(board.find(job.id), now);
                     self.leave_board(board);
                     return Some(job);
@@ -60,44 +59,31 @@ impl Host for Inner {
                 }
                 Next::Wait(until) => {
                     self.notify(board.take_changed());
-                    if held.is_some_and(|job| board.is_parked(job)) {
-                        match until {
-                            None => self.parked.wait(&mut board),
-                            Some(until) => drop(self.parked.wait_until(&mut board, until)),
-                        }
-                        continue;
-                    }
                     self.rest(&board);
                     match until {
                         None => self.changed[lane as usize].wait(&mut board),
                         Some(until) => drop(self.changed[lane as usize].wait_until(&mut board, until)),
                     }
                 }
-                Next::End => return None,
+                Next::End => {
+                    self.leave_board(board);
+                    return None;
+                }
             }
         }
     }
 
+    fn thread_ended(&self, thread: u64) {
+        let mut board = self.board.lock();
+        board.thread_ended(thread);
+        self.leave_board(board);
+    }
+
     fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool {
         let mut board = self.board.lock();
-        if let Event::Relief = event {
-            if board.relieve_held() {
-                return true;
-            }
-            let Some((id, reply)) = board.relieve() else { return false };
-            let outcome = board.find(id).and_then(|running| {
-                Some((running.connection.clone(), running.reply.outcome().map(OutcomeBuilder::so_far)?))
-            });
-            self.report_background(&board);
-            if let Some(observer) = self.observer.get() {
-                observer.ended(id);
-            }
-            self.leave_board(board);
-            self.deliver(outcome.map(|(connection, mut outcome)| {
-                connection.state().tell(&mut outcome);
-                super::answer(reply, Arc::new(outcome))
-            }));
-            return true;
+        if let Event::ThreadRefused(reason) = event {
+            self.thread_refused(board, reason);
+            return false;
         }
         if let Event::Blocked(lock) = event {
             board.abandoned.looked(&lock.to_owned());
@@ -127,40 +113,18 @@ impl Host for Inner {
                 Some(reason) => JobEnd::Interrupted(reason),
                 None => JobEnd::Failed,
             };
-            // Its thread has gone with it into the background, or was parked, and ends there.
-            let ends_thread = running.is_background() || running.is_parked() && !running.holds;
             let settled = running.take_questions();
             let answer = self.finish(&mut board, running, end);
             // Whoever finds that nothing runs finds what came of it.
             self.leave_board(board);
             self.deliver(std::iter::once(answer).chain(settled));
-            return ends_thread;
+            return false;
         }
         let Some(running) = board.find(job) else {
             if let Event::Refused(reason) = event
-                && let Some((lane, request)) = board.take_waiting(job)
+                && board.abandoned.is_of(job)
             {
-                // No thread could be made for it.
-                let mut running = Running::new(request, lane, None);
-                if let PendingReply::Evaluation(builder, _) = &mut running.reply {
-                    builder.fail("STORAGE-CONDITION", reason);
-                }
-                let answer = self.finish(&mut board, running, JobEnd::Failed);
-                self.leave_board(board);
-                self.deliver([answer]);
-                return false;
-            }
-            if let Event::Refused(reason) = event
-                && board.abandoned.refused(job, reason)
-            {
-                return false;
-            }
-            if let Event::Refused(_) = event
-                && board.stay(job, Instant::now())
-            {
-                self.leave_board(board);
-                // Threads may be to be had in a moment.
-                std::thread::sleep(START_PAUSE);
+                board.abandoned.refused(&reason.to_owned());
                 return false;
             }
             let connection = board.evaluations.connection(job).unwrap_or_else(|| self.main.clone());
@@ -169,24 +133,27 @@ impl Host for Inner {
             return false;
         };
         match event {
-            Event::Held { unchanged } => {
-                running.holds = true;
-                running.unchanged = unchanged;
+            Event::Held { unchanged } => match &mut running.activity {
+                Activity::Evaluate(evaluate) => evaluate.held = true,
+                Activity::Held(about) => about.then = if unchanged { Then::Unchanged } else { Then::HeldAgain },
+                Activity::Inspect(_) => {}
+            },
+            Event::Refused(reason) => {
+                if let Activity::Held(about) = &mut running.activity {
+                    about.refused = Some(reason.to_owned());
+                }
             }
-            // There is no thread that could take over.
-            Event::Refused(_) if matches!(running.place, Place::Leaving(_)) => running.place = Place::Foreground,
-            Event::Refused(reason) => running.refused = Some(reason.to_owned()),
             Event::Interrupted(_) => self.interrupted(running, false),
             Event::Unwinding(_) => self.interrupted(running, true),
             Event::Released => {
                 let end = Instant::now() + self.limits.lock().cleanup;
-                running.released = true;
                 running.deadline = Some(end);
                 self.clock.arm(end);
-                running.unwinding = running.hold.as_ref().map(|hold| Box::new(hold.builder.anew()));
+                if let Activity::Held(about) = &mut running.activity {
+                    about.release();
+                }
             }
             Event::Foreground => {
-                // What ends before its call is answered is in the foreground.
                 if !running.is_background() {
                     running.place = Place::Foreground;
                     return true;
@@ -208,7 +175,7 @@ impl Host for Inner {
             // It is being ended in the one before.
             Event::Step(..) if running.interrupted().is_some() => {}
             Event::Step(step, milliseconds) => {
-                running.reply.event(event);
+                running.activity.event(event);
                 let time = (step.len() > 0).then(|| Duration::from_millis(milliseconds));
                 running.deadline = time.map(|time| Instant::now() + time);
                 if let Some(deadline) = running.deadline {
@@ -219,7 +186,7 @@ impl Host for Inner {
                     observer.step(time.map(|_| step.to_owned()).as_deref());
                 }
             }
-            Event::Notice(text) if running.is_background() => return running.reply.event(Event::Notice(text)),
+            Event::Notice(text) if running.is_background() => return running.activity.event(Event::Notice(text)),
             Event::Notice(text) => {
                 running.connection.state().notice(on_one_line(&text.to_owned()));
             }
@@ -229,18 +196,16 @@ impl Host for Inner {
             }
             Event::Definitions(text) => self.tell_others(&running.connection, &format!("{}.", text.to_owned())),
             Event::Defined(..) => {
-                running.reply.event(event);
-                let form = running.reply.outcome().and_then(|builder| builder.last_defined());
-                if let (Some(observer), Some((form, changes))) = (self.observer.get(), form) {
-                    observer.defined(form, changes, running.local, running.evaluation);
+                let (local, observer) = (running.activity.is_local(), self.observer.get());
+                let Some(builder) = running.activity.current_builder() else { return false };
+                builder.event(event);
+                if let (Some(observer), Some((form, changes))) = (observer, builder.last_defined()) {
+                    observer.defined(form, changes, local, builder.evaluation());
                 }
             }
             event => {
-                return match &mut running.unwinding {
-                    _ if signalled => running.reply.signalled(event),
-                    Some(unwinding) => unwinding.event(event),
-                    None => running.reply.event(event),
-                };
+                let activity = &mut running.activity;
+                return if signalled { activity.signalled(event) } else { activity.event(event) };
             }
         }
         false
@@ -267,8 +232,8 @@ impl Inner {
     /// Takes note of a job that begins to run.
     fn begun(&self, running: Option<&mut Running>, now: Instant) {
         let Some(running) = running else { return };
-        if running.lane == Lane::Evaluation
-            && !matches!(running.reply, PendingReply::Nobody)
+        if running.is_foreground()
+            && running.activity.is_asked_for()
             && let Some(observer) = self.observer.get()
         {
             // What the server does of its own accord has a number of its own, above those of what waits.
@@ -281,6 +246,26 @@ impl Inner {
         let watch = running.heap_limit.map(|_| now + HEAP_WATCH);
         if let Some(at) = running.deadline.into_iter().chain(watch).min() {
             self.clock.arm(at);
+        }
+    }
+
+    /// No thread could be started that evaluates. What was to have it in the background fails.
+    fn thread_refused(&self, mut board: MutexGuard<'_, Board>, reason: Text<'_>) {
+        match board.thread_refused(&reason.to_owned(), Instant::now()) {
+            Ok(request) => {
+                let answer = Running::unbegun(request, Lane::Evaluation).map(|mut running| {
+                    if let Some(builder) = running.activity.current_builder() {
+                        builder.fail("STORAGE-CONDITION", reason);
+                    }
+                    self.finish(&mut board, running, JobEnd::Failed)
+                });
+                self.leave_board(board);
+                self.deliver(answer);
+            }
+            Err(again) => {
+                self.clock.arm(again);
+                self.leave_board(board);
+            }
         }
     }
 

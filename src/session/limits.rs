@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Inner;
+use super::activity::{Activity, Asked, Evaluate};
 use super::completion::Earlier;
 use super::events::JobEnd;
-use super::pending::PendingReply;
 use super::scheduler::{Board, Request, Running};
 use crate::image::heap::Usage;
 use crate::image::{self, Interrupt, JobKind};
@@ -76,7 +76,7 @@ impl Inner {
         let interruption = &mut running.interruption;
         // Neither what fills the heap nor what unwinds already has a grace period.
         let full = reason == Interrupt::Heap || interruption.reason() == Some(Interrupt::Heap);
-        let cleanup = if full || running.unwinding.is_some() { Duration::ZERO } else { self.limits.lock().cleanup };
+        let cleanup = if full || running.activity.unwinds_held() { Duration::ZERO } else { self.limits.lock().cleanup };
         match reason {
             Interrupt::Heap => interruption.end_grace(now),
             // It may be that it has used up its time as well.
@@ -107,7 +107,7 @@ impl Inner {
     /// Has the control lane interrupt the thread of job `target`, if there is one.
     pub(super) fn send_interruption(&self, board: &mut Board, target: u64, reason: Interrupt) {
         let job = self.job(JobKind::Interrupt { target, reason }, "", "");
-        board.send_interruption(target, Request::new(&self.main, job, None, PendingReply::Nobody));
+        board.send_interruption(target, Request::new(&self.main, job, None, Asked::Control));
     }
 
     /// Notes that a job's thread has taken its interruption, and, if it begins to unwind by that, that it does.
@@ -214,8 +214,8 @@ impl Inner {
         let end = running.interrupted().map_or(JobEnd::Failed, JobEnd::Interrupted);
         let why = if running.interruption.is_unwinding() { Stuck::Unwinding } else { Stuck::Unmoved };
         let is_background = running.is_background();
-        match running.reply {
-            PendingReply::Evaluation(mut builder, reply) if is_background => {
+        match running.activity {
+            Activity::Evaluate(Evaluate { mut builder, reply, .. }) if is_background => {
                 std::mem::forget(reply);
                 let before = Earlier::take(&mut builder);
                 let mut outcome = builder.finish(end);
@@ -227,17 +227,13 @@ impl Inner {
                 observer.stuck(None, why);
             }
             // Whoever waits for the answer gets it from the next image, and must not see this one give up.
-            PendingReply::Evaluation(builder, reply) => {
+            Activity::Evaluate(Evaluate { builder, reply, .. }) => {
                 observer.stuck(Some(builder.finish(end)), why);
                 std::mem::forget(reply);
             }
-            PendingReply::Resumed(builder, reply) if !running.released => {
-                observer.stuck(Some(builder.finish(end)), why);
-                std::mem::forget(reply);
-            }
-            PendingReply::Inside(builder, reply) => {
-                observer.stuck(Some(builder.finish(end)), why);
-                std::mem::forget(reply);
+            Activity::Held(about) if !about.is_aborted() && about.request.outcome().is_some() => {
+                let builder = about.request.leave_to_the_next_image();
+                observer.stuck(builder.map(|builder| builder.finish(end)), why);
             }
             _ => {
                 let answer = self.finish(&mut self.board.lock(), running, JobEnd::Failed);

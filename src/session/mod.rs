@@ -6,6 +6,7 @@
 #![cfg_attr(not(feature = "mcp"), allow(dead_code, reason = "the server asks for more than programs do"))]
 
 mod abandoned;
+mod activity;
 mod aftermath;
 mod api;
 mod clock;
@@ -20,7 +21,6 @@ mod host;
 mod limits;
 pub(crate) mod observer;
 mod operation;
-mod pending;
 #[cfg(feature = "mcp")]
 pub(crate) mod recovery;
 pub(crate) mod reentry;
@@ -28,7 +28,7 @@ mod scheduler;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
 use once_cell::sync::OnceCell;
@@ -37,10 +37,10 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::config::Limits;
 use crate::image::{Job, JobKind, Lane};
 use abandoned::GiveUp;
+use activity::Asked;
 use clock::Clock;
 use connection::Connection;
 use observer::Observer;
-use pending::PendingReply;
 #[cfg(feature = "mcp")]
 pub(crate) use scheduler::MAX_BACKGROUND;
 use scheduler::{Board, Request};
@@ -75,8 +75,6 @@ struct Inner {
     changed: [Condvar; Lane::COUNT],
     /// For whoever waits until nothing runs.
     ended: Condvar,
-    /// For threads that hold an evaluation and are not the evaluation lane's any more: the same.
-    parked: Condvar,
     limits: CachePadded<Mutex<Limits>>,
     /// The session's own connection.
     main: Arc<Connection>,
@@ -105,7 +103,6 @@ impl Inner {
             board: CachePadded::default(),
             changed: Default::default(),
             ended: Condvar::new(),
-            parked: Condvar::new(),
             limits: CachePadded::new(Mutex::new(limits)),
             main: Connection::new(0),
             guests: Mutex::default(),
@@ -137,28 +134,32 @@ impl Inner {
 
     /// Gives up the board, and wakes whoever has something new to look at there.
     fn leave_board(&self, mut board: MutexGuard<'_, Board>) {
+        board.settle(Instant::now());
         let changed = board.take_changed();
+        // Before anybody is woken: the lock could be handed to a thread that a collection stops.
         drop(board);
         self.notify(changed);
         self.ended.notify_all();
     }
 
     fn notify(&self, changed: [bool; Lane::COUNT]) {
-        if changed[Lane::Evaluation as usize] {
-            self.pushes.fetch_add(1, Ordering::Release);
-            self.parked.notify_all();
-        }
         for (lane, _) in changed.iter().enumerate().filter(|(_, changed)| **changed) {
-            self.changed[lane].notify_one();
+            if lane == Lane::Evaluation as usize {
+                self.pushes.fetch_add(1, Ordering::Release);
+                // Those that hold an evaluation, too.
+                self.changed[lane].notify_all();
+            } else {
+                self.changed[lane].notify_one();
+            }
         }
     }
 }
 
 impl Session {
-    fn enqueue(&self, lane: Lane, job: Job, timeout: Option<Duration>, reply: PendingReply) -> JobId {
+    fn enqueue(&self, lane: Lane, job: Job, timeout: Option<Duration>, asked: Asked) -> JobId {
         let id = JobId(job.id);
         let mut board = self.inner.board.lock();
-        board.push(lane, Request::new(&self.connection, job, timeout, reply));
+        board.push(lane, Request::new(&self.connection, job, timeout, asked));
         self.inner.leave_board(board);
         id
     }

@@ -12,7 +12,6 @@ use super::events::{JobEnd, OutcomeBuilder};
 use super::history::History;
 use super::hold::RELEASED;
 use super::observer::Observer;
-use super::pending::PendingReply;
 use super::scheduler::{Board, Question, Running};
 use super::{Answer, Inner, Session};
 use crate::image::{Interrupt, Lane};
@@ -26,8 +25,7 @@ const ENDED: &str = "The evaluation that was running has been ended.";
 
 /// What a reset says of what it ends.
 fn said_of(board: &Board) -> Vec<String> {
-    let is_foreground =
-        |running: &Running| running.lane == Lane::Evaluation && !matches!(running.reply, PendingReply::Nobody);
+    let is_foreground = |running: &Running| running.is_foreground() && running.activity.is_asked_for();
     let foreground = board.running.iter().any(is_foreground).then(|| ENDED.to_owned());
     let background = in_background(board.background_numbers()).map(|which| format!("{which} ended."));
     foreground.into_iter().chain(background).collect()
@@ -57,13 +55,10 @@ impl Inner {
         }
     }
 
-    /// Takes out all that waits for a lane, as cancelled.
-    fn end_waiting(&self, board: &mut Board, lane: Lane) -> Vec<Answer> {
-        let requests = board.take_all(lane);
-        let ended = requests
-            .into_iter()
-            .map(|request| self.finish(board, Running::new(request, lane, None), JobEnd::Withdrawn));
-        ended.collect()
+    /// Takes out all that waits, as cancelled.
+    fn end_waiting(&self, board: &mut Board) -> Vec<Answer> {
+        let waiting = board.take_all_waiting();
+        waiting.into_iter().map(|(lane, request)| self.withdraw(board, lane, request)).collect()
     }
 }
 
@@ -154,9 +149,7 @@ impl Session {
     pub(crate) fn end_all(&self) -> Vec<String> {
         let mut board = self.inner.board.lock();
         let said = said_of(&board);
-        let mut answers = self.inner.end_waiting(&mut board, Lane::Evaluation);
-        answers.extend(self.inner.end_waiting(&mut board, Lane::Inspection));
-        answers.extend(self.inner.end_waiting(&mut board, Lane::Background));
+        let answers = self.inner.end_waiting(&mut board);
         let running: Vec<_> = board.running.iter().filter(|running| running.evaluates()).map(|r| r.id).collect();
         for job in running {
             self.inner.interrupt(&mut board, job, Interrupt::Cancel);
@@ -174,6 +167,7 @@ impl Session {
         let mut board = self.inner.board.lock();
         self.inner.release_all(&mut board);
         // Whoever unwinds wants the lock.
+        board.settle(Instant::now());
         let changed = board.take_changed();
         self.inner.notify(changed);
         while board.is_busy() && !self.inner.ended.wait_until(&mut board, deadline).timed_out() {}
@@ -204,7 +198,10 @@ impl Session {
             if running.evaluates() {
                 board.unwinding.push(running.id);
                 // What unwinds already would have its cleanup forms interrupted.
-                if running.interrupted().is_none() && !running.interruption.is_under_way() && !running.released {
+                if running.interrupted().is_none()
+                    && !running.interruption.is_under_way()
+                    && !running.activity.unwinds_held()
+                {
                     self.inner.send_interruption(&mut board, running.id, Interrupt::Cancel);
                 }
             }
@@ -212,9 +209,7 @@ impl Session {
             answers.push(self.inner.finish(&mut board, running, JobEnd::Withdrawn));
             answers.extend(settled);
         }
-        for lane in [Lane::Evaluation, Lane::Inspection, Lane::Background] {
-            answers.extend(self.inner.end_waiting(&mut board, lane));
-        }
+        answers.extend(self.inner.end_waiting(&mut board));
         for mut finishing in std::mem::take(&mut board.finishing) {
             finishing.cancel();
             answers.push(finishing.abandon());

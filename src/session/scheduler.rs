@@ -1,28 +1,26 @@
 //! Which jobs wait and which run. One lock guards it all, so that a job is always found: it waits, or it runs.
 //!
-//! One evaluation at a time is in the foreground, on the evaluation lane's thread. Those in the background have a thread
-//! each: of the background lane, or the one on which they began in the foreground; another one takes its place there.
-//!
-//! An evaluation that is held keeps its thread, too. As long as nobody else wants to evaluate, that stays the evaluation
-//! lane's; then it is *parked*: another thread takes the lane over, and it goes on by itself when its turn comes.
+//! The foreground is a permit: the one evaluation that runs there has it, and gives it back when it ends, is held, or goes
+//! on in the background. Threads that evaluate pull from one queue. The permit stays with its thread, the *home*, as long as
+//! that is free, so that what belongs to a thread (a mutex, a C library's state) is there again for the next evaluation. A
+//! thread is started when something waits and none is free for it, and ends when it asks for work and there is none for it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::Answer;
 use super::abandoned::Abandoned;
-use super::aftermath::{Due, Finishing};
+use super::activity::{Activity, Asked, Evaluate, HeldRequest, Inspection, Then};
+use super::aftermath::Finishing;
 use super::connection::Connection;
 use super::evaluations::Evaluations;
 use super::events::{OutcomeBuilder, Unbalanced};
 use super::hold::{RELEASED, TIME_UP};
 use super::limits::heap_limit;
-use super::pending::PendingReply;
-use super::{Answer, Reply};
 use crate::image::{Interrupt, Job, JobKind, Lane};
 use crate::interruption::{Interruption, REACTION};
-use crate::outcome::Outcome;
 
 /// How many evaluations may be in the background. Each has a thread of its own, with a control stack.
 pub(crate) const MAX_BACKGROUND: usize = 16;
@@ -30,35 +28,27 @@ pub(crate) const MAX_BACKGROUND: usize = 16;
 /// How long after a thread could not be started the next one is tried.
 const START_AGAIN: Duration = Duration::from_secs(1);
 
-/// A job that waits, with what is to become of its answer.
+/// A job that waits, with whoever asked for it.
 pub(super) struct Request {
     /// Whose it is.
     pub(super) connection: Arc<Connection>,
     pub(super) job: Job,
     pub(super) timeout: Option<Duration>,
-    pub(super) reply: PendingReply,
+    pub(super) asked: Asked,
     /// It is to be done in the background.
     pub(super) background: bool,
-    /// What is to be done after it.
-    pub(super) due: Option<Box<Due>>,
 }
 
 impl Request {
     /// One for the foreground, or for another lane than that of evaluations.
-    pub(super) fn new(
-        connection: &Arc<Connection>,
-        mut job: Job,
-        timeout: Option<Duration>,
-        reply: PendingReply,
-    ) -> Self {
+    pub(super) fn new(connection: &Arc<Connection>, mut job: Job, timeout: Option<Duration>, asked: Asked) -> Self {
         job.connection = connection.id;
-        Self { connection: connection.clone(), job, timeout, reply, background: false, due: None }
+        Self { connection: connection.clone(), job, timeout, asked, background: false }
     }
 
-    /// The start of a thread that pulls from `lane`; the job `instead` is refused when that cannot be done.
-    fn start(connection: &Arc<Connection>, lane: Lane, instead: u64) -> Self {
-        let job = Job::empty(0, JobKind::StartThread { lane, instead }, 0);
-        Self::new(connection, job, None, PendingReply::Nobody)
+    /// The start of a thread that evaluates.
+    fn start(connection: &Arc<Connection>) -> Self {
+        Self::new(connection, Job::empty(0, JobKind::StartThread, 0), None, Asked::Control)
     }
 
     /// Moves the job out and leaves its number.
@@ -69,10 +59,12 @@ impl Request {
 }
 
 /// Where an evaluation is being done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
+    /// In the foreground, to its end.
     Foreground,
-    /// In the foreground until another thread is there for that; then this gets what it has printed so far.
-    Leaving(Reply<Arc<Outcome>>),
+    /// In the foreground, as long as nobody has it leave.
+    Leavable,
     Background,
 }
 
@@ -86,14 +78,12 @@ pub(super) struct Hold {
     /// What it comes to is built from this when it goes on: its code, under its limits.
     pub(super) builder: OutcomeBuilder,
     /// Its evaluation binds the package.
-    local: bool,
+    pub(super) local: bool,
     /// The number of the question that a person is asked about it: until that is over, only what concerns it is done of
     /// its connection's requests.
     question: Option<u64>,
-    /// Its thread is no more that of the evaluation lane.
-    parked: bool,
-    /// No thread could be started in its stead; not again before this time.
-    start_again: Option<Instant>,
+    /// The thread that holds it.
+    thread: u64,
 }
 
 /// A job in Lisp's hands.
@@ -101,15 +91,13 @@ pub(super) struct Running {
     pub(super) id: u64,
     /// Whose it is.
     pub(super) connection: Arc<Connection>,
-    /// What was held, if this is about that.
-    pub(super) hold: Option<Box<Hold>>,
     pub(super) lane: Lane,
+    /// The number of its thread; 0 for one that does not evaluate.
+    pub(super) thread: u64,
     pub(super) place: Place,
     /// The evaluation that it belongs to; 0 for none.
     pub(super) evaluation: u64,
-    pub(super) reply: PendingReply,
-    /// The package was bound for it alone.
-    pub(super) local: bool,
+    pub(super) activity: Activity,
     /// When its time is up.
     pub(super) deadline: Option<Instant>,
     /// How much of the heap it may keep, in bytes.
@@ -119,18 +107,6 @@ pub(super) struct Running {
     pub(super) interruption: Interruption<Interrupt>,
     /// When garbage was last seen being collected while it was interrupted.
     pub(super) collected_at: Option<Instant>,
-    /// What is to be done after it.
-    pub(super) due: Option<Box<Due>>,
-    /// When it is over, an evaluation is held.
-    pub(super) holds: bool,
-    /// It is held as it was before this job.
-    pub(super) unchanged: bool,
-    /// It unwinds what was held.
-    pub(super) released: bool,
-    /// What the cleanup forms of that print and fail with.
-    pub(super) unwinding: Option<Box<OutcomeBuilder>>,
-    /// Why what was asked cannot be done.
-    pub(super) refused: Option<String>,
     /// Questions about the error state that wait for its end, since it was cancelled.
     pub(super) questions: Vec<Question>,
     /// Present while Lisp is done and the errors are looked into: set to end that.
@@ -161,43 +137,42 @@ impl Question {
 }
 
 impl Running {
-    pub(super) fn new(request: Request, lane: Lane, deadline: Option<Instant>) -> Self {
-        Self {
+    /// What runs from here on, `hold` being what it is about; `None` for what nobody waits for.
+    pub(super) fn new(
+        request: Request,
+        lane: Lane,
+        hold: Option<Box<Hold>>,
+        deadline: Option<Instant>,
+    ) -> Option<Self> {
+        Some(Self {
             id: request.job.id,
             connection: request.connection,
-            hold: None,
             lane,
+            thread: 0,
             place: if request.background { Place::Background } else { Place::Foreground },
             evaluation: request.job.evaluation,
-            reply: request.reply.begun(),
-            local: false,
+            activity: request.asked.begun(hold)?,
             deadline,
             heap_limit: None,
             filled_heap: false,
             interruption: Interruption::default(),
             collected_at: None,
-            due: request.due,
-            holds: false,
-            unchanged: false,
-            released: false,
-            unwinding: None,
-            refused: None,
             questions: Vec::new(),
             end_search: None,
             awaited: None,
-        }
+        })
     }
 
-    /// The builders of what its events come to.
-    fn builders(&mut self) -> impl Iterator<Item = &mut OutcomeBuilder> {
-        self.reply.outcome_mut().into_iter().chain(self.unwinding.as_deref_mut())
+    /// A request that ends before it has begun; `None` for what nobody waits for.
+    pub(super) fn unbegun(request: Request, lane: Lane) -> Option<Self> {
+        Self::new(request, lane, None, None)
     }
 
     /// Returns the unbalanced texts that are to be searched before the job is over, and what is set to end the search;
     /// `None` if there are none. The job is interrupted for nothing but a cancellation from here on.
     pub(super) fn begin_search(&mut self) -> Option<(Vec<Unbalanced>, Arc<AtomicBool>)> {
         let mut texts = Vec::new();
-        self.builders().for_each(|builder| builder.unbalanced(&mut texts));
+        self.activity.builders().for_each(|builder| builder.unbalanced(&mut texts));
         if texts.is_empty() {
             return None;
         }
@@ -209,7 +184,7 @@ impl Running {
     /// Takes what a search has found.
     pub(super) fn end_search(&mut self, hints: &[(Unbalanced, String)]) {
         self.end_search = None;
-        self.builders().for_each(|builder| builder.add_hints(hints));
+        self.activity.builders().for_each(|builder| builder.add_hints(hints));
     }
 
     /// Ends the search for hints, if there is one, without a result.
@@ -232,38 +207,38 @@ impl Running {
 
     /// True for what the user's code is evaluated by.
     pub(super) fn evaluates(&self) -> bool {
-        matches!(self.lane, Lane::Evaluation | Lane::Background)
+        self.lane == Lane::Evaluation
+    }
+
+    pub(super) fn is_foreground(&self) -> bool {
+        self.evaluates() && !self.is_background()
     }
 
     pub(super) fn is_background(&self) -> bool {
-        matches!(self.place, Place::Background)
-    }
-
-    /// True when its thread is not the one that the next job of its lane is for.
-    pub(super) fn is_parked(&self) -> bool {
-        self.hold.as_ref().is_some_and(|hold| hold.parked)
+        self.place == Place::Background
     }
 
     /// Nobody is asked any more about what this is about.
     pub(super) fn end_question(&mut self) -> bool {
-        self.hold.as_mut().is_some_and(|hold| hold.question.take().is_some())
+        self.activity.hold_mut().is_some_and(|hold| hold.question.take().is_some())
     }
 
-    /// The evaluation is held from here on, as before or for the first time.
-    pub(super) fn take_hold(&mut self, until: Option<Instant>) -> Option<Box<Hold>> {
-        let hold = self.hold.take().or_else(|| {
-            Some(Box::new(Hold {
+    /// What is held once this is over, as before or for the first time.
+    pub(super) fn take_hold(&mut self, until: Option<Instant>) -> Option<Hold> {
+        let hold = match &mut self.activity {
+            Activity::Evaluate(Evaluate { builder, local, held: true, .. }) => Hold {
                 connection: self.connection.clone(),
                 job: self.id,
                 until,
-                builder: self.reply.outcome()?.anew(),
-                local: self.local,
+                builder: builder.anew(),
+                local: *local,
                 question: None,
-                parked: false,
-                start_again: None,
-            }))
-        });
-        hold.map(|hold| Box::new(Hold { job: self.id, until, ..*hold }))
+                thread: self.thread,
+            },
+            Activity::Held(about) if about.then != Then::Over => *about.hold.take()?,
+            Activity::Evaluate(_) | Activity::Held(_) | Activity::Inspect(_) => return None,
+        };
+        Some(Hold { job: self.id, until, ..hold })
     }
 
     /// Ends the wait of its thread for another job, so that Lisp takes an interruption.
@@ -293,11 +268,55 @@ pub(super) enum Next {
     End,
 }
 
+/// What is to be done about the first request that waits for the foreground.
+enum Turn {
+    /// Nothing yet.
+    Wait,
+    /// It concerns what is held, and nothing is.
+    Refuse,
+    /// The thread of this hold is to do it, or to release what it holds before it is done.
+    Held(usize),
+    /// A thread that holds nothing is to do it.
+    Begin,
+    /// The same, from this time on.
+    BeginAt(Instant),
+}
+
+/// The threads that evaluate, by their numbers.
+#[derive(Debug, Default)]
+struct Threads {
+    all: Vec<u64>,
+    /// The one that the foreground stays with.
+    home: Option<u64>,
+    /// How many are being started.
+    starting: usize,
+    /// The last one could not be started: not again before this time.
+    start_again: Option<Instant>,
+}
+
+impl Threads {
+    /// One asks for work.
+    fn asks(&mut self, thread: u64) {
+        if !self.all.contains(&thread) {
+            self.all.push(thread);
+            self.starting = self.starting.saturating_sub(1);
+        }
+    }
+
+    /// It is not the one any more that the foreground stays with.
+    fn leave_home(&mut self, thread: u64) {
+        self.home.take_if(|home| *home == thread);
+    }
+}
+
 /// What waits and what runs.
 #[derive(Default)]
 pub(super) struct Board {
     waiting: [VecDeque<Request>; Lane::COUNT],
+    /// What is to begin in the background, and has had its turn.
+    ready: VecDeque<Request>,
     pub(super) running: Vec<Running>,
+    threads: Threads,
     /// The lanes whose threads have something new to look at.
     changed: [bool; Lane::COUNT],
     pub(super) evaluations: Evaluations,
@@ -305,8 +324,6 @@ pub(super) struct Board {
     pub(super) finishing: Vec<Finishing>,
     /// What is held and nothing is being done about; at most one of a connection.
     pub(super) holds: Vec<Hold>,
-    /// The job of the parked thread in whose stead one of the evaluation lane's is being started, and whose it is.
-    relieving: Option<(u64, Arc<Connection>)>,
     /// The interruptions that are yet to be sent: the job of the control lane that does it, and the interrupted job.
     sending: Vec<(u64, u64)>,
     /// The jobs that were answered when their image was to be replaced, and that are still being unwound.
@@ -331,7 +348,9 @@ impl Board {
 
     /// Returns true while an evaluation runs, in the background too.
     pub(super) fn is_evaluating(&self) -> bool {
-        let evaluates = |running: &Running| running.evaluates() && !matches!(running.reply, PendingReply::Query(..));
+        let evaluates = |running: &Running| {
+            running.evaluates() && !matches!(running.activity, Activity::Inspect(Inspection::Query(..)))
+        };
         self.background() > 0 || !self.finishing.is_empty() || self.running.iter().any(evaluates)
     }
 
@@ -348,73 +367,120 @@ impl Board {
         std::mem::take(&mut self.changed)
     }
 
-    /// What a thread of `lane` is to do. `held`: one that holds an evaluation, with the job that it did last.
-    pub(super) fn next(&mut self, lane: Lane, held: Option<u64>, now: Instant) -> Next {
+    /// What `thread`, one of `lane`, is to do. `held`: it holds an evaluation, and this is the job that it did last.
+    pub(super) fn next(&mut self, lane: Lane, thread: u64, held: Option<u64>, now: Instant) -> Next {
         match lane {
-            Lane::Evaluation => match held {
-                None => self.next_evaluation(now),
-                Some(job) => self.next_held(job, now),
-            },
-            Lane::Background => match self.waiting[lane as usize].pop_front() {
-                Some(request) => Next::Run(self.begin(lane, request, None, now)),
-                // It was cancelled meanwhile.
-                None => Next::End,
-            },
+            Lane::Evaluation => {
+                self.threads.asks(thread);
+                self.settle(now);
+                match held {
+                    None => self.next_evaluation(thread, now),
+                    Some(job) => self.next_held(job, now),
+                }
+            }
             Lane::Signals => Next::End,
             Lane::Inspection | Lane::Control => match self.waiting[lane as usize].pop_front() {
-                Some(request) => Next::Run(self.begin(lane, request, None, now)),
+                Some(request) => Next::Run(self.begin(lane, 0, request, None, now)),
                 None => Next::Wait(None),
             },
         }
     }
 
+    /// Has what is to be in the background be ready when its turn has come, threads that have something to do look at it, and
+    /// threads started for what no thread is free for. Called whenever the board has changed.
+    pub(super) fn settle(&mut self, now: Instant) {
+        let mut turn = self.turn(now);
+        while let Turn::Begin = turn
+            && self.background() < MAX_BACKGROUND
+            && let Some(first) = self.first_evaluation()
+            && self.waiting[Lane::Evaluation as usize][first].background
+        {
+            let request = self.pop_evaluation();
+            self.ready.push_back(request);
+            turn = self.turn(now);
+        }
+        self.changed[Lane::Evaluation as usize] |= !matches!(turn, Turn::Wait) || !self.ready.is_empty();
+        let needs_home = !matches!(turn, Turn::Wait | Turn::Held(_)) && !self.is_home_free();
+        let needed = self.ready.len() + usize::from(needs_home);
+        if self.threads.start_again.is_some_and(|time| now < time) {
+            return;
+        }
+        while self.threads.starting < needed
+            && let Some(first) = self.waiting[Lane::Evaluation as usize].iter().chain(&self.ready).next()
+        {
+            let start = Request::start(&first.connection);
+            self.threads.starting += 1;
+            self.push(Lane::Control, start);
+        }
+    }
+
+    /// What is to be done about the first request that waits for the foreground.
+    fn turn(&mut self, now: Instant) -> Turn {
+        if self.foreground().is_some() {
+            return Turn::Wait;
+        }
+        let Some(first) = self.first_evaluation().map(|first| &self.waiting[Lane::Evaluation as usize][first]) else {
+            return Turn::Wait;
+        };
+        if let Some(hold) = self.hold_for(first) {
+            return Turn::Held(hold);
+        }
+        if first.job.kind.concerns_held() {
+            return Turn::Refuse;
+        }
+        if first.background && self.background() >= MAX_BACKGROUND {
+            return Turn::Wait;
+        }
+        if first.job.kind == JobKind::Reset && self.background() > 0 {
+            // They are being ended, and would go on in what is reset.
+            let unwinding = self.running.iter().filter(|running| running.is_background());
+            let due = unwinding.filter_map(|running| running.interruption.due()).max();
+            let until = *self.reset_at.get_or_insert(now + REACTION);
+            let until = due.map_or(until, |due| due.max(until));
+            if now < until {
+                return Turn::BeginAt(until);
+            }
+        }
+        Turn::Begin
+    }
+
+    /// True when the home is there and holds nothing.
+    fn is_home_free(&self) -> bool {
+        self.threads.home.is_some_and(|home| self.holds.iter().all(|hold| hold.thread != home))
+    }
+
     /// What a thread is to do that holds an evaluation.
     fn next_held(&mut self, job: u64, now: Instant) -> Next {
         let Some(own) = self.holds.iter().position(|hold| hold.job == job) else { return Next::Wait(None) };
-        if self.foreground().is_some() {
-            return Next::Wait(None);
-        }
-        let first = self.first_evaluation().map(|first| &self.waiting[Lane::Evaluation as usize][first]);
-        let (until, parked, start_again) = {
-            let hold = &self.holds[own];
-            (hold.until, hold.parked, hold.start_again)
-        };
-        match first.map(|first| (self.thread_for(first), first.job.kind.concerns_held())) {
-            Some((Some(target), concerns_held)) if target == own => {
-                if !concerns_held {
+        let until = self.holds[own].until;
+        match self.turn(now) {
+            Turn::Refuse => Next::Refuse(Box::new(self.pop_evaluation())),
+            Turn::Held(target) if target == own => {
+                let first = self.first_evaluation().map(|first| &self.waiting[Lane::Evaluation as usize][first]);
+                if !first.is_some_and(|first| first.job.kind.concerns_held()) {
                     return Next::Release(Box::new(self.holds.swap_remove(own)), RELEASED);
                 }
                 let mut request = self.pop_evaluation();
                 let hold = Box::new(self.holds.swap_remove(own));
-                if let PendingReply::Resumed(builder, _) = &mut request.reply {
+                if let Asked::Held(HeldRequest::Resume(builder, _)) = &mut request.asked {
                     // What was held goes on under its own limits. An error is in a form of its code.
                     request.timeout = hold.builder.timeout();
                     **builder = hold.builder.anew();
                     request.job.evaluation = builder.evaluation();
                 }
-                Next::Run(self.begin(Lane::Evaluation, request, Some(hold), now))
+                Next::Run(self.begin(Lane::Evaluation, hold.thread, request, Some(hold), now))
             }
+            _ if self.foreground().is_some() => Next::Wait(None),
             _ if until.is_some_and(|until| until <= now) => {
                 Next::Release(Box::new(self.holds.swap_remove(own)), TIME_UP)
-            }
-            Some((None, _)) if !parked => {
-                if let Some(time) = start_again.filter(|time| now < *time) {
-                    return Next::Wait(Some(until.map_or(time, |until| until.min(time))));
-                }
-                let hold = &mut self.holds[own];
-                hold.parked = true;
-                let start = Request::start(&hold.connection, Lane::Evaluation, job);
-                self.relieving = Some((job, hold.connection.clone()));
-                self.push(Lane::Control, start);
-                Next::Wait(until)
             }
             _ => Next::Wait(until),
         }
     }
 
-    /// Which of the holds a request is for; `None` when it is for the thread of the evaluation lane. What is held comes
-    /// to its end before a reset.
-    fn thread_for(&self, request: &Request) -> Option<usize> {
+    /// Which of the holds a request is for; `None` when it is for a thread that holds nothing. What is held comes to its end
+    /// before a reset.
+    fn hold_for(&self, request: &Request) -> Option<usize> {
         match request.job.kind {
             JobKind::Reset if self.holds.is_empty() => None,
             JobKind::Reset => Some(0),
@@ -422,44 +488,58 @@ impl Board {
         }
     }
 
-    /// What the evaluation lane's thread is to do, which holds nothing.
-    fn next_evaluation(&mut self, now: Instant) -> Next {
-        // One at a time: what was held goes on by itself.
-        let Some(first) = self.first_evaluation() else { return Next::Wait(None) };
-        if self.foreground().is_some() {
-            return Next::Wait(None);
-        }
-        let background = self.background();
-        let first = &self.waiting[Lane::Evaluation as usize][first];
-        if self.thread_for(first).is_some() {
-            return Next::Wait(None);
-        }
-        if first.job.kind.concerns_held() {
-            return Next::Refuse(Box::new(self.pop_evaluation()));
-        }
-        if first.job.kind == JobKind::Reset && background > 0 {
-            // They are being ended, and would go on in what is reset.
-            let unwinding = self.running.iter().filter(|running| running.is_background());
-            let due = unwinding.filter_map(|running| running.interruption.due()).max();
-            let until = *self.reset_at.get_or_insert(now + REACTION);
-            let until = due.map_or(until, |due| due.max(until));
-            if now < until {
-                return Next::Wait(Some(until));
+    /// What a thread is to do that holds nothing.
+    fn next_evaluation(&mut self, thread: u64, now: Instant) -> Next {
+        let is_home = self.threads.home == Some(thread);
+        let until = if is_home || !self.is_home_free() {
+            match self.turn(now) {
+                Turn::Refuse => return Next::Refuse(Box::new(self.pop_evaluation())),
+                Turn::Begin => {
+                    self.threads.home = Some(thread);
+                    self.reset_at = None;
+                    let request = self.pop_evaluation();
+                    return Next::Run(self.begin(Lane::Evaluation, thread, request, None, now));
+                }
+                Turn::BeginAt(time) => Some(time),
+                Turn::Wait | Turn::Held(_) => None,
             }
+        } else {
+            None
+        };
+        if is_home {
+            return Next::Wait(until);
         }
-        if first.background {
-            if background < MAX_BACKGROUND {
-                let request = self.pop_evaluation();
-                let start = Request::start(&request.connection, Lane::Background, request.job.id);
-                self.push(Lane::Background, request);
-                self.push(Lane::Control, start);
-                return self.next_evaluation(now);
-            }
-            return Next::Wait(None);
+        if let Some(request) = self.ready.pop_front() {
+            return Next::Run(self.begin(Lane::Evaluation, thread, request, None, now));
         }
-        self.reset_at = None;
-        let request = self.pop_evaluation();
-        Next::Run(self.begin(Lane::Evaluation, request, None, now))
+        if self.threads.home.is_some() {
+            return Next::End;
+        }
+        self.threads.home = Some(thread);
+        Next::Wait(until)
+    }
+
+    /// A thread that evaluates is gone.
+    pub(super) fn thread_ended(&mut self, thread: u64) {
+        self.threads.all.retain(|other| *other != thread);
+        self.threads.leave_home(thread);
+    }
+
+    /// No thread could be started. Takes out the request that gets none, if it was for the background; what waits for the
+    /// foreground gets one later, from the time on that this returns, or the home when that is free again.
+    pub(super) fn thread_refused(&mut self, reason: &str, now: Instant) -> Result<Request, Instant> {
+        self.threads.starting = self.threads.starting.saturating_sub(1);
+        if self.ready.len() > self.threads.starting
+            && let Some(request) = self.ready.pop_back()
+        {
+            return Ok(request);
+        }
+        if self.threads.home.is_none() {
+            self.abandoned.refused(reason);
+        }
+        let again = now + START_AGAIN;
+        self.threads.start_again = Some(again);
+        Err(again)
     }
 
     /// Where the first request is that may be done now.
@@ -489,7 +569,7 @@ impl Board {
 
     /// All that is held, also while something is being done about it.
     fn all_holds(&mut self) -> impl Iterator<Item = &mut Hold> {
-        let busy = self.running.iter_mut().filter_map(|running| running.hold.as_deref_mut());
+        let busy = self.running.iter_mut().filter_map(|running| running.activity.hold_mut());
         self.holds.iter_mut().chain(busy)
     }
 
@@ -508,9 +588,7 @@ impl Board {
     /// Nobody is asked any more about what a connection holds. False when nobody was.
     pub(super) fn end_question(&mut self, connection: u64) -> bool {
         let hold = self.all_holds().find(|hold| hold.connection.id == connection);
-        let ended = hold.is_some_and(|hold| hold.question.take().is_some());
-        self.changed[Lane::Evaluation as usize] |= ended;
-        ended
+        hold.is_some_and(|hold| hold.question.take().is_some())
     }
 
     /// Makes a held evaluation another connection's, until this time. Whose it was; `None` when a person is asked about it.
@@ -537,27 +615,31 @@ impl Board {
     }
 
     /// Has a request run from now on; `hold` is what it is about.
-    pub(super) fn begin(&mut self, lane: Lane, mut request: Request, hold: Option<Box<Hold>>, now: Instant) -> Job {
+    pub(super) fn begin(
+        &mut self,
+        lane: Lane,
+        thread: u64,
+        mut request: Request,
+        hold: Option<Box<Hold>>,
+        now: Instant,
+    ) -> Job {
         let deadline = request.timeout.and_then(|timeout| now.checked_add(timeout));
         // Lisp gets the job, the rest stays here.
-        let job = request.take_job();
-        if lane == Lane::Control {
-            return job;
+        let mut job = request.take_job();
+        let background = request.background;
+        let evaluation = request.asked.evaluation();
+        let Some(mut running) = Running::new(request, lane, hold, deadline) else { return job };
+        if let JobKind::Evaluate { background: begins_there, detached, .. } = &mut job.kind {
+            *begins_there = background;
+            if *detached && !background {
+                running.place = Place::Leavable;
+            }
         }
-        let mut running = Running::new(request, lane, deadline);
-        if job.kind == JobKind::Release {
-            running.unwinding = hold.as_ref().map(|hold| Box::new(hold.builder.anew()));
-        }
+        running.thread = thread;
         if running.evaluates() {
             running.heap_limit = heap_limit();
-            running.local = running.connection.is_guest()
-                || match job.kind {
-                    JobKind::Evaluate { .. } => !job.name.is_empty(),
-                    _ => hold.as_ref().is_some_and(|hold| hold.local),
-                };
         }
-        running.hold = hold;
-        if let Some(evaluation) = running.reply.evaluation() {
+        if let Some(evaluation) = evaluation {
             self.evaluations.begin(evaluation, job.id, now);
         }
         self.running.push(running);
@@ -574,48 +656,52 @@ impl Board {
         let index = self.running.iter().position(|running| running.id == job)?;
         let mut running = self.running.swap_remove(index);
         running.end_wait();
-        if running.is_background() || running.hold.is_some() || !self.holds.is_empty() {
-            self.changed[Lane::Evaluation as usize] = true;
-        }
+        // Those that hold something look at their time again.
+        self.changed[Lane::Evaluation as usize] |= running.is_foreground() && !self.holds.is_empty();
         Some(running)
     }
 
-    /// Takes out what waits under this number.
-    pub(super) fn take_waiting(&mut self, job: u64) -> Option<(Lane, Request)> {
-        [Lane::Evaluation, Lane::Background].into_iter().find_map(|lane| {
-            let queue = &mut self.waiting[lane as usize];
+    /// Takes out the evaluation that waits under this number.
+    pub(super) fn take_waiting(&mut self, job: u64) -> Option<Request> {
+        [&mut self.waiting[Lane::Evaluation as usize], &mut self.ready].into_iter().find_map(|queue| {
             let index = queue.iter().position(|request| request.job.id == job)?;
-            Some((lane, queue.remove(index)?))
+            queue.remove(index)
         })
     }
 
     /// Takes out what a connection has waiting, with the lane that it waits for.
     pub(super) fn take_waiting_of(&mut self, connection: u64) -> Vec<(Lane, Request)> {
         let mut taken = Vec::new();
-        for lane in [Lane::Evaluation, Lane::Inspection, Lane::Background] {
-            let (of_it, others): (VecDeque<_>, _) = std::mem::take(&mut self.waiting[lane as usize])
-                .into_iter()
-                .partition(|request| request.connection.id == connection);
-            self.waiting[lane as usize] = others;
+        for (lane, queue) in self.queues() {
+            let (of_it, others): (VecDeque<_>, _) =
+                std::mem::take(queue).into_iter().partition(|request| request.connection.id == connection);
+            *queue = others;
             taken.extend(of_it.into_iter().map(|request| (lane, request)));
         }
         taken
     }
 
-    /// Takes out all that waits for this lane.
-    pub(super) fn take_all(&mut self, lane: Lane) -> VecDeque<Request> {
-        std::mem::take(&mut self.waiting[lane as usize])
+    /// Takes out all that waits, with the lane that it waits for.
+    pub(super) fn take_all_waiting(&mut self) -> Vec<(Lane, Request)> {
+        let queues = self.queues().into_iter();
+        queues.flat_map(|(lane, queue)| std::mem::take(queue).into_iter().map(move |request| (lane, request))).collect()
+    }
+
+    /// Where a connection's requests wait.
+    fn queues(&mut self) -> [(Lane, &mut VecDeque<Request>); 3] {
+        let [evaluations, inspections, ..] = &mut self.waiting;
+        [(Lane::Evaluation, evaluations), (Lane::Evaluation, &mut self.ready), (Lane::Inspection, inspections)]
     }
 
     /// What runs in the foreground.
     pub(super) fn foreground(&mut self) -> Option<&mut Running> {
-        self.running.iter_mut().find(|running| running.lane == Lane::Evaluation)
+        self.running.iter_mut().find(|running| running.is_foreground())
     }
 
-    /// How many evaluations are in the background, or have a thread being made for that.
+    /// How many evaluations are in the background, or are about to begin there.
     pub(super) fn background(&self) -> usize {
         let running = self.running.iter().filter(|running| running.is_background()).count();
-        running + self.waiting[Lane::Background as usize].len()
+        running + self.ready.len()
     }
 
     /// How many are there, or wait to be.
@@ -671,232 +757,41 @@ impl Board {
     /// The numbers of the evaluations in the background, including those that have not begun.
     pub(super) fn background_numbers(&self) -> impl Iterator<Item = u64> {
         let behind = self.waiting[Lane::Evaluation as usize].iter().filter(|request| request.background);
-        let waiting = self.waiting[Lane::Background as usize].iter().chain(behind);
+        let waiting = self.ready.iter().chain(behind);
         let waiting = waiting.map(|request| request.job.evaluation);
         let running = self.running.iter().filter(|running| running.is_background()).map(|running| running.evaluation);
         let finishing = self.finishing.iter().filter(|finishing| finishing.background);
         running.chain(waiting).chain(finishing.map(|finishing| finishing.evaluation))
     }
 
-    /// A thread is there to take over the evaluation lane. False when the lane's last one was neither abandoned nor holds an
-    /// evaluation.
-    pub(super) fn relieve_held(&mut self) -> bool {
-        self.abandoned.relieve() || self.relieving.take().is_some()
-    }
-
-    /// True when the thread that holds an evaluation after this job is not the evaluation lane's any more.
-    pub(super) fn is_parked(&self, job: u64) -> bool {
-        self.holds.iter().any(|hold| hold.job == job && hold.parked)
-    }
-
-    /// No thread could be started that would relieve the one that holds an evaluation after this job: it stays the
-    /// evaluation lane's. False when there is no such thread.
-    pub(super) fn stay(&mut self, job: u64, now: Instant) -> bool {
-        let Some((_, connection)) = self.relieving.take_if(|(of, _)| *of == job) else { return false };
-        self.changed[Lane::Evaluation as usize] = true;
-        match self.holds.iter_mut().find(|hold| hold.job == job) {
-            Some(hold) => (hold.parked, hold.start_again) = (false, Some(now + START_AGAIN)),
-            // It goes on, and its thread will end with it: somebody must be there then.
-            None => {
-                self.push(Lane::Control, Request::start(&connection, Lane::Evaluation, job));
-                self.relieving = Some((job, connection));
-            }
+    /// Has an evaluation that may be in the background go on or begin there, unless there are too many or it is about to end.
+    /// False when it does not.
+    pub(super) fn leave(&mut self, job: u64) -> bool {
+        let full = self.background_and_waiting() >= MAX_BACKGROUND;
+        let waiting = &mut self.waiting[Lane::Evaluation as usize];
+        let may_leave = |it: &Request| matches!(it.job.kind, JobKind::Evaluate { detached: true, .. });
+        if let Some(request) = waiting.iter_mut().find(|it| it.job.id == job && may_leave(it) && !full) {
+            request.background = true;
+        } else if let Some(finishing) = self.finishing.iter_mut().find(|finishing| finishing.job == job) {
+            finishing.background = true;
+        } else if let Some(running) =
+            self.foreground().filter(|it| it.id == job && it.place == Place::Leavable && !full)
+        {
+            running.place = Place::Background;
+            let thread = running.thread;
+            self.threads.leave_home(thread);
+        } else {
+            return false;
         }
         true
     }
 
-    /// A thread is there to take over the foreground: the evaluation there goes on in the background, and this gets what
-    /// there is of it. `None` when there is none any more that is to leave.
-    pub(super) fn relieve(&mut self) -> Option<(u64, Reply<Arc<Outcome>>)> {
-        let running = self.foreground()?;
-        match std::mem::replace(&mut running.place, Place::Background) {
-            Place::Leaving(reply) => {
-                running.lane = Lane::Background;
-                Some((running.id, reply))
-            }
-            place => {
-                running.place = place;
-                None
-            }
-        }
-    }
-
-    /// Has an evaluation in the foreground leave that as soon as there is another thread for it, unless there are too many
-    /// in the background; or begin there if it waits: then the reply is given back.
-    pub(super) fn leave(&mut self, job: u64, reply: Reply<Arc<Outcome>>) -> Option<Reply<Arc<Outcome>>> {
-        let full = self.background_and_waiting() >= MAX_BACKGROUND;
-        let waiting = &mut self.waiting[Lane::Evaluation as usize];
-        if let Some(request) = waiting.iter_mut().find(|request| request.job.id == job && !full) {
-            request.background = true;
-            self.changed[Lane::Evaluation as usize] = true;
-            return Some(reply);
-        }
-        if let Some(finishing) = self.finishing.iter_mut().find(|finishing| finishing.job == job) {
-            finishing.background = true;
-            return Some(reply);
-        }
-        let running = self.find(job).filter(|running| running.lane == Lane::Evaluation && !full)?;
-        running.place = Place::Leaving(reply);
-        let start = Request::start(&running.connection, Lane::Evaluation, job);
-        self.push(Lane::Control, start);
-        None
+    /// The thread of this job, which was taken out, serves no lane any more. It ends when the job does.
+    pub(super) fn abandon_thread(&mut self, running: &Running) {
+        self.abandoned.add(running.id);
+        self.threads.leave_home(running.thread);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc as Shared;
-
-    use shuttle::sync::{Condvar, Mutex};
-    use shuttle::thread;
-
-    use super::*;
-
-    const JOBS: u64 = 4;
-
-    /// A board as the session's threads use it, and how each job ended.
-    #[derive(Default)]
-    struct Model {
-        board: Mutex<Board>,
-        changed: Condvar,
-        ends: Mutex<Vec<(u64, End)>>,
-    }
-
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    enum End {
-        Withdrawn,
-        Interrupted,
-        Done,
-    }
-
-    impl Model {
-        fn submit(&self, id: u64, background: bool) {
-            let mut board = self.board.lock().unwrap();
-            let number = board.evaluations.add(&Connection::new(0), id, &"code".into());
-            assert_eq!(number, id);
-            let kind = JobKind::Evaluate { timing: false, hold: false, record_errors: false, detached: background };
-            let builder = Box::new(OutcomeBuilder::blank(id));
-            let reply = PendingReply::Evaluation(builder, Box::new(|_| ()));
-            board.push(
-                Lane::Evaluation,
-                Request { background, ..Request::new(&Connection::new(0), Job::empty(id, kind, id), None, reply) },
-            );
-            drop(board);
-            self.changed.notify_all();
-        }
-
-        /// What the session does to cancel: it withdraws what waits, or interrupts what runs. Nothing else is there but
-        /// what is over.
-        fn cancel(&self, id: u64) {
-            let mut board = self.board.lock().unwrap();
-            if board.take_waiting(id).is_some() {
-                self.ends.lock().unwrap().push((id, End::Withdrawn));
-            } else if let Some(running) = board.find(id) {
-                running.interruption.want(Interrupt::Cancel, REACTION, Instant::now());
-            } else {
-                assert!(self.ends.lock().unwrap().iter().any(|(over, _)| *over == id), "{id} is nowhere");
-            }
-            drop(board);
-            self.changed.notify_all();
-        }
-
-        /// A thread of Lisp's, until nothing is left to do.
-        fn pull(self: &Shared<Self>, lane: Lane) {
-            loop {
-                let mut board = self.board.lock().unwrap();
-                let job = loop {
-                    let next = board.next(lane, None, Instant::now());
-                    match next {
-                        Next::Run(job) => break job,
-                        Next::Wait(_) => {
-                            if self.ends.lock().unwrap().len() as u64 == JOBS {
-                                return;
-                            }
-                            self.changed.notify_all();
-                            board = self.changed.wait(board).unwrap();
-                        }
-                        Next::End => return,
-                        Next::Refuse(_) | Next::Release(..) => unreachable!("nothing is held"),
-                    }
-                };
-                drop(board);
-                if let JobKind::StartThread { lane, .. } = job.kind {
-                    let model = self.clone();
-                    thread::spawn(move || {
-                        if lane == Lane::Background || model.board.lock().unwrap().relieve().is_some() {
-                            model.pull(lane);
-                        }
-                    });
-                    continue;
-                }
-                thread::yield_now();
-                let mut board = self.board.lock().unwrap();
-                let running = board.take_running(job.id).expect("it runs");
-                let foreground = board.running.iter().filter(|other| other.lane == Lane::Evaluation).count();
-                assert!(foreground <= 1 && board.background() <= MAX_BACKGROUND);
-                let end = if running.interrupted().is_some() { End::Interrupted } else { End::Done };
-                self.ends.lock().unwrap().push((job.id, end));
-                let ends = running.is_background();
-                drop(board);
-                self.changed.notify_all();
-                if ends {
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Whatever is cancelled and sent to the background meanwhile, each job ends once, and none is cancelled in vain.
-    #[test]
-    fn a_job_waits_or_runs_or_is_over() {
-        shuttle::check_random(
-            || {
-                let model = Shared::new(Model::default());
-                let pullers = [Lane::Evaluation, Lane::Control].map(|lane| {
-                    let model = model.clone();
-                    thread::spawn(move || model.pull(lane))
-                });
-                let cancelling = model.clone();
-                for id in 1..=JOBS {
-                    model.submit(id, id % 2 == 0);
-                }
-                let canceller = thread::spawn(move || (1..JOBS).for_each(|id| cancelling.cancel(id)));
-                drop(model.board.lock().unwrap().leave(3, Box::new(|_| ())));
-                model.changed.notify_all();
-                canceller.join().unwrap();
-                for puller in pullers {
-                    puller.join().unwrap();
-                }
-                let mut ends: Vec<_> = model.ends.lock().unwrap().iter().map(|(id, _)| *id).collect();
-                ends.sort_unstable();
-                assert_eq!(ends, (1..=JOBS).collect::<Vec<_>>());
-                assert_eq!(model.ends.lock().unwrap().iter().find(|(id, _)| *id == JOBS), Some(&(JOBS, End::Done)));
-            },
-            500,
-        );
-    }
-
-    /// The order of the numbers is that of beginning, in the background too.
-    #[test]
-    fn what_is_to_be_in_the_background_begins_in_its_turn() {
-        let mut board = Board::default();
-        let job = |id| Job::empty(id, JobKind::Reset, 0);
-        let (now, main) = (Instant::now(), Connection::new(0));
-        board.push(Lane::Evaluation, Request::new(&main, job(1), None, PendingReply::Nobody));
-        let background = Request { background: true, ..Request::new(&main, job(2), None, PendingReply::Nobody) };
-        board.push(Lane::Evaluation, background);
-        board.push(Lane::Evaluation, Request::new(&main, job(3), None, PendingReply::Nobody));
-        assert!(matches!(board.next(Lane::Evaluation, None, now), Next::Run(Job { id: 1, .. })));
-        assert!(matches!(board.next(Lane::Background, None, now), Next::End));
-        board.take_running(1).unwrap();
-        // Another evaluation would begin; a reset waits for the one in the background.
-        assert!(matches!(board.next(Lane::Evaluation, None, now), Next::Wait(Some(_))));
-        assert!(matches!(
-            board.next(Lane::Control, None, now),
-            Next::Run(Job { kind: JobKind::StartThread { .. }, .. })
-        ));
-        assert!(matches!(board.next(Lane::Background, None, now), Next::Run(Job { id: 2, .. })));
-        assert!(board.take_running(2).unwrap().is_background());
-        assert!(matches!(board.next(Lane::Evaluation, None, now), Next::Run(Job { id: 3, .. })));
-    }
-}
+mod model;

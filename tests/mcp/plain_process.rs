@@ -72,6 +72,9 @@ fn stuck_evaluation_is_abandoned_and_everything_goes_on_beside_it(#[case] code: 
         ("(progn (gc :full t) :collected)", "=> :COLLECTED"),
         ("(sb-thread:join-thread (sb-thread:make-thread (lambda () 7)))", "=> 7"),
         ("(eq (sb-thread:main-thread) sb-thread:*current-thread*)", "=> T"),
+        ("(defvar *mutex* (sb-thread:make-mutex))", "=> *MUTEX*"),
+        ("(sb-thread:grab-mutex *mutex*)", "=> T"),
+        ("(progn (sb-thread:release-mutex *mutex*) (sb-thread:mutex-owner *mutex*))", "=> NIL"),
     ] {
         assert_eq!(server.evaluate(code), value, "{code}");
     }

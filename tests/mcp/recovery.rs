@@ -600,6 +600,29 @@ fn features_directories_documentation_and_methods_are_restored() {
     assert_eq!(values.join(" "), expected);
 }
 
+#[test]
+fn removed_nicknames_unbound_variables_and_package_locks_are_restored() {
+    let mut server = Server::ready();
+    for code in [
+        "(defpackage :p (:use :cl)) (defpackage :locked (:use :cl)) (defpackage :open (:use :cl) (:lock t))",
+        "(sb-ext:add-package-local-nickname :nick :cl :p)",
+        "(sb-ext:remove-package-local-nickname :nick :p)",
+        "(defvar *bound* 1)",
+        "(makunbound '*bound*)",
+        "(sb-ext:lock-package :locked)",
+        "(sb-ext:unlock-package :open)",
+    ] {
+        server.evaluate(code);
+    }
+    let about = "(list (sb-ext:package-local-nicknames :p) (boundp '*bound*) (sb-ext:package-locked-p :locked)
+                       (sb-ext:package-locked-p :open))";
+    let before = server.evaluate(about);
+    assert_eq!(before, "=> (NIL NIL T NIL)");
+    kill_worker(&server);
+    let text = server.evaluate(about);
+    assert!(text.contains("Restored: all ") && text.ends_with(&before), "{text}");
+}
+
 /// Each costs itself, and is not tried again.
 #[test]
 fn poisoned_forms_are_skipped_after_three_kills_each() {

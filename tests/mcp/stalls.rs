@@ -248,6 +248,8 @@ fn answers_that_a_client_leaves_unread_become_errors_beyond_64_mib(mode: Mode) {
         client.is_answered("beside a client that does not read");
         client.evaluate("*calls*").ends_with(&format!("=> {CALLS}"))
     });
+    // A large answer comes after the large ones before it.
+    assert!(client.evaluate(SIX_MB).len() > 900_000);
     if mode == Mode::Supervised {
         let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("a process");
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("its memory");
@@ -338,6 +340,26 @@ fn large_batch_of_one_client_does_not_delay_another(mode: Mode) {
     });
     println!("the slowest ping took {slowest:?}");
     assert!(slowest <= LONGEST, "a ping took {slowest:?}");
+    server.goes_on();
+}
+
+/// More than 64 MiB wait for the supervisor then.
+#[apply(both_modes)]
+fn large_batches_of_four_clients_delay_no_other_client(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let mut server = runtime.server(&[]);
+    let mut clients: Vec<_> = (0..4).map(|_| runtime.join(&server)).collect();
+    let client = runtime.join(&server);
+    let pings = Pings::during(&runtime, client, |_| {
+        let batch = (0..6_000).map(|id| json!({"jsonrpc": "2.0", "id": id, "method": "tools/list"})).collect();
+        for client in &mut clients {
+            client.send(&batch);
+        }
+        for client in &mut clients {
+            assert_eq!(client.read().expect("an answer").as_array().expect("that to a batch").len(), 6_000);
+        }
+    });
+    pings.are_fast();
     server.goes_on();
 }
 

@@ -237,6 +237,32 @@ fn definitions_of_a_failed_form_are_named_when_they_are_lost() {
 }
 
 #[test]
+fn definitions_of_a_held_form_are_named_when_they_are_lost_and_restored_when_it_went_on() {
+    let failed = "(progn (defun f () 1) (error \"then\"))";
+    for released_by in ["", "abort-evaluation", "evaluate-lisp"] {
+        let mut server = Server::ready();
+        server.call_tool("evaluate-lisp", json!({"code": failed, "on-error": "debug"}));
+        match released_by {
+            "" => {}
+            "evaluate-lisp" => drop(server.evaluate("1")),
+            tool => drop(good(&mut server, tool, json!({}))),
+        }
+        kill_worker(&server);
+        let text = server.evaluate("(fboundp 'f)");
+        assert!(text.contains("Restored: 0 of 1 forms"), "{released_by}: {text}");
+        assert!(text.contains("(it failed, but had defined FUNCTION COMMON-LISP-USER::F)"), "{released_by}: {text}");
+    }
+    let mut server = Server::ready();
+    let code = "(progn (defun f () 1) (restart-case (error \"then\") (go-on () (defun g () 2))))";
+    server.call_tool("evaluate-lisp", json!({"code": code, "on-error": "debug"}));
+    good(&mut server, "invoke-restart", json!({"restart": "GO-ON"}));
+    kill_worker(&server);
+    let text = server.evaluate("(fboundp 'f)");
+    // It fails when it is evaluated again.
+    assert!(text.contains("Restored: 0 of 1 forms") && text.contains("then"), "{text}");
+}
+
+#[test]
 fn replay_keeps_package_arguments_local_to_their_evaluation() {
     let mut server = Server::ready();
     server.evaluate("(defpackage :a (:use :cl)) (defpackage :b (:use :cl))");

@@ -316,3 +316,55 @@ fn concurrent_connections_evaluate_one_at_a_time() {
         assert!(std::time::Instant::now() < until, "{:?}", values(&sessions[0], &threads));
     }
 }
+
+/// What belongs to a thread is there again in the next evaluation, as in bare SBCL, where all of them have the same one.
+#[track_caller]
+fn assert_one_thread(session: &Session, after: &str) {
+    let thread = "(list (sb-thread::thread-os-tid sb-thread:*current-thread*) (sb-thread:main-thread-p))";
+    eval(session, "(defvar *mutex* (sb-thread:make-mutex))");
+    let first = values(session, thread);
+    assert!(first[0].ends_with(" T)"), "{after}: {first:?}");
+    assert_eq!(values(session, "(sb-thread:grab-mutex *mutex*)"), ["T"], "{after}");
+    assert_eq!(values(session, "(sb-thread:holding-mutex-p *mutex*)"), ["T"], "{after}");
+    assert_eq!(values(session, thread), first, "{after}");
+    assert_eq!(values(session, "(progn (sb-thread:release-mutex *mutex*) (sb-thread:mutex-owner *mutex*))"), ["NIL"]);
+}
+
+#[test]
+fn consecutive_evaluations_share_the_main_thread_after_holds_and_background_evaluations() {
+    let lisp = fresh();
+    let (agent, person) = (lisp.session().clone(), lisp.session().connect());
+    assert_one_thread(&agent, "at first");
+    hold(&agent, "(error \"held\")");
+    assert_one_thread(&person, "beside what is held");
+    wait(|reply| _ = agent.abort_held(reply)).expect("it is released");
+    hold(&agent, "(error \"held\")");
+    assert_one_thread(&agent, "after what was held and is released");
+    let in_background = |code: &str, background| Evaluation { background, ..Evaluation::new(code) };
+    let (sender, ended) = mpsc::channel();
+    agent.submit(in_background("(loop until (boundp '*go*))", Background::AtOnce), move |it| sender.send(it).unwrap());
+    assert_one_thread(&agent, "beside an evaluation that began in the background");
+    eval(&agent, "(defvar *go* t)");
+    ended.recv().unwrap();
+    assert_one_thread(&agent, "after that");
+    let (sender, ended) = mpsc::channel();
+    let id = agent
+        .submit(in_background("(loop until (boundp '*go-on*))", Background::Later), move |it| sender.send(it).unwrap());
+    agent.leave_foreground(id).expect("it leaves");
+    assert_one_thread(&agent, "beside one that left the foreground");
+    eval(&agent, "(defvar *go-on* t)");
+    ended.recv().unwrap();
+    assert_one_thread(&agent, "after that one");
+    person.disconnect();
+}
+
+/// An evaluation that was not to be in the background stays in the foreground.
+#[test]
+fn leave_foreground_does_nothing_to_an_evaluation_that_may_not_leave() {
+    let lisp = fresh();
+    let session = lisp.session();
+    let (sender, ended) = mpsc::channel();
+    let id = session.submit(Evaluation::new("(sleep 0.2)"), move |outcome| sender.send(outcome).unwrap());
+    assert_eq!(session.leave_foreground(id), None);
+    assert!(!ended.recv().unwrap().is_error());
+}

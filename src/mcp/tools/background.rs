@@ -114,11 +114,11 @@ pub(super) fn evaluate(
     if let Some(time) = patience {
         let session = session.clone();
         waiting.after(time, move || {
-            session.leave_foreground(job, move |outcome| {
-                if let Some(call) = call.take() {
-                    call.reply(outcome);
-                }
-            });
+            if let Some(outcome) = session.leave_foreground(job)
+                && let Some(call) = call.take()
+            {
+                call.reply(outcome);
+            }
         });
     }
     waiting.on_cancel(move || session.cancel(job));

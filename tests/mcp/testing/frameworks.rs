@@ -226,7 +226,7 @@ const RT: &str = r#"(defpackage :demo-tests (:use :cl :sb-rt :demo))
 (deftest rt.error (parse "abc") 3)
 (deftest "by string" (progn (format t "hello~%") 1) 2)
 (deftest rt.prints (let ((line (make-string 2000))) (dotimes (i 50000 t) (write-string line))) t)
-(deftest rt.recurses (labels ((f (x) (list (f (list x))))) (f 1)) 1)
+(deftest rt.recurses (labels ((f (x) (1+ (f (1+ x))))) (f 1)) 1)
 "#;
 
 #[test]
