@@ -213,7 +213,10 @@ enum sbcl_entry {
   SBCL_ENTRY_SYMBOL,
   SBCL_ENTRY_START_THREAD,
   SBCL_ENTRY_LOCAL_FUNCTION,
-  SBCL_ENTRY_BORROW_OCTETS
+  SBCL_ENTRY_BORROW_OCTETS,
+  SBCL_ENTRY_SAVE,
+  SBCL_ENTRY_CALLEE,
+  SBCL_ENTRY_CURRENT_THREAD
 };
 
 /* The job that threads of the program's print and warn into. */

@@ -248,10 +248,12 @@ address and the number of words of its answer. Its second word is how many answe
   (declare (type function write))
   (let ((scratch *scratch*)
         (interruptible *interrupts-enabled*)
+        ;; As in SBCL's own functions that may take long. A timer's function is called so.
+        (allowed (or *interrupts-enabled* *allow-with-interrupts*))
         (reply (make-array 2 :element-type '(unsigned-byte 64))))
     (declare (dynamic-extent reply) (type scratch scratch))
     (without-interrupts
-      (let ((*interruptible* interruptible))
+      (let ((*interruptible* allowed))
         (begin-message scratch)
         (funcall write scratch)
         (setf (aref reply 0) 0
@@ -322,6 +324,15 @@ program's, which may pass them on."
                                              (signal condition))))))
                (body)))))))
 
+(defmacro catching-error (() &body body)
+  "Evaluate BODY, whose errors no handler outside sees. Return the condition if it fails, else NIL."
+  `(block failed
+     (flet ((fail (condition) (return-from failed condition)))
+       (declare (dynamic-extent #'fail))
+       (let ((*on-debugger* #'fail))
+         (with-outer-handlers-for-signals () ,@body)))
+     nil))
+
 (declaim (inline call-with-message))
 (defun call-with-message (function address end)
   "Call FUNCTION, a function or its name, with the arguments from ADDRESS up to END."
@@ -391,15 +402,21 @@ it fails with. Return 0 or 1."
                       (declare (dynamic-extent more))
                       (when more
                         (check-stack-room))
-                      (let ((scratch *scratch*))
-                        (declare (type scratch scratch))
-                        (begin-message scratch)
-                        (put scratch (token (tag-number :values) (if one (1+ (length more)) 0)))
-                        (when one
-                          (put-argument scratch value shape))
-                        (dolist (value more)
-                          (put-object scratch value shape)))
-                      nil)
+                      (let ((unwritable (catching-error ()
+                                          (let ((scratch *scratch*))
+                                            (declare (type scratch scratch))
+                                            (begin-message scratch)
+                                            (put scratch (token (tag-number :values) (if one (1+ (length more)) 0)))
+                                            (when one
+                                              (put-argument scratch value shape))
+                                            (dolist (value more)
+                                              (put-object scratch value shape))))))
+                        (when unwritable
+                          ;; As an error of FUNCTION's: what the program does about it can be interrupted.
+                          (if *interruptible*
+                              (let ((*allow-with-interrupts* t))
+                                (with-interrupts (fail unwritable)))
+                              (fail unwritable)))))
                   (with-outer-handlers-for-signals ()
                     ;; The program may have come here without Lisp in between. What follows may hold a mutex of the
                     ;; host's, which must not be left by the end of the stack.

@@ -124,6 +124,12 @@
   "The calls that this thread is in and that can be interrupted, innermost first: lists of a number and a function of a
 reason that ends the call.")
 
+(defun idle-p (thread)
+  "True when THREAD is one of the program's that is in no call."
+  (and (typep thread 'sb-thread:thread)
+       (program-thread-p thread)
+       (null (sb-thread:symbol-value-in-thread '*program-calls* thread nil))))
+
 (defun run-under-conditions (number closure &optional package ask variables values)
   "Have the program run CLOSURE, a number of its own. Until it has, an interruption of call NUMBER ends it; *PACKAGE* is
 PACKAGE, a name, unless it is NIL; the program is asked about errors when ASK is true; VARIABLES, symbols, have VALUES.
@@ -250,6 +256,10 @@ is not interned unless INTERN is true; signal an error when there is none."
   "Return a function that calls the one that NAME, no symbol, names then."
   (lambda (&rest arguments)
     (apply (fdefinition name) arguments)))
+
+(defun current-thread ()
+  "Return the thread that this is called in."
+  sb-thread:*current-thread*)
 
 (defun callee-of (object)
   "Return T when OBJECT can be called as it is, a function or a symbol; what to call for it when it is another function
@@ -512,7 +522,7 @@ a property list or an association list."
   '(nil run-under-conditions evaluate-text load-text load-program-file find-named-function release-handles
     interrupt-program-call define-program-function printed-for-program type-of-object same-objects-p octet-count
     copy-octets-out size-of-object slot-of-object slots-of-object element-of-object objects-of symbol-named start-spare-thread
-    make-local-function borrow-octets save-for-program callee-of)
+    make-local-function borrow-octets save-for-program callee-of current-thread)
   "What the first handles keep: functions that the program calls, by name, as enum sbcl_entry numbers them.")
 
 (assert (eql +release-entry+ (position 'release-handles *program-entries*)))

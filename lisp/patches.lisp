@@ -343,6 +343,14 @@ a file where it is another. What SBCL defines on the way counts as no definition
 
 ;;; Threads, the heap, programs, the user's home
 
+;; A timer belongs to the thread that made it. Where that is the program's, it is in no call most of the time, and could take
+;; an interruption only in the next one, which may be about anything.
+(define-patch sb-impl::run-timer (timer)
+  (lambda (run timer)
+    (if (idle-p (sb-impl::%timer-thread timer))
+        (sb-thread:make-thread (sb-impl::%timer-interrupt-function timer) :name "timer")
+        (funcall (the function run) timer))))
+
 (define-patch sb-thread::start-thread (thread function arguments)
   #'start-thread-of-job)
 

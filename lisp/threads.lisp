@@ -32,6 +32,21 @@ variables that have another binding around that."
                       (apply (the function function) arguments))
       (flush-output))))
 
+(defconstant +unblock+ #+linux 1 #-linux 2
+  "SIG_UNBLOCK of the system's signal.h.")
+
+(defun unblock-signals ()
+  "Unblock SBCL's signals in this thread. SBCL starts its own threads with SIGALRM blocked, and those of timers with all
+that its handler for that blocks: none of them could be interrupted (PUT_OFF in src/image/signals.rs)."
+  (sb-unix::unblock-deferrable-signals)
+  (let ((set (make-array 128 :element-type '(unsigned-byte 8) :initial-element 0)))
+    (declare (dynamic-extent set))
+    (multiple-value-bind (octet bit) (floor (1- sb-unix:sigalrm) 8)
+      (setf (ldb (byte 1 bit) (aref set octet)) 1))
+    (with-pinned-objects (set)
+      (alien-funcall (extern-alien "pthread_sigmask" (function int int system-area-pointer system-area-pointer))
+                     +unblock+ (vector-sap set) (int-sap 0)))))
+
 (defun thread-limit ()
   "Return how many threads the user may have: SBCL dies of too many, for want of heap or of memory mappings."
   (min 1000 (floor (sb-ext:dynamic-space-size) (* 512 1024))))
@@ -65,6 +80,7 @@ must not be too many. Those that the program's calls start print where it does; 
     (prog1 (funcall (the function start) thread
                     (lambda (&rest arguments)
                       (guard-stack-end)
+                      (unblock-signals)
                       (call-with-thread-variables
                        (lambda ()
                          (if adopted

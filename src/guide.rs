@@ -326,7 +326,7 @@ pub mod what_ends_the_process {
     //! | a Rust function that Lisp calls uses more stack than that | the process ends, as at any other overflow in Rust |
     //! | a call keeps more than 40 % of the heap, or a sixth of it more than there was | a `storage-condition`, `heap-nearly-exhausted`; it is looked at after each collection |
     //! | a single object that does not fit | a `storage-condition` |
-    //! | the heap runs out during a collection all the same: several calls at once each keep a good part of it, or code lets nothing interrupt it | SBCL ends the process, with status 87 |
+    //! | the heap runs out during a collection all the same: several calls at once each keep a good part of it, or code lets nothing interrupt it; or `(make-list n)` does not fit, which SBCL makes in one piece | SBCL ends the process, with status 87 |
     //! | SBCL finds itself damaged (by `(safety 0)`, or foreign code) | the process ends, with status 86 |
     //! | a panic in a Rust function that Lisp calls | a `rust:host-panic` in Lisp |
     //! | a panic in the closure of an `enter` | goes on in the caller |

@@ -11,8 +11,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use sbcl::{
-    Background, Builder, ConversionError, Error, Evaluation, FromLisp, Function, Lisp, Reader, Serde, Shape, TimeLimit,
-    Value,
+    Background, Builder, ConversionError, Error, Evaluation, FromLisp, Function, Lisp, Reader, Serde, Shape, Symbol,
+    TimeLimit, Value, keyword,
 };
 
 /// Names the probe that this process, a child, is to run.
@@ -1158,5 +1158,75 @@ fn an_interruption_that_comes_while_garbage_is_collected_is_taken() {
     run_probes(
         "an_interruption_that_comes_while_garbage_is_collected_is_taken",
         &[("signal_after_a_collection", signal_after_a_collection)],
+    );
+}
+
+/// On a thread that is not the program's, whatever its reader does.
+fn limit_under_an_odd_reader() {
+    let lisp = boot();
+    let inner = lisp.with_timeout(LIMIT);
+    lisp.define("host:limited", "Sleep.", move || inner.call::<()>("sleep", (60,)).is_err()).unwrap();
+    for set in ["(setf (readtable-case *readtable*) :preserve)", "(setf *read-suppress* t)"] {
+        let code = format!("(let ((*readtable* (copy-readtable)) (*read-suppress* nil)) {set} (host:limited))");
+        let session = lisp.clone();
+        let outcome = soon(move || session.session().evaluate(Evaluation::new(code)));
+        assert_eq!(outcome.result.as_ref().unwrap()[0].text.to_lowercase(), "t");
+    }
+}
+
+/// A value that cannot be written is an error like any other: that of the call, which can be interrupted.
+fn limit_in_a_handler_of_an_unwritable_value() {
+    let lisp = boot();
+    let circle = "(let ((list (list 1))) (setf (cdr list) list))";
+    let inner = lisp.clone();
+    lisp.define("host:circle", "Fail.", move || inner.eval::<Vec<i64>>(circle).map(drop)).unwrap();
+    let limited = lisp.with_timeout(LIMIT);
+    let handled = "(handler-bind ((error (lambda (failure) (declare (ignore failure)) (loop)))) (host:circle))";
+    let result = soon(move || limited.eval::<()>(handled));
+    assert!(matches!(result, Err(Error::Timeout { .. })), "{result:?}");
+    // The program sees it first.
+    let inner = lisp.clone();
+    lisp.define("host:seen", "True.", move || inner.eval::<Vec<i64>>(circle).is_err()).unwrap();
+    assert_eq!(
+        soon(move || lisp.eval::<Symbol>("(handler-case (if (host:seen) :seen :not) (error () :missed))")).unwrap(),
+        keyword("seen")
+    );
+}
+
+fn limit_in_a_finalizer() {
+    let lisp = boot();
+    let (tell, told) = mpsc::channel();
+    let inner = lisp.with_timeout(LIMIT);
+    lisp.define("host:finalize", "Loop.", move || tell.send(inner.eval::<()>("(loop)").is_err()).unwrap()).unwrap();
+    let code = "(progn (defun finalize-something () (sb-ext:finalize (list 1) (lambda () (host:finalize))) nil)
+                       (loop repeat 5 do (finalize-something)) (sb-ext:gc :full t))";
+    lisp.eval::<()>(code).unwrap();
+    assert_eq!(told.recv_timeout(SOON), Ok(true));
+    assert_eq!(soon(move || lisp.eval::<i64>("(+ 1 2)")).unwrap(), 3);
+}
+
+/// A timer belongs to the thread that made it, which may have nothing to do when its time comes.
+fn timer_of_an_idle_thread() {
+    let lisp = Lisp::builder().heap(1 << 30).threads(1).boot().unwrap();
+    let (tell, told) = mpsc::channel();
+    let inner = lisp.with_timeout(LIMIT);
+    lisp.define("host:time", "Loop.", move || tell.send(inner.eval::<()>("(loop)").is_err()).unwrap()).unwrap();
+    lisp.eval::<()>("(sb-ext:schedule-timer (sb-ext:make-timer (lambda () (host:time))) 0.05)").unwrap();
+    assert_eq!(told.recv_timeout(SOON), Ok(true));
+    // One for a thread that is in a call interrupts that.
+    let limited = soon(move || lisp.eval::<()>("(sb-ext:with-timeout 0.2 (sleep 60))")).unwrap_err();
+    assert!(limited.to_string().to_lowercase().contains("timeout"), "{limited}");
+}
+
+#[test]
+fn limits_hold_in_handlers_finalizers_and_timers_and_under_any_reader() {
+    run_probes(
+        "limits_hold_in_handlers_finalizers_and_timers_and_under_any_reader",
+        &[
+            ("limit_under_an_odd_reader", limit_under_an_odd_reader),
+            ("limit_in_a_handler_of_an_unwritable_value", limit_in_a_handler_of_an_unwritable_value),
+            ("limit_in_a_finalizer", limit_in_a_finalizer),
+            ("timer_of_an_idle_thread", timer_of_an_idle_thread),
+        ],
     );
 }

@@ -206,6 +206,9 @@ pub mod sbcl_entry {
     pub const SBCL_ENTRY_START_THREAD: Type = 20;
     pub const SBCL_ENTRY_LOCAL_FUNCTION: Type = 21;
     pub const SBCL_ENTRY_BORROW_OCTETS: Type = 22;
+    pub const SBCL_ENTRY_SAVE: Type = 23;
+    pub const SBCL_ENTRY_CALLEE: Type = 24;
+    pub const SBCL_ENTRY_CURRENT_THREAD: Type = 25;
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]

@@ -476,6 +476,12 @@ impl<'m> Reader<'m> {
         Self { words, position: 0 }
     }
 
+    /// Where the next token begins.
+    #[inline]
+    pub(crate) fn position(&self) -> usize {
+        self.position
+    }
+
     #[inline]
     fn take(&mut self, count: usize) -> &'m [u64] {
         let end = self.position.saturating_add(count).min(self.words.len());
@@ -542,18 +548,31 @@ impl<'m> Reader<'m> {
 
     /// Skips the next object, however large.
     pub(crate) fn skip(&mut self) {
+        self.skip_rest(self.position);
+    }
+
+    /// Skips the rest of the object that begins at `start`. Whoever has read a part of it has the handles there.
+    pub(crate) fn skip_rest(&mut self, start: usize) {
+        let read = self.position;
+        self.position = start.min(read);
         let mut left = 1_usize;
         while left > 0 && self.position < self.words.len() {
-            let more = match self.token() {
+            let is_read = self.position < read;
+            let token = self.token();
+            let more = match &token {
                 Token::Symbol(true) | Token::Ratio | Token::Complex => 2,
                 Token::Symbol(false) | Token::Keyword => 1,
-                Token::List(count) | Token::Vector(count) | Token::Values(count) => count,
+                Token::List(count) | Token::Vector(count) | Token::Values(count) => *count,
                 Token::Dotted(count) => count.saturating_add(1),
                 Token::Table(count) => count.saturating_mul(2),
                 _ => 0,
             };
+            if is_read {
+                std::mem::forget(token);
+            }
             left = (left - 1).saturating_add(more);
         }
+        self.position = self.position.max(read);
     }
 }
 
@@ -574,6 +593,28 @@ mod tests {
     use super::*;
 
     type Infallible = std::convert::Infallible;
+
+    /// Whoever reads a part of an object has its handles, and the rest is let go of, each handle once.
+    #[test]
+    fn handles_in_a_partly_read_object_are_released_once() {
+        let (first, second, after) = (900_001, 900_002, 900_003);
+        let handle = |number: u64| tag::HANDLE | number << 8;
+        let words = [tag::LIST | 3 << 8, handle(first), tag::LIST | 1 << 8, handle(second), tag::NIL, handle(after)];
+        let mut reader = Reader::new(&words);
+        let start = reader.position();
+        assert!(matches!(reader.token(), Token::List(3)));
+        let Token::Handle(kept) = reader.token() else { panic!("no handle") };
+        reader.skip_rest(start);
+        let Token::Handle(next) = reader.token() else { panic!("the rest was not skipped") };
+        assert_eq!((kept.number(), next.number()), (first, after));
+        drop((kept, next, reader));
+        let mut released = Vec::new();
+        while released.len() < 3 {
+            released.extend(take_released().into_iter().filter(|number| (first..=after).contains(number)));
+        }
+        released.sort_unstable();
+        assert_eq!(released, [first, second, after]);
+    }
 
     impl From<KeyWithoutValue> for &'static str {
         fn from(_: KeyWithoutValue) -> Self {

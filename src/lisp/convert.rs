@@ -140,10 +140,23 @@ impl<'m> Reader<'m> {
     #[inline]
     pub fn read<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
         self.check_room()?;
-        if T::SHAPE.code() & 256 == 0 && self.message.is_at_handle() {
-            return self.fetch();
+        self.whole(|reader| {
+            if T::SHAPE.code() & 256 == 0 && reader.message.is_at_handle() {
+                return reader.fetch();
+            }
+            T::from_lisp(reader)
+        })
+    }
+
+    /// Reads an object with `read`. Where that fails, the rest of the object is skipped: who goes on reads the next one.
+    #[inline]
+    pub(super) fn whole<T, E>(&mut self, read: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
+        let start = self.message.position();
+        let result = read(self);
+        if result.is_err() {
+            self.message.skip_rest(start);
         }
-        T::from_lisp(self)
+        result
     }
 
     /// Has the object of the handle that is next written out once more, as `T` needs it.
@@ -214,6 +227,14 @@ impl<'m> Reader<'m> {
         match self.token() {
             Token::String(characters) => characters.to_text_lossy(),
             _ => String::new(),
+        }
+    }
+
+    /// The text of a name.
+    pub(super) fn name(&mut self) -> Result<String, ConversionError> {
+        match self.token() {
+            Token::String(characters) => Self::text_or_error(characters),
+            _ => Ok(String::new()),
         }
     }
 

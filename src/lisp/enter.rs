@@ -39,6 +39,7 @@ pub(super) enum Entry {
     BorrowOctets,
     Save,
     Callee,
+    CurrentThread,
 }
 
 /// Proof that this thread is one of Lisp's: [`Lisp::enter`](super::Lisp::enter) lends it.

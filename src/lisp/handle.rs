@@ -481,7 +481,8 @@ impl Lisp {
     /// called is waited for.
     ///
     /// The limit does not end code that always leaves the unwinding, as `(loop (block a (unwind-protect (loop) (return-from a))))`
-    /// does. It has no effect where SBCL has interrupts disabled, as in the functions of finalizers and of timers without a thread.
+    /// does. It has no effect where SBCL has interrupts disabled, as within `without-interrupts`, or in a function
+    /// that `interrupt-thread` or a timer has a busy thread call.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;

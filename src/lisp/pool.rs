@@ -635,7 +635,7 @@ impl Pool {
     fn perform_here(&self, cx: &Cx, request: Request) {
         let thread = match NUMBER.get() {
             Some(number) => Thread::Own(number),
-            None => Thread::Other(cx.eval("sb-thread:*current-thread*").unwrap_or_else(|_| Value::nil())),
+            None => Thread::Other(cx.ask_with(Entry::CurrentThread, &()).unwrap_or_else(|_| Value::nil())),
         };
         self.queue.lock().begin(&request, thread);
         self.limit(request.call, request.options.timeout);

@@ -100,9 +100,9 @@ impl<'m> Deserializer<'_, 'm> {
     fn sequence<'de, V: Visitor<'de>>(self, count: usize, visitor: V) -> Result<V::Value, Failure> {
         self.0.check_room().map_err(Failure)?;
         let mut elements = Elements { reader: self.0, left: count, names: &[] };
-        let value = visitor.visit_seq(&mut elements)?;
+        let value = visitor.visit_seq(&mut elements);
         elements.skip_rest();
-        Ok(value)
+        value
     }
 
     fn entries<'de, V: Visitor<'de>>(
@@ -113,9 +113,9 @@ impl<'m> Deserializer<'_, 'm> {
     ) -> Result<V::Value, Failure> {
         self.0.check_room().map_err(Failure)?;
         let mut entries = Elements { reader: self.0, left: count, names };
-        let value = visitor.visit_map(&mut entries)?;
+        let value = visitor.visit_map(&mut entries);
         entries.skip_rest();
-        Ok(value)
+        value
     }
 
     /// What begins with `token`.
@@ -127,10 +127,18 @@ impl<'m> Deserializer<'_, 'm> {
             Token::Bignum(&[low, 0]) => visitor.visit_u64(low),
             Token::Single(value) => visitor.visit_f32(value),
             Token::Double(value) => visitor.visit_f64(value),
-            Token::Character(code) => visitor.visit_char(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)),
+            Token::Character(code) => match char::from_u32(code) {
+                Some(character) => visitor.visit_char(character),
+                None => Err(Failure(self.0.unexpected("a character that is no surrogate", token))),
+            },
             Token::String(characters) => visitor.visit_string(Reader::text_or_error(characters).map_err(Failure)?),
-            Token::Symbol(has_package) => visitor.visit_string(self.0.symbol(has_package).name.to_lowercase()),
-            Token::Keyword => visitor.visit_string(self.0.text().to_lowercase()),
+            Token::Symbol(has_package) => {
+                if has_package {
+                    self.0.skip();
+                }
+                visitor.visit_string(self.0.name().map_err(Failure)?.to_lowercase())
+            }
+            Token::Keyword => visitor.visit_string(self.0.name().map_err(Failure)?.to_lowercase()),
             Token::List(count) | Token::Vector(count) => self.sequence(count, visitor),
             Token::Table(count) => self.entries(count * 2, &[], visitor),
             Token::Octets(words, count) => visitor.visit_byte_buf(super::convert::octets(words, count)),
@@ -251,7 +259,7 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
         let count = match self.0.token() {
             Token::List(count) if count > 0 => count,
             Token::Keyword => {
-                let name = rust_name(&self.0.text(), variants);
+                let name = rust_name(&self.0.name().map_err(Failure)?, variants);
                 return visitor.visit_enum(name.into_deserializer());
             }
             token => return Err(Failure(self.0.unexpected("a keyword, or a list that begins with one", token))),
@@ -291,7 +299,7 @@ impl<'de> de::SeqAccess<'de> for Elements<'_, '_> {
             return Ok(None);
         }
         self.left -= 1;
-        seed.deserialize(Deserializer(self.reader)).map(Some)
+        self.reader.whole(|reader| seed.deserialize(Deserializer(reader))).map(Some)
     }
 
     fn size_hint(&self) -> Option<usize> {
@@ -311,14 +319,14 @@ impl<'de> de::MapAccess<'de> for Elements<'_, '_> {
             let text = self.reader.read::<Symbol>().map_err(Failure)?.name;
             seed.deserialize(Name { text, names: self.names })
         } else {
-            seed.deserialize(Deserializer(self.reader))
+            self.reader.whole(|reader| seed.deserialize(Deserializer(reader)))
         };
         key.map(Some)
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Failure> {
         self.left = self.left.saturating_sub(1);
-        seed.deserialize(Deserializer(self.reader))
+        self.reader.whole(|reader| seed.deserialize(Deserializer(reader)))
     }
 }
 

@@ -275,3 +275,64 @@ fn value_is_printed_in_full_up_to_the_character_limit() {
     let circular: Value = lisp().eval("(let ((x (list 1))) (setf (car x) x))").unwrap();
     assert_eq!(circular.print(30).unwrap(), format!("{}…", "(".repeat(30)));
 }
+
+/// What `T` is, if it can be had.
+#[derive(Debug, PartialEq)]
+struct Lenient<T>(Option<T>);
+
+impl<T: sbcl::FromLisp> sbcl::FromLisp for Lenient<T> {
+    const SHAPE: sbcl::Shape = T::SHAPE;
+
+    fn from_lisp(reader: &mut sbcl::Reader<'_>) -> Result<Self, sbcl::ConversionError> {
+        Ok(Self(reader.read().ok()))
+    }
+}
+
+impl<'de, T: serde::Deserialize<'de>> serde::Deserialize<'de> for Lenient<T> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Self(T::deserialize(deserializer).ok()))
+    }
+}
+
+#[test]
+fn object_after_one_that_could_not_be_read_is_read_whole() {
+    let lisp = lisp();
+    type Odd = Lenient<(i64, String, i64)>;
+    let (odd, next) = lisp.eval::<(Odd, i64)>("(values '(1 2 99) 7)").unwrap();
+    assert_eq!((odd, next), (Lenient(None), 7));
+    let lists = lisp.eval::<Vec<Lenient<Vec<i64>>>>("'((1 a 3) (4 5))").unwrap();
+    assert_eq!(lists, [Lenient(None), Lenient(Some(vec![4, 5]))]);
+    lisp.define("host:lenient", "The second.", |odd: Odd, next: i64| assert_eq!((odd, next), (Lenient(None), 5)))
+        .unwrap();
+    lisp.eval::<()>("(host:lenient (list 1 2 3) 5)").unwrap();
+    // Objects in what is left out are let go of once.
+    let odd = lisp.eval::<(Lenient<(Value, String, Value)>, Value)>("(values (list #'car 2 #'cdr) #'list)").unwrap();
+    assert!(odd.0.0.is_none());
+    assert_eq!(lisp.call::<Vec<i64>>("funcall", (&odd.1, 1, 2)).unwrap(), [1, 2]);
+
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    struct Fields {
+        a: i64,
+        b: Lenient<(i64, i64)>,
+        c: i64,
+    }
+    let fields = lisp.eval::<sbcl::Serde<Fields>>("'(:a 1 :b (1 x :c 77) :c 5)").unwrap();
+    assert_eq!(fields.0, Fields { a: 1, b: Lenient(None), c: 5 });
+    let lists = lisp.eval::<sbcl::Serde<Vec<Lenient<Vec<i64>>>>>("'((1 x 3) (4 5))").unwrap();
+    assert_eq!(lists.0, [Lenient(None), Lenient(Some(vec![4, 5]))]);
+}
+
+#[test]
+fn surrogates_are_refused_by_serde() {
+    let lisp = lisp();
+    for code in [
+        "(code-char #xd800)",
+        "(string (code-char #xd800))",
+        "(intern (string (code-char #xd800)) :keyword)",
+        "(make-symbol (string (code-char #xd800)))",
+        "(list (code-char #xdfff))",
+    ] {
+        let error = lisp.eval::<sbcl::Serde<serde_json::Value>>(code).unwrap_err();
+        assert!(error.to_string().contains("surrogate") || error.to_string().contains("d800"), "{code}: {error}");
+    }
+}
