@@ -1,5 +1,6 @@
 //! The write buffer: what fits is written at once, the rest is kept until it does.
 
+use std::borrow::Cow;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -43,6 +44,22 @@ impl<F: AsFd> WriteBuffer<F> {
         }
         self.bytes.extend_from_slice(rest);
         Ok(())
+    }
+
+    /// Does as [`put`](Self::put), and keeps what is large and its own as it is, since copying it takes long.
+    pub(crate) fn put_whole(&mut self, bytes: Cow<'_, [u8]>) -> io::Result<()> {
+        match bytes {
+            Cow::Owned(bytes) if self.is_empty() && bytes.len() > KEEP => {
+                if let Some(recorder) = &self.recorder {
+                    recorder.line(Side::Server, &bytes);
+                }
+                self.bytes = bytes;
+                self.done = 0;
+                self.done = self.write(&self.bytes)?;
+                Ok(())
+            }
+            bytes => self.put(&bytes),
+        }
     }
 
     /// Writes what was kept, as far as it goes.
@@ -112,6 +129,16 @@ mod tests {
             buffer.flush().unwrap();
         }
         assert!(buffer.is_empty() && read == lines);
+        // As a whole, too.
+        buffer.put_whole(Cow::Owned(lines.clone())).unwrap();
+        buffer.put_whole(Cow::Borrowed(b"more")).unwrap();
+        let mut read = vec![0; lines.len() + 4];
+        let mut done = 0;
+        while done < read.len() {
+            done += reader.read(&mut read[done..]).unwrap();
+            buffer.flush().unwrap();
+        }
+        assert!(buffer.is_empty() && read == [&*lines, b"more"].concat());
         drop(reader);
         buffer.put(b"nobody\n").unwrap_err();
     }

@@ -1,5 +1,6 @@
 //! The clients that have joined by the server's socket.
 
+use std::borrow::Cow;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
@@ -107,9 +108,9 @@ impl Guests {
     }
 
     /// Sends a line to one of them, if it is still there.
-    pub(super) fn send(&mut self, connection: u64, line: &[u8]) {
+    pub(super) fn send(&mut self, connection: u64, line: Cow<'_, [u8]>) {
         if let Some(guest) = self.guests.iter_mut().find(|guest| guest.connection == connection) {
-            guest.is_gone |= guest.output.put(line).is_err();
+            guest.is_gone |= guest.output.put_whole(line).is_err();
         }
     }
 

@@ -1,5 +1,6 @@
 //! The supervisor's event loop: relays lines between clients and worker, and replaces a worker process that is lost.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
@@ -228,7 +229,7 @@ impl Relay {
             let is_ready = process.ready;
             let Some((kind, call, payload)) = process.next_frame().map_err(|_| malformed(id))? else { break };
             match kind {
-                Kind::Event => match WorkerEvent::decode(payload) {
+                Kind::Event => match WorkerEvent::decode(&payload) {
                     Ok(event) => self.take_event(id, event)?,
                     Err(_) if !process.restored => {
                         let crash = Crash::new("reported something that cannot be read, and was ended");
@@ -240,9 +241,9 @@ impl Relay {
                 Kind::Answer => {
                     let unread = recovery.requests.connection(call).filter(|it| is_unread(output, guests, *it));
                     let error = unread.and_then(|_| messages::unread(recovery.requests.text(call)?));
-                    let answer = error.as_deref().unwrap_or(payload);
+                    let answer = error.map_or(payload, Cow::Owned);
                     match recovery.finished(call) {
-                        Some(0) => output.put(answer).map_err(|_| Verdict::End)?,
+                        Some(0) => output.put_whole(answer).map_err(|_| Verdict::End)?,
                         Some(connection) => guests.send(connection, answer),
                         // The call has been answered already, or its client has disconnected.
                         None => continue,
@@ -250,7 +251,7 @@ impl Relay {
                     restarts.answered();
                 }
                 Kind::Message if is_unread(output, guests, call) => {}
-                Kind::Message if call == 0 => output.put(payload).map_err(|_| Verdict::End)?,
+                Kind::Message if call == 0 => output.put_whole(payload).map_err(|_| Verdict::End)?,
                 Kind::Message => guests.send(call, payload),
                 Kind::Done => drop(recovery.finished(call)),
                 Kind::Received => process.report_received(call),
@@ -365,7 +366,7 @@ impl Relay {
             Event::Left => worker.leave(client),
         });
         for (client, id) in too_long {
-            guests.send(client, &messages::too_long(id));
+            guests.send(client, Cow::Owned(messages::too_long(id)));
         }
     }
 

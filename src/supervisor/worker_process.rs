@@ -1,5 +1,6 @@
 //! The worker process: a process of this program that serves MCP and runs Lisp.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -18,7 +19,7 @@ use crate::recovery::checkpoint::store::this_program;
 use crate::recovery::status_page::WorkerStatus;
 use crate::rpc::WriteBuffer;
 use crate::rpc::descriptors::nonblocking;
-use crate::rpc::frame::{Frame, Kind, MAX_LINE_PAYLOAD, Malformed, parse};
+use crate::rpc::frame::{Kind, MAX_LINE_PAYLOAD, Malformed, parse};
 use crate::rpc::route::MAX_AHEAD;
 
 /// Bytes of a single read.
@@ -159,16 +160,13 @@ impl WorkerProcess {
     }
 
     /// Returns the next intact frame, or the next answer that came in parts; `None` until more is read.
-    pub(super) fn next_frame(&mut self) -> Result<Option<Frame<'_>>, Malformed> {
-        if self.large_line.is_none() {
-            self.large = Vec::new();
-        }
+    pub(super) fn next_frame(&mut self) -> Result<Option<(Kind, u64, Cow<'_, [u8]>)>, Malformed> {
         loop {
             let Some(((kind, line, payload), length)) = parse(&self.buffer[self.start..])? else { return Ok(None) };
             self.start += length;
             let is_last = kind == Kind::Answer && self.large_line == Some(line);
             if kind != Kind::Part && !is_last {
-                return Ok(Some((kind, line, payload)));
+                return Ok(Some((kind, line, Cow::Borrowed(payload))));
             }
             if *self.large_line.get_or_insert(line) != line || self.large.len() + payload.len() > MAX_LINE_PAYLOAD {
                 return Err(Malformed);
@@ -176,7 +174,7 @@ impl WorkerProcess {
             self.large.extend_from_slice(payload);
             if is_last {
                 self.large_line = None;
-                return Ok(Some((kind, line, &self.large)));
+                return Ok(Some((kind, line, Cow::Owned(std::mem::take(&mut self.large)))));
             }
         }
     }
