@@ -30,7 +30,7 @@ enum sbcl_job_kind {
                                most this many; name: only in this package, or empty */
   SBCL_JOB_DESCRIBE = 4,    /* text: symbol; name: package or empty; flags */
   SBCL_JOB_INTERRUPT = 5,   /* argument: the job to interrupt; flags: an sbcl_interrupt */
-  /* For an evaluation that is held where it failed; the evaluation lane pulls nothing else while it holds one. */
+  /* For an evaluation that is held where it failed: only the thread that holds it gets these. */
   SBCL_JOB_INVOKE_RESTART = 6,    /* argument: number from 1, or 0; name: name; text: expressions for its arguments */
   SBCL_JOB_FRAME_LOCALS = 7,      /* argument: frame number */
   SBCL_JOB_EVAL_IN_FRAME = 8,     /* argument: frame number; text: code */

@@ -49,8 +49,17 @@
   "What is being unwound while the program's frames are left: a list of the block to unwind to, how many values it is
 given, and these; :LOST when that cannot be gone on with; or NIL.")
 
-(defconstant +most-values+ 100
-  "How many values may be thrown past the program's frames; more are left out.")
+(defconstant +room-for-program+ (* 256 1024)
+  "Bytes of control stack that must be left when the program is called: it has no handler for the stack's end.")
+
+(declaim (inline check-stack-room))
+(defun check-stack-room (&optional (more 0))
+  "Signal that the control stack is used up if it will be, by MORE bytes and what the program needs. Where Lisp and the
+program call each other, both check."
+  (declare (type index more))
+  (when (< (- (sap-int (sb-vm::current-sp)) (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*))
+           (+ +room-for-program+ more))
+    (error 'sb-kernel::control-stack-exhausted)))
 
 #+x86-64
 (defmacro stopping-unwind (form (frame) &body body)
@@ -93,8 +102,8 @@ and START. A single value is itself where START is, and counts as none."
           ((zerop count) (list next 0 (sap-ref-lispobj start 0)))
           (t
            (let ((values (int-sap (sap-ref-word start 0))))
-             (list* next (min count +most-values+)
-                    (loop for index from 1 to (min count +most-values+)
+             (list* next count
+                    (loop for index from 1 to count
                           collect (sap-ref-lispobj values (- (* 8 index))))))))))
 
 (defun go-on-unwinding ()
@@ -104,18 +113,20 @@ and START. A single value is itself where START is, and counts as none."
       (error "A jump of the debugger's cannot cross functions of the program."))
     #+x86-64
     (destructuring-bind (next count &rest values) unwinding
-      (let ((block (make-array +most-values+ :initial-element nil)))
+      (declare (type index count))
+      (when (zerop count)
+        (sb-c::%unwind next (first values) 0))
+      (check-stack-room (* 8 count))
+      (let ((block (make-array count)))
         (declare (dynamic-extent block))
-        (when (zerop count)
-          (sb-c::%unwind next (first values) 0))
         ;; As they are on the stack: the first one at the highest address.
         (loop for value in values
-              for place from (1- +most-values+) downto 0
+              for place from (1- count) downto 0
               do (setf (svref block place) value))
         (sb-c::%unwind next
                        ;; An address as the fixnum that looks like it.
                        (ash (+ (sb-kernel:get-lisp-obj-address block)
-                               (- (* 8 (+ sb-vm:vector-data-offset +most-values+)) sb-vm:other-pointer-lowtag))
+                               (- (* 8 (+ sb-vm:vector-data-offset count)) sb-vm:other-pointer-lowtag))
                             (- sb-vm:n-fixnum-tag-bits))
                        count)))))
 
@@ -218,16 +229,6 @@ place)."
     (put-object scratch part 2)))
 
 ;;; From Lisp to the program
-
-(defconstant +room-for-program+ (* 256 1024)
-  "Bytes of control stack that must be left when the program is called: it has no handler for the stack's end.")
-
-(declaim (inline check-stack-room))
-(defun check-stack-room ()
-  "Signal that the control stack is used up if it will be. Where Lisp and the program call each other, both check."
-  (when (< (- (sap-int (sb-vm::current-sp)) (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*))
-           +room-for-program+)
-    (error 'sb-kernel::control-stack-exhausted)))
 
 (defvar *interruptible* nil
   "True when the code that called the program may be interrupted, and so may what that calls.")
@@ -402,15 +403,21 @@ it fails with. Return 0 or 1."
                       (declare (dynamic-extent more))
                       (when more
                         (check-stack-room))
-                      (let ((unwritable (catching-error ()
-                                          (let ((scratch *scratch*))
-                                            (declare (type scratch scratch))
-                                            (begin-message scratch)
-                                            (put scratch (token (tag-number :values) (if one (1+ (length more)) 0)))
-                                            (when one
-                                              (put-argument scratch value shape))
-                                            (dolist (value more)
-                                              (put-object scratch value shape))))))
+                      (let ((unwritable (flet ((write-values ()
+                                                 (let ((scratch *scratch*))
+                                                   (declare (type scratch scratch))
+                                                   (begin-message scratch)
+                                                   (put scratch
+                                                        (token (tag-number :values) (if one (1+ (length more)) 0)))
+                                                   (when one
+                                                     (put-argument scratch value shape))
+                                                   (dolist (value more)
+                                                     (put-object scratch value shape)))
+                                                 nil))
+                                          (declare (dynamic-extent #'write-values))
+                                          (if (and (null more) (typep value '(or null fixnum)))
+                                              (write-values)
+                                              (catching-error () (write-values))))))
                         (when unwritable
                           ;; As an error of FUNCTION's: what the program does about it can be interrupted.
                           (if *interruptible*

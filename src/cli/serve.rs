@@ -7,8 +7,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
 use super::arguments::{Restore, Serve, When};
 use super::{complain, say, sessions, start_logging, version};
 use crate::attach::Listener;
@@ -20,6 +18,7 @@ use crate::recovery::event::WorkerEvent;
 use crate::recovery::status_page::StatusPage;
 use crate::rpc::descriptors::out_of_the_way;
 use crate::rpc::frame;
+use crate::rpc::poll_set::PollSet;
 use crate::rpc::recorder::{Header, Recorder};
 use crate::rpc::signals::survive_accidents;
 use crate::scratch::Scratch;
@@ -186,17 +185,24 @@ pub(super) fn work(
         .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
     supervisor::processes::end_all_but(&saver.into_iter().collect::<Vec<_>>());
     // There will be no other worker.
-    if supervisor.is_ok_and(|input| has_hung_up(&input, Some(Timespec::default()))) {
+    if supervisor.is_ok_and(|input| has_hung_up(&input, Some(Duration::ZERO))) {
         remove();
     }
     status
 }
 
 /// Waits, no longer than this, until nobody holds the other end of `input`, and returns whether that is so.
-pub(super) fn has_hung_up(input: &OwnedFd, wait: Option<Timespec>) -> bool {
-    let mut descriptors = [PollFd::new(input, PollFlags::empty())];
-    while poll(&mut descriptors, wait.as_ref()) == Err(rustix::io::Errno::INTR) {}
-    descriptors[0].revents().contains(PollFlags::HUP)
+pub(super) fn has_hung_up(input: &OwnedFd, wait: Option<Duration>) -> bool {
+    loop {
+        let mut set = PollSet::new();
+        set.close((), input);
+        match set.wait(wait) {
+            // Waited for without end, nothing is ready only after a signal.
+            Ok(ready) if wait.is_none() && !ready.has(()) => {}
+            Ok(ready) => return ready.is_closed(()),
+            Err(_) => return false,
+        }
+    }
 }
 
 /// Ends this process when its supervisor is gone, whatever became of that, and it has not ended by itself: it may be

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Subcommand;
-use rustix::event::Timespec;
 
 use super::arguments::Restore;
 use super::say;
@@ -26,7 +25,7 @@ use crate::rpc::descriptors::out_of_the_way;
 const SAVING: Duration = Duration::from_secs(60);
 const ENDING: Duration = Duration::from_secs(1);
 /// How often it looks.
-const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+const LOOK: Duration = Duration::from_millis(20);
 
 /// What to do with sessions.
 #[derive(Debug, Subcommand)]

@@ -11,12 +11,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use super::tools::System;
 use crate::recovery::checkpoint::store::this_program;
+use crate::rpc::poll_set::PollSet;
 use crate::scratch::Scratch;
 use crate::session::Operation;
 use crate::supervisor::processes::end_tree;
@@ -178,20 +178,28 @@ impl Handle {
     }
 }
 
+/// What says something, and what ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Watched {
+    Output,
+    Process,
+}
+
 /// Reads what a process says, until that ends or it does: what it has forked may hold its end open for longer.
 fn read(stdout: &mut ChildStdout, process: Option<&OwnedFd>, said: &mut Vec<u8>, limit: Instant) -> io::Result<()> {
     rustix::io::ioctl_fionbio(&*stdout, true)?;
     loop {
         let left = limit.saturating_duration_since(Instant::now());
-        let wait = Timespec::try_from(left).unwrap_or_default();
-        let mut descriptors = vec![PollFd::new(&*stdout, PollFlags::IN)];
-        descriptors.extend(process.map(|process| PollFd::new(process, PollFlags::IN)));
-        match poll(&mut descriptors, Some(&wait)) {
-            Ok(0) if left.is_zero() => return Ok(()),
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+        let mut set = PollSet::new();
+        set.read(Watched::Output, &*stdout);
+        if let Some(process) = process {
+            set.read(Watched::Process, process);
         }
-        let is_over = descriptors.get(1).is_some_and(|process| !process.revents().is_empty());
+        let ready = set.wait(Some(left))?;
+        if left.is_zero() && ready.names().next().is_none() {
+            return Ok(());
+        }
+        let is_over = ready.has(Watched::Process);
         // At the end of the process all that it has said is there.
         match stdout.take(MAX_OUTCOME.saturating_sub(said.len() as u64)).read_to_end(said) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && !is_over => {}

@@ -10,18 +10,18 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags};
 
 use super::Offer;
 use super::conversation::Conversation;
 use super::server::SingleClient;
 use super::tools::{ToolContext, ToolSet};
+use crate::Lisp;
 use crate::attach::{Listener, MAX_GUESTS};
 use crate::rpc::inflight::Inflight;
 use crate::rpc::output::{Output, Reader};
+use crate::rpc::poll_set::PollSet;
 use crate::rpc::stream;
 use crate::rpc::waker::Waker;
-use crate::{Lisp, rpc};
 
 /// The two directions of a connection to an MCP client: what it writes and what it reads.
 #[derive(Debug)]
@@ -154,7 +154,12 @@ impl Guests {
     pub(super) fn accept(self, listener: Arc<Listener>, main: Arc<Conversation>) -> io::Result<()> {
         let count = Arc::new(AtomicUsize::new(0));
         let accept = move || {
-            while rpc::wait(&mut [PollFd::new(&*listener, PollFlags::IN)], None).is_ok() {
+            let wait = || {
+                let mut set = PollSet::new();
+                set.read((), &*listener);
+                set.wait(None)
+            };
+            while wait().is_ok() {
                 let Some(stream) = listener.accept(count.load(Ordering::Acquire) >= MAX_GUESTS) else { continue };
                 let (guests, main, left) = (self.clone(), main.clone(), count.clone());
                 count.fetch_add(1, Ordering::AcqRel);

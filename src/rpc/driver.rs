@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags};
 
 use super::descriptors::nonblocking_reader;
 use super::framing::{Line, LineReader, MAX_LINE, Read};
 use super::output::Output;
+use super::poll_set::PollSet;
 use super::recorder::Recorder;
 use super::signals::Signals;
 use super::waker::Waker;
@@ -110,7 +110,9 @@ impl Driver {
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            super::wait(&mut [PollFd::new(&*input, PollFlags::IN)], Some(left))?;
+            let mut set = PollSet::new();
+            set.read(Watched::Input, &*input);
+            set.wait(Some(left))?;
             if input.read()? == Read::End {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
@@ -179,27 +181,35 @@ impl Driver {
         timeout: Option<Duration>,
     ) {
         let mut signals = self.signals.lock();
-        let mut fds = Vec::with_capacity(4);
+        let mut set = PollSet::new();
         let unsent = self.output.backlog() > 0;
-        let output_at = unsent.then(|| push(&mut fds, PollFd::new(&*self.output, PollFlags::OUT)));
-        let input_at = reads.then(|| push(&mut fds, PollFd::new(&*input, PollFlags::IN)));
-        let waker_at = descriptors.waker.then(|| push(&mut fds, PollFd::new(&*self.waker, PollFlags::IN)));
-        let signals_at = descriptors.signals.then(|| push(&mut fds, PollFd::new(&*signals, PollFlags::IN)));
+        if unsent {
+            set.write(Watched::Output, &*self.output);
+        }
+        if reads {
+            set.read(Watched::Input, &*input);
+        }
+        if descriptors.waker {
+            set.read(Watched::Waker, &*self.waker);
+        }
+        if descriptors.signals {
+            set.read(Watched::Signals, &*signals);
+        }
         // Evaluated code may have set a limit under which nothing can be waited for; reading and writing still tell.
-        let blind = super::wait(&mut fds, timeout).is_err();
-        if blind {
+        let ready = set.wait(timeout).ok();
+        if ready.is_none() {
             std::thread::sleep(UNWOKEN);
         }
-        let events = |at: Option<usize>| at.map_or(PollFlags::empty(), |at| fds[at].revents());
-        let is_ready = |at: Option<usize>| at.is_some() && blind || !events(at).is_empty();
-        let (writable, readable) = (is_ready(output_at), is_ready(input_at));
-        let (woken, signalled) = (!events(waker_at).is_empty(), events(signals_at));
-        drop(fds);
+        let has = |name| ready.as_ref().is_some_and(|ready| ready.has(name));
+        let writable = has(Watched::Output) || unsent && ready.is_none();
+        let readable = has(Watched::Input) || reads && ready.is_none();
+        let (woken, signalled) = (has(Watched::Waker), has(Watched::Signals));
+        let lost_signals = ready.as_ref().is_some_and(|ready| ready.is_invalid(Watched::Signals));
         if woken {
             descriptors.waker = self.waker.clear();
         }
-        if !signalled.is_empty() {
-            descriptors.signals = !signalled.contains(PollFlags::NVAL);
+        if signalled {
+            descriptors.signals = !lost_signals;
             if let Some(signal) = signals.take()
                 && service.heeds_signals()
             {
@@ -229,8 +239,9 @@ impl Driver {
         let until = Instant::now() + time;
         while self.output.backlog() > 0 && !self.output.is_broken() {
             let left = until.saturating_duration_since(Instant::now());
-            let mut fds = [PollFd::new(&*self.output, PollFlags::OUT)];
-            if left.is_zero() || super::wait(&mut fds, Some(left)).is_err() {
+            let mut set = PollSet::new();
+            set.write(Watched::Output, &*self.output);
+            if left.is_zero() || set.wait(Some(left)).is_err() {
                 return;
             }
             self.output.flush();
@@ -245,10 +256,13 @@ struct Descriptors {
     signals: bool,
 }
 
-/// Adds a descriptor to those to wait for; returns its place.
-pub(super) fn push<'a>(fds: &mut Vec<PollFd<'a>>, fd: PollFd<'a>) -> usize {
-    fds.push(fd);
-    fds.len() - 1
+/// What the loop waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Watched {
+    Input,
+    Output,
+    Waker,
+    Signals,
 }
 
 #[cfg(test)]

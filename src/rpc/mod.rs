@@ -6,6 +6,7 @@ pub(crate) mod frame;
 pub(crate) mod framing;
 pub(crate) mod inflight;
 pub(crate) mod output;
+pub(crate) mod poll_set;
 pub(crate) mod recorder;
 pub(crate) mod route;
 pub(crate) mod signals;
@@ -20,9 +21,9 @@ use std::time::Duration;
 use rustix::event::{PollFd, Timespec, poll};
 use rustix::io::Errno;
 
-/// Waits until one of `fds` is ready, at most for `timeout`; returns how many are. A signal is no reason to return an
-/// error: then none is ready.
-pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> std::io::Result<usize> {
+/// Waits until one of `fds` is ready, at most for `timeout`; returns how many are. After a signal none is. Only a
+/// [`PollSet`](poll_set::PollSet) waits so.
+fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> std::io::Result<usize> {
     let mut look = |timeout: Option<&Timespec>| match poll(fds, timeout) {
         Err(Errno::INTR) => Ok(0),
         result => Ok(result?),

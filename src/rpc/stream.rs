@@ -5,14 +5,21 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags};
-
 use super::descriptors::nonblocking_reader;
-use super::driver::{Service, push};
+use super::driver::Service;
 use super::framing::{LineReader, Read};
 use super::output::Output;
+use super::poll_set::PollSet;
 use super::waker::Waker;
 use crate::panics;
+
+/// What the thread waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Watched {
+    Waker,
+    Input,
+    Output,
+}
 
 /// Hands the lines of `input` to `service` and flushes `output`, which was made with `waker`, until either side of the
 /// stream is closed, or `is_over` says so, which is asked whenever something happens.
@@ -37,22 +44,22 @@ pub(crate) fn serve(
         if is_over() || output.is_broken() {
             return Ok(());
         }
-        let mut fds = vec![PollFd::new(waker, PollFlags::IN)];
-        let input_at = reads.then(|| push(&mut fds, PollFd::new(&input, PollFlags::IN)));
-        let unsent = output.backlog() > 0;
-        let output_at = unsent.then(|| push(&mut fds, PollFd::new(&**output, PollFlags::OUT)));
-        super::wait(&mut fds, due.map(|due| due.saturating_duration_since(now)))?;
-        let is_ready = |at: usize| !fds[at].revents().is_empty();
-        let (woken, readable) = (is_ready(0), input_at.is_some_and(is_ready));
-        let writable = output_at.is_some_and(is_ready);
-        drop(fds);
-        if woken && !waker.clear() {
+        let mut set = PollSet::new();
+        set.read(Watched::Waker, waker);
+        if reads {
+            set.read(Watched::Input, &input);
+        }
+        if output.backlog() > 0 {
+            set.write(Watched::Output, &**output);
+        }
+        let ready = set.wait(due.map(|due| due.saturating_duration_since(now)))?;
+        if ready.has(Watched::Waker) && !waker.clear() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        if writable {
+        if ready.has(Watched::Output) {
             output.flush();
         }
-        if readable && input.read()? == Read::End {
+        if ready.has(Watched::Input) && input.read()? == Read::End {
             return Ok(());
         }
     }

@@ -74,14 +74,13 @@ impl AsFd for Waker {
 mod tests {
     use std::time::Duration;
 
-    use rustix::event::{PollFd, PollFlags};
-
     use super::*;
+    use crate::rpc::poll_set::PollSet;
 
     fn is_readable(waker: &Waker) -> bool {
-        let mut fds = [PollFd::new(waker, PollFlags::IN)];
-        crate::rpc::wait(&mut fds, Some(Duration::ZERO)).unwrap();
-        !fds[0].revents().is_empty()
+        let mut set = PollSet::new();
+        set.read((), waker);
+        set.wait(Some(Duration::ZERO)).unwrap().has(())
     }
 
     #[test]

@@ -422,16 +422,20 @@ impl Board {
         let Some(first) = self.first_evaluation().map(|first| &self.waiting[Lane::Evaluation as usize][first]) else {
             return Turn::Wait;
         };
+        let (kind, background) = (first.job.kind, first.background);
         if let Some(hold) = self.hold_for(first) {
             return Turn::Held(hold);
         }
-        if first.job.kind.concerns_held() {
+        if kind != JobKind::Reset {
+            self.reset_at = None;
+        }
+        if kind.concerns_held() {
             return Turn::Refuse;
         }
-        if first.background && self.background() >= MAX_BACKGROUND {
+        if background && self.background() >= MAX_BACKGROUND {
             return Turn::Wait;
         }
-        if first.job.kind == JobKind::Reset && self.background() > 0 {
+        if kind == JobKind::Reset && self.background() > 0 {
             // They are being ended, and would go on in what is reset.
             let unwinding = self.running.iter().filter(|running| running.is_background());
             let due = unwinding.filter_map(|running| running.interruption.due()).max();
@@ -795,3 +799,36 @@ impl Board {
 
 #[cfg(test)]
 mod model;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::events::InspectionBuilder;
+
+    fn reset(id: u64, background: bool) -> Request {
+        let asked = Asked::Inspect(Inspection::Reset(InspectionBuilder::default(), Box::new(|_| ())));
+        let request = Request::new(&Connection::new(0), Job::empty(id, JobKind::Reset, 0), None, asked);
+        Request { background, ..request }
+    }
+
+    /// The order of the numbers is that of beginning, in the background too. The foreground stays with its thread.
+    #[test]
+    fn background_jobs_begin_in_their_turn() {
+        let mut board = Board::default();
+        let now = Instant::now();
+        for (id, background) in [(1, false), (2, true), (3, false)] {
+            board.push(Lane::Evaluation, reset(id, background));
+        }
+        let next = |board: &mut Board, thread| board.next(Lane::Evaluation, thread, None, now);
+        assert!(matches!(next(&mut board, 1), Next::Run(Job { id: 1, .. })));
+        assert!(matches!(next(&mut board, 2), Next::End));
+        board.take_running(1).unwrap();
+        // Another evaluation would begin; a reset waits for the one in the background.
+        assert!(matches!(next(&mut board, 1), Next::Wait(Some(time)) if time > now));
+        assert!(matches!(board.next(Lane::Control, 0, None, now), Next::Run(Job { kind: JobKind::StartThread, .. })));
+        assert!(matches!(next(&mut board, 3), Next::Run(Job { id: 2, .. })));
+        assert!(board.take_running(2).unwrap().is_background());
+        assert!(matches!(next(&mut board, 3), Next::End));
+        assert!(matches!(next(&mut board, 1), Next::Run(Job { id: 3, .. })));
+    }
+}

@@ -4,12 +4,11 @@ use std::borrow::Cow;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-use rustix::event::{PollFd, PollFlags};
-
 use crate::attach::{Listener, MAX_GUESTS};
 use crate::rpc::WriteBuffer;
 use crate::rpc::framing::{Line, LineReader, Read};
 use crate::rpc::output::MAX_UNREAD;
+use crate::rpc::poll_set::PollSet;
 
 /// One of them.
 #[derive(Debug)]
@@ -30,20 +29,12 @@ pub(super) struct Guests {
     last: u64,
 }
 
-/// Places of the descriptors among those that are waited for.
-#[derive(Debug, Default)]
-pub(super) struct Places {
-    listener: Option<usize>,
-    inputs: Vec<Option<usize>>,
-    outputs: Vec<Option<usize>>,
-}
-
-/// Which of them can be used without waiting.
-#[derive(Debug, Default)]
-pub(super) struct Ready {
-    listener: bool,
-    inputs: Vec<bool>,
-    outputs: Vec<bool>,
+/// What of them is waited for: the socket, and what those with these connections say and read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Watched {
+    Listener,
+    Input(u64),
+    Output(u64),
 }
 
 /// What one of them does.
@@ -59,34 +50,32 @@ impl Guests {
     }
 
     /// Adds what is to be waited for; `reads`: more of a connection's requests may be taken.
-    pub(super) fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>, reads: impl Fn(u64) -> bool) -> Places {
-        let mut watch = |fd| {
-            fds.push(fd);
-            fds.len() - 1
-        };
-        let inputs = self.guests.iter();
-        let outputs = self.guests.iter();
-        Places {
-            listener: self.listener.as_ref().map(|listener| watch(PollFd::new(listener, PollFlags::IN))),
-            inputs: inputs
-                .map(|guest| {
-                    let reads = guest.output.backlog() <= MAX_UNREAD && reads(guest.connection);
-                    reads.then(|| watch(PollFd::new(&guest.input, PollFlags::IN)))
-                })
-                .collect(),
-            outputs: outputs
-                .map(|guest| (!guest.output.is_empty()).then(|| watch(PollFd::new(&guest.output, PollFlags::OUT))))
-                .collect(),
+    pub(super) fn watch<'a, T: Copy + PartialEq>(
+        &'a self,
+        set: &mut PollSet<'a, T>,
+        name: impl Fn(Watched) -> T,
+        reads: impl Fn(u64) -> bool,
+    ) {
+        if let Some(listener) = &self.listener {
+            set.read(name(Watched::Listener), listener);
+        }
+        for guest in &self.guests {
+            if guest.output.backlog() <= MAX_UNREAD && reads(guest.connection) {
+                set.read(name(Watched::Input(guest.connection)), &guest.input);
+            }
+            if !guest.output.is_empty() {
+                set.write(name(Watched::Output(guest.connection)), &guest.output);
+            }
         }
     }
 
     /// Takes who connects, reads and writes, and calls `take` with the connection and what happens by it.
-    pub(super) fn attend(&mut self, ready: &Ready, mut take: impl FnMut(u64, Event<'_>)) {
-        for (place, guest) in self.guests.iter_mut().enumerate() {
-            if ready.outputs.get(place) == Some(&true) {
+    pub(super) fn attend(&mut self, is_ready: impl Fn(Watched) -> bool, mut take: impl FnMut(u64, Event<'_>)) {
+        for guest in &mut self.guests {
+            if is_ready(Watched::Output(guest.connection)) {
                 guest.is_gone |= guest.output.flush().is_err();
             }
-            if ready.inputs.get(place) == Some(&true) {
+            if is_ready(Watched::Input(guest.connection)) {
                 let read = guest.input.read();
                 while let Some(line) = guest.input.next_line() {
                     take(guest.connection, Event::Said(line));
@@ -97,7 +86,7 @@ impl Guests {
         for guest in self.guests.extract_if(.., |guest| guest.is_gone) {
             take(guest.connection, Event::Left);
         }
-        let Some(listener) = self.listener.as_ref().filter(|_| ready.listener) else { return };
+        let Some(listener) = self.listener.as_ref().filter(|_| is_ready(Watched::Listener)) else { return };
         while let Some(stream) = listener.accept(self.guests.len() >= MAX_GUESTS) {
             let Ok((input, output)) = halves(stream) else { continue };
             self.last += 1;
@@ -122,14 +111,6 @@ impl Guests {
     /// Nobody joins any more, and nothing more is read.
     pub(super) fn close(&mut self) {
         self.listener = None;
-    }
-}
-
-impl Places {
-    /// What is ready, by what the system says of each place.
-    pub(super) fn ready(self, is_ready: impl Fn(usize) -> bool) -> Ready {
-        let all = |places: Vec<Option<usize>>| places.into_iter().map(|place| place.is_some_and(&is_ready)).collect();
-        Ready { listener: self.listener.is_some_and(&is_ready), inputs: all(self.inputs), outputs: all(self.outputs) }
     }
 }
 

@@ -7,7 +7,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, getpid};
 
 use super::guests::{self, Event, Guests};
@@ -22,14 +21,15 @@ use crate::image::heap::LOST_TO_HEAP;
 use crate::recovery::checkpoint::store::Checkpoint;
 use crate::recovery::event::WorkerEvent;
 use crate::recovery::state::Crash;
+use crate::rpc::WriteBuffer;
 use crate::rpc::descriptors::{nonblocking_reader, nonblocking_writer};
 use crate::rpc::frame::Kind;
 use crate::rpc::framing::{Line, LineReader, MAX_LINE, Read};
 use crate::rpc::inflight;
 use crate::rpc::output::MAX_UNREAD;
+use crate::rpc::poll_set::{PollSet, Ready};
 use crate::rpc::route::notice;
 use crate::rpc::signals::Signals;
-use crate::rpc::{self, WriteBuffer};
 use crate::session::recovery::failed;
 
 /// Bytes of a client's unanswered requests above which the supervisor reads no more from that client. The limit exceeds the
@@ -121,25 +121,29 @@ impl Relay {
     fn step(&mut self) -> Step {
         self.start_workers()?;
         let ready = self.wait()?;
-        for id in ready.workers {
-            self.read_worker(id)?;
+        for name in ready.names() {
+            if let Watched::Worker(id) = name {
+                self.read_worker(id)?;
+            }
         }
-        if ready.signals
+        if ready.has(Watched::Signals)
             && let Some(signal) = self.signals.take()
         {
             self.shut_down(128 + signal);
         }
         self.look_for_ends()?;
-        for id in ready.worker_inputs {
-            if let Some(worker) = self.workers.get_mut(&id) {
+        for name in ready.names() {
+            if let Watched::WorkerInput(id) = name
+                && let Some(worker) = self.workers.get_mut(&id)
+            {
                 worker.hand_on();
             }
         }
-        if ready.input {
+        if ready.has(Watched::Input) {
             self.read_client();
         }
-        self.attend_guests(&ready.guests);
-        if ready.output && self.output.flush().is_err() {
+        self.attend_guests(&ready);
+        if ready.has(Watched::Output) && self.output.flush().is_err() {
             return Err(Verdict::End);
         }
         for (id, worker) in &mut self.workers {
@@ -169,26 +173,30 @@ impl Relay {
     }
 
     /// Waits until a descriptor is ready or a deadline has passed.
-    fn wait(&mut self) -> Result<Ready, Verdict> {
+    fn wait(&mut self) -> Result<Ready<Watched>, Verdict> {
         let is_over = self.is_over();
         let first = &self.workers[&WorkerId::FIRST];
         let takes_more = |client| first.recovery.requests.bytes(client) < MAX_REQUESTS;
-        let mut fds = Vec::with_capacity(5);
-        let mut watch = |fd| {
-            fds.push(fd);
-            fds.len() - 1
-        };
-        let signals = watch(PollFd::new(&self.signals, PollFlags::IN));
-        let processes = || self.workers.iter().filter_map(|(id, worker)| Some((*id, worker.process.as_ref()?)));
-        let open = processes().filter(|(_, process)| process.open);
-        let workers: Vec<_> = open.map(|(id, process)| (id, watch(PollFd::new(process, PollFlags::IN)))).collect();
-        let input = self.input.as_ref().filter(|_| self.output.backlog() <= MAX_UNREAD && takes_more(0));
-        let input = input.map(|input| watch(PollFd::new(input, PollFlags::IN)));
-        let unsent = self.workers.iter().filter(|(_, worker)| worker.can_send());
-        let unsent = unsent.filter_map(|(id, worker)| Some((*id, worker.process.as_ref()?.input.as_ref()?)));
-        let inputs: Vec<_> = unsent.map(|(id, input)| (id, watch(PollFd::new(input, PollFlags::OUT)))).collect();
-        let output = (!self.output.is_empty()).then(|| watch(PollFd::new(&self.output, PollFlags::OUT)));
-        let guests = self.guests.watch(&mut fds, |client| self.shutdown.is_none() && takes_more(client));
+        let mut set = PollSet::new();
+        set.read(Watched::Signals, &self.signals);
+        for (id, worker) in &self.workers {
+            let Some(process) = &worker.process else { continue };
+            if process.open {
+                set.read(Watched::Worker(*id), process);
+            }
+            if worker.can_send()
+                && let Some(input) = &process.input
+            {
+                set.write(Watched::WorkerInput(*id), input);
+            }
+        }
+        if let Some(input) = self.input.as_ref().filter(|_| self.output.backlog() <= MAX_UNREAD && takes_more(0)) {
+            set.read(Watched::Input, input);
+        }
+        if !self.output.is_empty() {
+            set.write(Watched::Output, &self.output);
+        }
+        self.guests.watch(&mut set, Watched::Guest, |client| self.shutdown.is_none() && takes_more(client));
         let starts =
             self.workers.values().filter(|worker| worker.process.is_none()).map(|worker| worker.start_at).min();
         let due = match &self.shutdown {
@@ -200,21 +208,8 @@ impl Relay {
         let due = due.map(|due| due.saturating_duration_since(Instant::now()));
         let timeout = due.into_iter().chain(looks).min();
         // A millisecond more: a timeout that is rounded down would spin.
-        if let Err(error) = rpc::wait(&mut fds, timeout.map(|left| left + Duration::from_millis(1))) {
-            return Err(Verdict::Fail(format!("the server cannot wait for input: {error}")));
-        }
-        let is_ready = |index: usize| !fds[index].revents().is_empty();
-        let ready = |places: Vec<(WorkerId, usize)>| {
-            places.into_iter().filter(|(_, index)| is_ready(*index)).map(|(id, _)| id).collect()
-        };
-        Ok(Ready {
-            signals: is_ready(signals),
-            workers: ready(workers),
-            input: input.is_some_and(is_ready),
-            worker_inputs: ready(inputs),
-            output: output.is_some_and(is_ready),
-            guests: guests.ready(is_ready),
-        })
+        let ready = set.wait(timeout.map(|left| left + Duration::from_millis(1)));
+        ready.map_err(|error| Verdict::Fail(format!("the server cannot wait for input: {error}")))
     }
 
     /// Reads once from a worker, and handles all intact frames.
@@ -355,16 +350,19 @@ impl Relay {
     }
 
     /// Handles attached clients: connections, disconnections and lines.
-    fn attend_guests(&mut self, ready: &guests::Ready) {
+    fn attend_guests(&mut self, ready: &Ready<Watched>) {
         let Self { guests, workers, .. } = self;
         let Some(worker) = workers.get_mut(&WorkerId::FIRST) else { return };
         let mut too_long = Vec::new();
-        guests.attend(ready, |client, event| match event {
-            Event::Joined => worker.recovery.join(client),
-            Event::Said(Line::Text(line)) => worker.take(client, line),
-            Event::Said(Line::TooLong(id)) => too_long.push((client, id)),
-            Event::Left => worker.leave(client),
-        });
+        guests.attend(
+            |what| ready.has(Watched::Guest(what)),
+            |client, event| match event {
+                Event::Joined => worker.recovery.join(client),
+                Event::Said(Line::Text(line)) => worker.take(client, line),
+                Event::Said(Line::TooLong(id)) => too_long.push((client, id)),
+                Event::Left => worker.leave(client),
+            },
+        );
         for (client, id) in too_long {
             guests.send(client, Cow::Owned(messages::too_long(id)));
         }
@@ -481,13 +479,15 @@ fn is_unread(output: &WriteBuffer, guests: &Guests, connection: u64) -> bool {
     backlog > MAX_UNREAD
 }
 
-/// The descriptors that are ready.
-#[derive(Debug)]
-struct Ready {
-    signals: bool,
-    workers: Vec<WorkerId>,
-    input: bool,
-    worker_inputs: Vec<WorkerId>,
-    output: bool,
-    guests: guests::Ready,
+/// What the supervisor waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Watched {
+    Signals,
+    /// What a worker says.
+    Worker(WorkerId),
+    /// What a worker reads.
+    WorkerInput(WorkerId),
+    Input,
+    Output,
+    Guest(guests::Watched),
 }

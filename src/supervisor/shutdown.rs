@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
 use super::messages;
 use super::requests::Requests;
 use crate::rpc::WriteBuffer;
+use crate::rpc::poll_set::PollSet;
 
 /// How long everything may take from the end of input, or a signal, to the end.
 const LAST_WORDS: Duration = Duration::from_millis(950);
@@ -45,9 +44,10 @@ impl Shutdown {
         let end = self.deadline.max(Instant::now() + FAREWELL);
         if refusals.all(|answer| output.put(&answer).is_ok()) {
             while !output.is_empty() && Instant::now() < end {
-                let mut fds = [PollFd::new(output, PollFlags::OUT)];
-                let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 5_000_000 }));
-                if output.flush().is_err() {
+                let mut set = PollSet::new();
+                set.write((), output);
+                let left = end.saturating_duration_since(Instant::now());
+                if set.wait(Some(left)).is_err() || output.flush().is_err() {
                     break;
                 }
             }

@@ -75,6 +75,9 @@ pub(super) fn start(
     })
 }
 
+/// A frame's kind, its line, and its payload: one's own where that came in parts.
+pub(super) type Received<'a> = (Kind, u64, Cow<'a, [u8]>);
+
 /// A worker process that was started.
 #[derive(Debug)]
 pub(super) struct WorkerProcess {
@@ -160,7 +163,7 @@ impl WorkerProcess {
     }
 
     /// Returns the next intact frame, or the next answer that came in parts; `None` until more is read.
-    pub(super) fn next_frame(&mut self) -> Result<Option<(Kind, u64, Cow<'_, [u8]>)>, Malformed> {
+    pub(super) fn next_frame(&mut self) -> Result<Option<Received<'_>>, Malformed> {
         loop {
             let Some(((kind, line, payload), length)) = parse(&self.buffer[self.start..])? else { return Ok(None) };
             self.start += length;

@@ -303,3 +303,17 @@ fn blocking_host_function_does_not_delay_garbage_collection() {
     finish.send(()).unwrap();
     assert!(lisp.call::<bool>("sb-thread:join-thread", (&thread,)).unwrap());
 }
+
+#[test]
+fn any_number_of_values_can_be_thrown_past_a_rust_function() {
+    let lisp = lisp();
+    let inner = lisp.clone();
+    lisp.define("host:throw-values", "Throw N values.", move |n: i64| {
+        inner.eval::<i64>(&format!("(throw 'past-rust (values-list (loop for value below {n} collect value)))"))
+    })
+    .unwrap();
+    for n in [0, 1, 2, 99, 100, 101, 1_000, 20_000] {
+        let code = format!("(multiple-value-list (catch 'past-rust (host:throw-values {n})))");
+        assert_eq!(lisp.eval::<Vec<i64>>(&code).unwrap(), (0..n).collect::<Vec<_>>());
+    }
+}

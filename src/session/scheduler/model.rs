@@ -1,8 +1,9 @@
 //! A model of the session around the board: Lisp's threads, the control lane, the clock, and clients that submit, hold, cancel
 //! and leave at random. Shuttle tries many schedules of their steps.
 
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
@@ -19,21 +20,12 @@ const REQUESTS: u64 = 4;
 /// Schedules that are tried, unless the environment variable `SCHEDULES` says how many.
 const SCHEDULES: usize = 2_000;
 
-/// How a job ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    Withdrawn,
-    Refused,
-    Abandoned,
-    Over,
-}
-
 /// What is known beside the board.
 struct Known {
     board: Board,
     now: Instant,
-    /// What was submitted, with the connection, and how it ended.
-    jobs: Vec<(u64, u64, Option<End>)>,
+    /// What was submitted, and whether it has ended.
+    jobs: Vec<(u64, bool)>,
     /// Those that began in the foreground, with the connection, in their order.
     begun: Vec<(u64, u64)>,
     clients: usize,
@@ -51,33 +43,27 @@ struct Model {
 }
 
 impl Known {
-    fn end(&mut self, job: u64, end: End) {
-        if let Some((.., before)) = self.jobs.iter_mut().find(|(id, ..)| *id == job) {
-            assert_eq!(*before, None, "job {job} ended twice, at last as {end:?}");
-            *before = Some(end);
+    fn end(&mut self, job: u64) {
+        if let Some((_, has_ended)) = self.jobs.iter_mut().find(|(id, _)| *id == job) {
+            assert!(!std::mem::replace(has_ended, true), "job {job} ended twice");
         }
     }
 
     /// True when nothing is to be done any more.
     fn is_over(&self) -> bool {
-        self.clients == 0 && self.jobs.iter().all(|(.., end)| end.is_some()) && self.board.holds.is_empty()
+        self.clients == 0 && self.jobs.iter().all(|(_, has_ended)| *has_ended) && self.board.holds.is_empty()
     }
 
     fn check(&mut self) {
         let foreground = self.board.running.iter().filter(|running| running.is_foreground()).count();
         assert!(foreground <= 1, "{foreground} are in the foreground");
         assert!(self.board.background() <= MAX_BACKGROUND);
-        for (index, hold) in self.board.holds.iter().enumerate() {
-            let others = &self.board.holds[index + 1..];
-            assert!(
-                others.iter().all(|other| other.connection.id != hold.connection.id),
-                "two are held of one connection"
-            );
-        }
-        for (job, _, end) in &self.jobs {
+        let holders: HashSet<_> = self.board.holds.iter().map(|hold| hold.connection.id).collect();
+        assert_eq!(holders.len(), self.board.holds.len(), "two are held of one connection");
+        for (job, has_ended) in &self.jobs {
             let waits = self.board.waiting.iter().flatten().chain(&self.board.ready).any(|it| it.job.id == *job);
             let runs = self.board.running.iter().any(|running| running.id == *job);
-            assert_eq!(usize::from(waits) + usize::from(runs) + usize::from(end.is_some()), 1, "where is job {job}?");
+            assert_eq!(usize::from(waits) + usize::from(runs) + usize::from(*has_ended), 1, "where is job {job}?");
         }
     }
 }
@@ -109,11 +95,10 @@ impl Model {
 
     /// A thread of Lisp's that evaluates.
     fn evaluate(self: &Arc<Self>) {
-        let thread = {
-            let mut known = self.lock();
-            known.next_thread += 1;
-            known.next_thread
-        };
+        let mut known = self.lock();
+        known.next_thread += 1;
+        let thread = known.next_thread;
+        drop(known);
         let mut held = None;
         while let Some(job) = self.next(thread, held) {
             let holds = match job.kind {
@@ -143,7 +128,7 @@ impl Model {
                         }
                         held = Some(job.id);
                     }
-                    known.end(job.id, End::Over);
+                    known.end(job.id);
                     self.leave(known);
                 }
                 None => {
@@ -166,11 +151,13 @@ impl Model {
         let mut known = self.lock();
         loop {
             let now = known.now;
+            let home = known.board.threads.home.filter(|_| known.board.is_home_free());
             match known.board.next(Lane::Evaluation, thread, held, now) {
                 Next::Run(job) => {
                     let running = known.board.find(job.id).expect("it runs");
                     let connection = running.connection.id;
                     if running.is_foreground() && matches!(job.kind, JobKind::Evaluate { .. }) {
+                        assert!(home.is_none_or(|home| home == thread), "the foreground left a free thread");
                         known.begun.push((connection, job.id));
                     }
                     self.leave(known);
@@ -183,7 +170,7 @@ impl Model {
                     return Some(job);
                 }
                 Next::Refuse(request) => {
-                    known.end(request.job.id, End::Refused);
+                    known.end(request.job.id);
                     self.leave(known);
                     known = self.lock();
                 }
@@ -192,16 +179,15 @@ impl Model {
                         return None;
                     }
                     self.tell_changes(&mut known);
-                    match until {
-                        // The time comes some day.
-                        Some(until) => {
-                            drop(known);
-                            thread::yield_now();
-                            known = self.lock();
-                            known.now = known.now.max(until);
-                        }
-                        None => known = self.changed[Lane::Evaluation as usize].wait(known).unwrap(),
-                    }
+                    let Some(until) = until else {
+                        known = self.changed[Lane::Evaluation as usize].wait(known).unwrap();
+                        continue;
+                    };
+                    // The time comes some day.
+                    drop(known);
+                    thread::yield_now();
+                    known = self.lock();
+                    known.now = known.now.max(until);
                 }
                 Next::End => {
                     self.leave(known);
@@ -220,7 +206,7 @@ impl Model {
                 Next::Run(Job { kind: JobKind::StartThread, .. }) => {
                     if thread_rng().gen_bool(0.1) {
                         match known.board.thread_refused("there is no room", now) {
-                            Ok(request) => known.end(request.job.id, End::Refused),
+                            Ok(request) => known.end(request.job.id),
                             Err(again) => known.now = again,
                         }
                     } else {
@@ -248,23 +234,17 @@ impl Model {
                 0 => JobKind::InvokeRestart(1),
                 1 => JobKind::FrameLocals(0),
                 2 => JobKind::Reset,
-                _ => JobKind::Evaluate {
-                    timing: false,
-                    hold: !detached,
-                    record_errors: false,
-                    detached,
-                    background: false,
-                },
+                _ => evaluation(detached),
             };
             let mut request = Request::new(&connection, Job::empty(id, kind, 0), None, asked(kind));
             request.background = matches!(kind, JobKind::Evaluate { detached: true, .. }) && thread_rng().gen_bool(0.5);
-            known.jobs.push((id, connection.id, None));
+            known.jobs.push((id, false));
             known.board.push(Lane::Evaluation, request);
             self.leave(known);
             let mut known = self.lock();
             match thread_rng().gen_range(0..6) {
                 0 => match known.board.take_waiting(id) {
-                    Some(_) => known.end(id, End::Withdrawn),
+                    Some(_) => known.end(id),
                     None => {
                         if let Some(running) = known.board.find(id) {
                             running.interruption.want(Interrupt::Cancel, REACTION, Instant::now());
@@ -272,11 +252,17 @@ impl Model {
                     }
                 },
                 1 => drop(known.board.leave(id)),
-                2 => self.abandon(&mut known, id),
+                // It does not react to being interrupted.
+                2 => {
+                    if let Some(running) = known.board.take_running(id) {
+                        known.board.abandon_thread(&running);
+                        known.end(id);
+                    }
+                }
                 3 => {
                     // It leaves, and what it holds is released; another one comes.
                     for (_, request) in known.board.take_waiting_of(connection.id) {
-                        known.end(request.job.id, End::Withdrawn);
+                        known.end(request.job.id);
                     }
                     if known.board.hold_of(connection.id).is_some() {
                         known.board.push(Lane::Evaluation, release(&connection));
@@ -292,14 +278,10 @@ impl Model {
         known.clients -= 1;
         self.leave(known);
     }
+}
 
-    /// What does not react to being interrupted is answered, and its thread is abandoned.
-    fn abandon(&self, known: &mut Known, job: u64) {
-        if let Some(running) = known.board.find(job).is_some().then(|| known.board.take_running(job)).flatten() {
-            known.board.abandon_thread(&running);
-            known.end(job, End::Abandoned);
-        }
-    }
+fn evaluation(detached: bool) -> JobKind {
+    JobKind::Evaluate { timing: false, hold: !detached, record_errors: false, detached, background: false }
 }
 
 /// What is asked by a job of this kind, by somebody who does not listen.
@@ -342,8 +324,7 @@ fn every_job_waits_or_runs_or_has_ended_once() {
             };
             let model =
                 Arc::new(Model { known: Mutex::new(known), changed: Default::default(), ended: Condvar::new() });
-            let lisp = [model.clone(), model.clone()];
-            let [evaluating, controlling] = lisp;
+            let (evaluating, controlling) = (model.clone(), model.clone());
             let mut threads =
                 vec![thread::spawn(move || evaluating.evaluate()), thread::spawn(move || controlling.control())];
             for number in 1..=CLIENTS {
@@ -372,27 +353,4 @@ fn every_job_waits_or_runs_or_has_ended_once() {
         },
         schedules,
     );
-}
-
-/// The order of the numbers is that of beginning, in the background too. The foreground stays with its thread.
-#[test]
-fn background_jobs_begin_in_their_turn() {
-    let mut board = Board::default();
-    let job = |id| Job::empty(id, JobKind::Reset, 0);
-    let (now, main) = (Instant::now(), Connection::new(0));
-    board.push(Lane::Evaluation, Request::new(&main, job(1), None, asked(JobKind::Reset)));
-    let background = Request { background: true, ..Request::new(&main, job(2), None, asked(JobKind::Reset)) };
-    board.push(Lane::Evaluation, background);
-    board.push(Lane::Evaluation, Request::new(&main, job(3), None, asked(JobKind::Reset)));
-    let next = |board: &mut Board, thread| board.next(Lane::Evaluation, thread, None, now);
-    assert!(matches!(next(&mut board, 1), Next::Run(Job { id: 1, .. })));
-    assert!(matches!(next(&mut board, 2), Next::Wait(None) | Next::End));
-    board.take_running(1).unwrap();
-    // Another evaluation would begin; a reset waits for the one in the background.
-    assert!(matches!(next(&mut board, 1), Next::Wait(Some(time)) if time > now + Duration::from_millis(1)));
-    assert!(matches!(board.next(Lane::Control, 0, None, now), Next::Run(Job { kind: JobKind::StartThread, .. })));
-    assert!(matches!(next(&mut board, 3), Next::Run(Job { id: 2, .. })));
-    assert!(board.take_running(2).unwrap().is_background());
-    assert!(matches!(next(&mut board, 3), Next::End));
-    assert!(matches!(next(&mut board, 1), Next::Run(Job { id: 3, .. })));
 }

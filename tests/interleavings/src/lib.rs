@@ -31,6 +31,7 @@ mod rpc {
     pub(crate) mod framing;
     pub(crate) mod inflight;
     pub(crate) mod output;
+    pub(crate) mod poll_set;
     pub(crate) mod waker;
     mod write_buffer;
 

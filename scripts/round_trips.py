@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""How long one call takes over MCP: medians of runs that take turns, so that what else the machine does hits all alike.
+
+    scripts/round_trips.py BINARY [--peer COMMAND] [--rounds N] [--calls N]
+
+Measured: `cat`, as what the pipes alone take; the server supervised, and as a plain process; and another server, COMMAND, which
+must have a tool `evaluate-lisp` with an argument `code`.
+"""
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import tempfile
+import time
+
+FORMS = ("(+ 1 2)", "(let ((x 1)) (+ x 2))", "(/ 1 0)")
+
+
+class Peer:
+    """A process that answers lines, each with a line."""
+
+    def __init__(self, command, directory):
+        environment = {"HOME": directory, "PATH": "/usr/local/bin:/usr/bin:/bin"}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                        env=environment, bufsize=0)
+        self.number = 0
+
+    def request(self, method, parameters):
+        """Sends a request, and reads until its answer comes."""
+        self.number += 1
+        line = json.dumps({"jsonrpc": "2.0", "id": self.number, "method": method, "params": parameters}) + "\n"
+        self.process.stdin.write(line.encode())
+        while True:
+            answer = json.loads(self.process.stdout.readline())
+            if answer.get("id") == self.number:
+                return answer
+
+    def initialize(self):
+        client = {"name": "round-trips", "version": "1"}
+        self.request("initialize", {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client})
+        self.process.stdin.write(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
+
+    def times(self, form, calls):
+        """How long each of so many calls takes, in microseconds."""
+        taken = []
+        for _ in range(calls):
+            begin = time.perf_counter()
+            self.request("tools/call", {"name": "evaluate-lisp", "arguments": {"code": form}})
+            taken.append((time.perf_counter() - begin) * 1e6)
+        return taken
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait(timeout=10)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("binary")
+    parser.add_argument("--peer", help="another server's command")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--calls", type=int, default=300)
+    arguments = parser.parse_args()
+    commands = {"cat": ["cat"], "supervised": [arguments.binary, "serve"],
+                "plain process": [arguments.binary, "serve", "--no-supervisor"]}
+    if arguments.peer:
+        commands["peer"] = shlex.split(arguments.peer)
+    medians = {(name, form): [] for name in commands for form in FORMS}
+    with tempfile.TemporaryDirectory() as directory:
+        for _ in range(arguments.rounds):
+            for name, command in commands.items():
+                peer = Peer(command, directory)
+                if name != "cat":
+                    peer.initialize()
+                for form in FORMS:
+                    peer.times(form, 50)
+                    medians[name, form].append(statistics.median(peer.times(form, arguments.calls)))
+                peer.end()
+    print(f"| µs, medians of {arguments.rounds} runs of {arguments.calls} calls | " + " | ".join(f"`{form}`" for form in FORMS) + " |")
+    print("|---" * (len(FORMS) + 1) + "|")
+    for name in commands:
+        figures = (medians[name, form] for form in FORMS)
+        print(f"| {name} | " + " | ".join(f"{statistics.median(of):.0f} ({min(of):.0f} to {max(of):.0f})" for of in figures) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+//! Descriptors to wait for, each under a name of the waiter's. Nothing else waits for any.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
+
+/// What is waited for. A name stands for one descriptor.
+#[derive(Debug)]
+pub(crate) struct PollSet<'a, T> {
+    names: Vec<T>,
+    fds: Vec<PollFd<'a>>,
+}
+
+/// What can be done without waiting.
+#[derive(Debug)]
+pub(crate) struct Ready<T>(Vec<(T, PollFlags)>);
+
+impl<'a, T: Copy + PartialEq> PollSet<'a, T> {
+    pub(crate) fn new() -> Self {
+        Self { names: Vec::with_capacity(8), fds: Vec::with_capacity(8) }
+    }
+
+    /// Waits until `fd` can be read, or its other end is closed.
+    pub(crate) fn read(&mut self, name: T, fd: &'a impl AsFd) {
+        self.add(name, PollFd::new(fd, PollFlags::IN));
+    }
+
+    /// Waits until `fd` can be written, or its other end is closed.
+    pub(crate) fn write(&mut self, name: T, fd: &'a impl AsFd) {
+        self.add(name, PollFd::new(fd, PollFlags::OUT));
+    }
+
+    /// Waits until the other end of `fd` is closed.
+    pub(crate) fn close(&mut self, name: T, fd: &'a impl AsFd) {
+        self.add(name, PollFd::new(fd, PollFlags::empty()));
+    }
+
+    fn add(&mut self, name: T, fd: PollFd<'a>) {
+        self.names.push(name);
+        self.fds.push(fd);
+    }
+
+    /// Waits until something is ready, at most for `timeout`. A signal is no error: then nothing is ready.
+    ///
+    /// # Errors
+    /// Those of poll(2): too many descriptors, or no memory.
+    pub(crate) fn wait(mut self, timeout: Option<Duration>) -> io::Result<Ready<T>> {
+        let count = super::wait(&mut self.fds, timeout)?;
+        let events = self.names.iter().zip(&self.fds).map(|(name, fd)| (*name, fd.revents()));
+        Ok(Ready(if count == 0 { Vec::new() } else { events.filter(|(_, events)| !events.is_empty()).collect() }))
+    }
+}
+
+impl<T: Copy + PartialEq> Ready<T> {
+    /// The names of what is ready, in the order in which it was added.
+    pub(crate) fn names(&self) -> impl Iterator<Item = T> {
+        self.0.iter().map(|(name, _)| *name)
+    }
+
+    pub(crate) fn has(&self, name: T) -> bool {
+        self.names().any(|ready| ready == name)
+    }
+
+    /// True when the descriptor is no descriptor any more.
+    pub(crate) fn is_invalid(&self, name: T) -> bool {
+        self.0.iter().any(|(ready, events)| *ready == name && events.contains(PollFlags::NVAL))
+    }
+
+    /// True when nobody holds the other end.
+    pub(crate) fn is_closed(&self, name: T) -> bool {
+        self.0.iter().any(|(ready, events)| *ready == name && events.contains(PollFlags::HUP))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn what_is_ready_is_named_in_order() {
+        let (reader, mut writer) = io::pipe().unwrap();
+        let (other, closed) = io::pipe().unwrap();
+        let wait = |time| {
+            let mut set = PollSet::new();
+            set.read("reader", &reader);
+            set.close("other", &other);
+            set.wait(Some(time)).unwrap()
+        };
+        assert_eq!(wait(Duration::ZERO).names().count(), 0);
+        writer.write_all(b"x").unwrap();
+        drop(closed);
+        let ready = wait(Duration::MAX);
+        assert_eq!(ready.names().collect::<Vec<_>>(), ["reader", "other"]);
+        assert!(ready.has("reader") && ready.is_closed("other") && !ready.is_closed("reader"));
+        assert!(!ready.is_invalid("reader"));
+    }
+}
