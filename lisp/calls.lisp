@@ -403,21 +403,20 @@ it fails with. Return 0 or 1."
                       (declare (dynamic-extent more))
                       (when more
                         (check-stack-room))
-                      (let ((unwritable (flet ((write-values ()
-                                                 (let ((scratch *scratch*))
-                                                   (declare (type scratch scratch))
-                                                   (begin-message scratch)
-                                                   (put scratch
-                                                        (token (tag-number :values) (if one (1+ (length more)) 0)))
-                                                   (when one
-                                                     (put-argument scratch value shape))
-                                                   (dolist (value more)
-                                                     (put-object scratch value shape)))
-                                                 nil))
-                                          (declare (dynamic-extent #'write-values))
-                                          (if (and (null more) (typep value '(or null fixnum)))
-                                              (write-values)
-                                              (catching-error () (write-values))))))
+                      (let ((unwritable
+                              (let ((scratch *scratch*))
+                                (declare (type scratch scratch))
+                                (begin-message scratch)
+                                (put scratch (token (tag-number :values) (if one (1+ (length more)) 0)))
+                                (cond ((and (null more) (typep value '(or null fixnum)))
+                                       (when one
+                                         (put-argument scratch value shape))
+                                       nil)
+                                      (t
+                                       (catching-error ()
+                                         (put-argument scratch value shape)
+                                         (dolist (value more)
+                                           (put-object scratch value shape))))))))
                         (when unwritable
                           ;; As an error of FUNCTION's: what the program does about it can be interrupted.
                           (if *interruptible*

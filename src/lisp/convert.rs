@@ -140,12 +140,10 @@ impl<'m> Reader<'m> {
     #[inline]
     pub fn read<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
         self.check_room()?;
-        self.whole(|reader| {
-            if T::SHAPE.code() & 256 == 0 && reader.message.is_at_handle() {
-                return reader.fetch();
-            }
-            T::from_lisp(reader)
-        })
+        if T::SHAPE.code() & 256 == 0 && self.message.is_at_handle() {
+            return self.whole(Self::fetch);
+        }
+        self.whole(T::from_lisp)
     }
 
     /// Reads an object with `read`. Where that fails, the rest of the object is skipped: who goes on reads the next one.
