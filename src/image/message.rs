@@ -476,7 +476,7 @@ impl<'m> Reader<'m> {
         Self { words, position: 0 }
     }
 
-    /// Where the next token begins.
+    /// Returns the position of the next token, in words.
     #[inline]
     pub(crate) fn position(&self) -> usize {
         self.position

@@ -65,7 +65,7 @@ pub(crate) enum JobKind {
         record_errors: bool,
         /// It may be in the background when it ends.
         detached: bool,
-        /// It begins there.
+        /// The evaluation begins in the background.
         background: bool,
     },
     /// Remove what the session defined.

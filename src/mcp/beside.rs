@@ -178,7 +178,7 @@ impl Handle {
     }
 }
 
-/// What says something, and what ends.
+/// The descriptors that [`read`] waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Watched {
     Output,

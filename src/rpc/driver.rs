@@ -256,7 +256,7 @@ struct Descriptors {
     signals: bool,
 }
 
-/// What the loop waits for.
+/// The descriptors that the loop waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Watched {
     Input,

@@ -100,7 +100,7 @@ struct Large {
     connection: u64,
     line: u64,
     bytes: Vec<u8>,
-    /// Where in `bytes` the rest begins. Before that is room for a header.
+    /// The index of the first byte in `bytes` that is not written. Room for a frame's header is before it.
     rest: usize,
 }
 
@@ -280,7 +280,7 @@ impl Buffer {
         self.bytes.backlog() + self.large.iter().map(Large::left).sum::<usize>()
     }
 
-    /// How much is left of a connection's large answers.
+    /// Returns the number of bytes of a connection's large answers that are not written.
     fn large_of(&self, connection: u64) -> usize {
         self.large.iter().filter(|large| large.connection == connection).map(Large::left).sum()
     }
@@ -317,7 +317,7 @@ mod tests {
 
     use super::*;
 
-    /// What a supervisor reads, frame by frame.
+    /// Reads all frames from `output`, as a supervisor does.
     fn read_all(output: Output, mut reader: PipeReader) -> Vec<(Kind, u64, Vec<u8>)> {
         let (mut bytes, mut chunk) = (Vec::new(), vec![0; 1 << 20]);
         while output.backlog() > 0 {

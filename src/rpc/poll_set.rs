@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 
-/// What is waited for. A name stands for one descriptor.
+/// A set of descriptors to wait for. Each has a name of its own.
 #[derive(Debug)]
 pub(crate) struct PollSet<'a, T> {
     names: Vec<T>,
     fds: Vec<PollFd<'a>>,
 }
 
-/// What can be done without waiting.
+/// The descriptors that are ready, by name, with what poll(2) says of each.
 #[derive(Debug)]
 pub(crate) struct Ready<T>(Vec<(T, PollFlags)>);
 
@@ -45,7 +45,7 @@ impl<'a, T: Copy + PartialEq> PollSet<'a, T> {
     /// Waits until something is ready, at most for `timeout`. A signal is no error: then nothing is ready.
     ///
     /// # Errors
-    /// Those of poll(2): too many descriptors, or no memory.
+    /// An error of poll(2): the process may not have so many descriptors, or the system has no memory.
     pub(crate) fn wait(mut self, timeout: Option<Duration>) -> io::Result<Ready<T>> {
         let count = super::wait(&mut self.fds, timeout)?;
         let events = self.names.iter().zip(&self.fds).map(|(name, fd)| (*name, fd.revents()));

@@ -13,7 +13,7 @@ use super::poll_set::PollSet;
 use super::waker::Waker;
 use crate::panics;
 
-/// What the thread waits for.
+/// The descriptors that the thread waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Watched {
     Waker,

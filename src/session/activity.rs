@@ -1,4 +1,4 @@
-//! What a job does: what comes of it, and who gets that.
+//! The activities of jobs. Each owns the builder of its result, and the reply that gets the result.
 
 use std::sync::Arc;
 use std::time::Duration;

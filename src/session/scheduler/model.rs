@@ -73,7 +73,7 @@ impl Model {
         self.known.lock().unwrap()
     }
 
-    /// What the session does when it gives up the board.
+    /// Gives up the board as the session does.
     fn leave(&self, mut known: MutexGuard<'_, Known>) {
         known.check();
         self.tell_changes(&mut known);
