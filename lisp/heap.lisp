@@ -41,16 +41,6 @@ SBCL's own (coreparse.c). With fewer, what handles an error collects at each tur
     (setf **asked-nursery** (and few bytes))
     bytes))
 
-(defun grow-nursery (kept)
-  "Have garbage collected as rarely as SBCL does once the last collection has left as much as +NURSERY+, KEPT bytes: what
-is kept would be copied too often. What the user sets stays."
-  (let ((size (if (< kept +nursery+) (min +nursery+ **largest-nursery**) **largest-nursery**)))
-    (unless (or (= size **nursery**) (/= **nursery** (sb-ext:bytes-consed-between-gcs)))
-      (setf **nursery** size
-            (sb-ext:bytes-consed-between-gcs) size
-            ;; For this time already. The host takes the difference of the two for what is kept.
-            (extern-alien "auto_gc_trigger" (unsigned 64)) (+ kept size)))))
-
 (defglobal **kept-before** 0
   "Bytes in use when the first of the user's threads began that there are.")
 
@@ -94,18 +84,45 @@ in use can be copied. Each of them copies what the session keeps once more."
 (defglobal **cleared-up-after** '()
   "The value of **ENDING-THREADS** that CLEAR-UP-AFTER-THREADS was the last to clear up after.")
 
+(defun nursery-for (kept)
+  "Return the bytes between two collections that are right where the last one has left KEPT bytes. They are few at first.
+Once as much as +NURSERY+ is kept they are SBCL's own choice: what is kept would be copied too often. While threads are
+being ended that fill the heap, they are what is left of it: there may be no room to copy what those keep until they
+have unwound, and a collection that finds none ends the process."
+  (cond ((and **ending-threads** (> kept (heap-limit))) (max +least-nursery+ (- (sb-ext:dynamic-space-size) kept)))
+        ((< kept +nursery+) (min +nursery+ **largest-nursery**))
+        (t **largest-nursery**)))
+
+(defglobal **adapting-nursery** (sb-thread:make-mutex :name "nursery")
+  "Held, with interrupts off, while ADAPT-NURSERY looks and sets: several threads may, and each of them may be ended.")
+
+(defun adapt-nursery ()
+  "Have garbage collected the next time when that is right where the last collection has left what is in use now. What
+the user sets stays."
+  (sb-thread::with-system-mutex (**adapting-nursery**)
+    (let* ((kept (sb-kernel:dynamic-usage))
+           (size (nursery-for kept)))
+      (unless (or (= size **nursery**) (/= **nursery** (sb-ext:bytes-consed-between-gcs)))
+        (setf **nursery** size
+              (sb-ext:bytes-consed-between-gcs) size
+              ;; For this time already. The host takes the difference of the two for what is kept.
+              (extern-alien "auto_gc_trigger" (unsigned 64)) (+ kept size))))))
+
 (defun end-threads-for-heap ()
   "End the user's threads, for the heap is nearly used up and nobody can tell which of them fills it. Say so."
   (let ((threads (set-difference (user-threads) **ending-threads**))
         (used (sb-kernel:dynamic-usage)))
     (when threads
       (setf **ending-threads** (append threads **ending-threads**))
+      (adapt-nursery)
       (event 0 (event-code :notice) 0
              (with-server-syntax ()
                (format nil "The heap was nearly used up (~D of ~D MB), so these were ended: ~A."
                        (megabytes used) (megabytes (sb-ext:dynamic-space-size)) (thread-list threads))))
       (let ((self sb-thread:*current-thread*))
         (end-threads (remove self threads))
+        ;; Once more: it may have looked already, and the next collection is far.
+        (sb-impl::finalizer-thread-notify 1)
         (when (find self threads)
           (sb-thread:abort-thread))))))
 
@@ -206,7 +223,7 @@ in a signal handler within the one before: of these SBCL takes eight.")
 (defun watch-heap ()
   "End what fills the heap: the user's threads, and the evaluation if this is its thread. Called after each collection in
 the thread that caused it, which may be one of them: it ends last, and here."
-  (grow-nursery (sb-kernel:dynamic-usage))
+  (adapt-nursery)
   ;; What is collected because something has ended may take more than one collection.
   (unless (sb-thread:holding-mutex-p **collecting**)
     (when (> (sb-kernel:dynamic-usage) (heap-limit))
