@@ -279,4 +279,8 @@ int32_t sbcl_host_is_lisp_thread(void);
 /* Of the shim: the file in which SBCL looks for a core, before initialize_lisp. PATH must stay valid. */
 void sbcl_host_set_runtime_path(const char *path);
 
+/* Of the shim: from here on a process that fork(3) makes can allocate, whatever other threads do at that time. Once a
+ * process. Returns 0 or an error number. */
+int32_t sbcl_host_guard_forks(void);
+
 #endif

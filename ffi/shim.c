@@ -1,5 +1,7 @@
 /* Linked into libsbcl: what the host needs and the stock runtime does not export. */
 
+#include <pthread.h>
+#include <signal.h>
 #include <string.h>
 
 #ifdef __linux__
@@ -8,7 +10,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <malloc.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -67,6 +68,33 @@ void sbcl_host_set_runtime_path(const char *path) { runtime_path = path; }
 /* Linked with --wrap: where SBCL looks for a core in an ELF section. The host knows better than /proc/self/exe, for it
  * may be a shared object in some other program, or may have been told of another core. */
 char *__wrap_os_get_runtime_executable_path(void) { return runtime_path ? strdup(runtime_path) : 0; }
+
+/* A process that fork(3) has made has one thread. The locks of SBCL's allocator are taken before, so that no other thread
+ * holds one for ever there: not even one that ends, which gives back what it has not used once nobody waits for it. They
+ * are taken in SBCL's order (alloc.c), and with signals blocked: who holds one must not be stopped for a collection. */
+
+extern pthread_mutex_t code_allocator_lock;
+
+static sigset_t signals_before_fork;
+
+static void take_allocator(void) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  pthread_mutex_lock(&code_allocator_lock);
+  acquire_gc_page_table_lock();
+  /* Another thread that forks waits until here. */
+  signals_before_fork = before;
+}
+
+static void release_allocator(void) {
+  sigset_t before = signals_before_fork;
+  release_gc_page_table_lock();
+  pthread_mutex_unlock(&code_allocator_lock);
+  pthread_sigmask(SIG_SETMASK, &before, 0);
+}
+
+int32_t sbcl_host_guard_forks(void) { return pthread_atfork(take_allocator, release_allocator, release_allocator); }
 
 #ifdef __linux__
 

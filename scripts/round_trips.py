@@ -4,7 +4,7 @@
     scripts/round_trips.py BINARY [--peer COMMAND] [--rounds N] [--calls N]
 
 Measured: `cat`, as what the pipes alone take; the server supervised, and as a plain process; and another server, COMMAND, which
-must have a tool `evaluate-lisp` with an argument `code`.
+must have a tool `evaluate-lisp` with an argument `code`; then what each takes to what that takes, the median of the rounds' ratios.
 """
 
 import argparse
@@ -78,11 +78,20 @@ def main():
                     peer.times(form, 50)
                     medians[name, form].append(statistics.median(peer.times(form, arguments.calls)))
                 peer.end()
-    print(f"| µs, medians of {arguments.rounds} runs of {arguments.calls} calls | " + " | ".join(f"`{form}`" for form in FORMS) + " |")
+    table(f"µs, medians of {arguments.rounds} runs of {arguments.calls} calls", medians, commands, ".0f")
+    if arguments.peer:
+        ratios = {key: [of / peer for of, peer in zip(medians[key], medians["peer", key[1]])] for key in medians}
+        table("to the peer", ratios, [name for name in commands if name != "peer"], ".2f")
+
+
+def table(title, figures, names, digits):
+    """Prints for each name and form the median of its figures, and between which they lie."""
+    print(f"\n| {title} | " + " | ".join(f"`{form}`" for form in FORMS) + " |")
     print("|---" * (len(FORMS) + 1) + "|")
-    for name in commands:
-        figures = (medians[name, form] for form in FORMS)
-        print(f"| {name} | " + " | ".join(f"{statistics.median(of):.0f} ({min(of):.0f} to {max(of):.0f})" for of in figures) + " |")
+    for name in names:
+        row = (figures[name, form] for form in FORMS)
+        print(f"| {name} | " + " | ".join(
+            f"{statistics.median(of):{digits}} ({min(of):{digits}} to {max(of):{digits}})" for of in row) + " |")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,15 @@ const BUSY: Duration = Duration::from_micros(50);
 /// It does so only if it has waited three times within this: what comes alone finds it asleep anyway.
 const LATELY: Duration = Duration::from_millis(5);
 
+/// Who gave way for longer than this has given the processor to a program that computes.
+const CROWDED: Duration = Duration::from_micros(500);
+
+/// For so long after that it sleeps at once: a slice of such a program's takes longer than any wake-up.
+const CROWDED_FOR: Duration = Duration::from_millis(100);
+
 thread_local! {
+    /// Until when this thread sleeps at once.
+    static ASLEEP_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
     /// When this thread waited last, and when before that.
     static WAITED: Cell<[Option<Instant>; 2]> = const { Cell::new([None; 2]) };
 }
@@ -21,7 +29,9 @@ pub(crate) fn look<T>(looks: u32, mut look: impl FnMut() -> Option<T>) -> Option
     let begin = Instant::now();
     let [last, before] = WAITED.get();
     WAITED.set([Some(begin), last]);
-    let busy = if before.is_some_and(|before| begin - before < LATELY) { BUSY } else { Duration::ZERO };
+    let comes_often = before.is_some_and(|before| begin - before < LATELY);
+    let is_crowded = ASLEEP_UNTIL.get().is_some_and(|until| begin < until);
+    let busy = if comes_often && !is_crowded { BUSY } else { Duration::ZERO };
     loop {
         for _ in 0..looks {
             if let Some(found) = look() {
@@ -33,6 +43,11 @@ pub(crate) fn look<T>(looks: u32, mut look: impl FnMut() -> Option<T>) -> Option
             return None;
         }
         // Others may want this processor: the one that is waited for, perhaps.
+        let yielded = Instant::now();
         std::thread::yield_now();
+        let now = Instant::now();
+        if now - yielded > CROWDED {
+            ASLEEP_UNTIL.set(Some(now + CROWDED_FOR));
+        }
     }
 }

@@ -96,6 +96,7 @@ fn start(
         return Err(BootError::Runtime(status));
     }
     runtime.watch()?;
+    runtime.guard_forks()?;
     let library = program.map_or(std::ptr::null_mut(), |(program, threads)| super::program::install(program, threads));
     let table = callbacks::install(host, random_seed(), config, library);
     // SAFETY: SBCL is initialised, and the table is leaked.

@@ -140,6 +140,17 @@ impl Runtime {
         Ok(())
     }
 
+    /// Has processes that C code forks be able to allocate in Lisp, whatever other threads did at that time.
+    pub(super) fn guard_forks(&self) -> Result<(), BootError> {
+        let guard: Symbol<unsafe extern "C" fn() -> i32> = self.symbol("sbcl_host_guard_forks")?;
+        // SAFETY: the functions that it registers take locks that are initialised statically, in a library that is never
+        // unloaded.
+        match unsafe { guard() } {
+            0 => Ok(()),
+            error => Err(BootError::Os { what: "guard forks", source: io::Error::from_raw_os_error(error) }),
+        }
+    }
+
     /// Runs `initialize_lisp` with these arguments. Its status.
     ///
     /// # Safety

@@ -498,6 +498,24 @@ fn forked_child_that_prints_exits() {
     assert!(is_alive(worker(&server)));
 }
 
+#[test]
+fn forked_child_allocates_though_another_thread_was_ending() {
+    let mut server = Server::ready();
+    // What a thread has allocated last is given back when it has been joined already.
+    let fork = r#"(dotimes (i 100)
+                    (sb-thread:join-thread (sb-thread:make-thread (lambda () (loop repeat 3000 collect 1))))
+                    (when (eql 0 (sb-alien:alien-funcall (sb-alien:extern-alien "fork" (function sb-alien:int))))
+                      (loop repeat 50000 collect 1)
+                      (sb-alien:alien-funcall (sb-alien:extern-alien "_exit" (function sb-alien:void sb-alien:int)) 0)))"#;
+    for _ in 0..6 {
+        // The children have no thread that they could collect garbage with.
+        assert_eq!(server.evaluate("(gc)"), "=> NIL");
+        assert_eq!(server.evaluate(fork), "=> NIL");
+    }
+    until("the children end by themselves", || children(worker(&server)).is_empty());
+    assert!(is_alive(worker(&server)));
+}
+
 // ---- What is restored is either right or named
 
 #[test]
