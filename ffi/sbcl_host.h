@@ -91,7 +91,7 @@ enum sbcl_event {
   SBCL_EVENT_WARNING_TEXT = 4,   /* continue; number: 1 to begin the text again */
   SBCL_EVENT_VALUE = 5,          /* begin; number: 1 in place of the one begun last */
   SBCL_EVENT_VALUE_TEXT = 6,     /* continue */
-  SBCL_EVENT_ERROR = 7,          /* begin: condition type */
+  SBCL_EVENT_ERROR = 7,          /* begin: condition type; number: 1 if the error before was still being described */
   SBCL_EVENT_ERROR_TEXT = 8,     /* continue; number: 1 to begin the text again */
   SBCL_EVENT_RESTART = 9,        /* begin: restart name; number: from 1, and of many some are left out */
   SBCL_EVENT_RESTART_TEXT = 10,  /* continue */

@@ -621,6 +621,9 @@ the feature expression of #+."
   (let ((package (current-package)))
     (if (eq package (find-package "KEYWORD")) **user-package** package)))
 
+(defvar *capturing* nil
+  "True while an error is described: its message, restarts, slots and frames, for which the user's methods are called.")
+
 (defun capture (type report condition find-frame)
   "Push an error of TYPE, a string: what REPORT, a function, pushes of its message, the restarts for CONDITION, and the
 frames from the one that FIND-FRAME returns. Return the frames as USER-FRAMES does; and a function that pushes them when
@@ -629,21 +632,25 @@ that must wait until the stack is unwound, else NIL."
   (let ((frame (funcall find-frame))
         (*package* (report-package)))
     (with-quiet-debugger ()
-      (event *job-id* (event-code :error) 0 type)
-      (when (plusp *form-number*)
-        (event *job-id* (event-code :form) *form-number* (with-server-syntax () (princ-to-string *form-start*))))
-      (funcall report)
-      (guarded (push-restarts condition) (failure) nil)
-      (when condition
-        (guarded (push-slots condition) (failure) nil))
-      (multiple-value-bind (frames total)
-          (let ((*half-made-frames* (typep condition 'storage-condition)))
-            (guarded (user-frames frame) (failure) (values '() 0)))
-        (event *job-id* (event-code :frames) total)
-        (let ((calls (loop for (number . frame) in frames collect (frame-call number frame condition))))
-          (extend-machinery calls)
-          ;; Printing calls the user's methods, and there may be little stack left for them.
-          (cond ((typep condition 'storage-condition)
-                 (values frames (lambda () (push-calls calls) nil)))
-                (t (push-calls calls)
-                   (values frames nil))))))))
+      (event *job-id* (event-code :error) (if *capturing* 1 0) type)
+      (let ((*capturing* t))
+        (when (plusp *form-number*)
+          (event *job-id* (event-code :form) *form-number* (with-server-syntax () (princ-to-string *form-start*))))
+        (funcall report)
+        (guarded (push-restarts condition) (failure) nil)
+        (when condition
+          (guarded (push-slots condition) (failure) nil))
+        (multiple-value-bind (frames total)
+            (let ((*half-made-frames* (typep condition 'storage-condition)))
+              (guarded (user-frames frame) (failure) (values '() 0)))
+          (event *job-id* (event-code :frames) total)
+          (let ((calls (loop for (number . frame) in frames collect (frame-call number frame condition))))
+            (extend-machinery calls)
+            ;; Printing calls the user's methods, and there may be little stack left for them.
+            (cond ((typep condition 'storage-condition)
+                   (values frames (lambda ()
+                                    (let ((*capturing* t))
+                                      (push-calls calls))
+                                    nil)))
+                  (t (push-calls calls)
+                     (values frames nil)))))))))

@@ -272,7 +272,11 @@ pub(crate) enum Event<'a> {
         again: bool,
     },
     ValueText(Text<'a>),
-    Error(Text<'a>),
+    /// Its type; `interrupts`: it came while the error before was being described.
+    Error {
+        kind: Text<'a>,
+        interrupts: bool,
+    },
     /// `again`: in place of what there is of it.
     ErrorText {
         text: Text<'a>,
@@ -356,7 +360,7 @@ impl<'a> Event<'a> {
             sbcl_event::SBCL_EVENT_WARNING_TEXT => Self::WarningText { text, again: number != 0 },
             sbcl_event::SBCL_EVENT_VALUE => Self::Value { again: number != 0 },
             sbcl_event::SBCL_EVENT_VALUE_TEXT => Self::ValueText(text),
-            sbcl_event::SBCL_EVENT_ERROR => Self::Error(text),
+            sbcl_event::SBCL_EVENT_ERROR => Self::Error { kind: text, interrupts: number == 1 },
             sbcl_event::SBCL_EVENT_ERROR_TEXT => Self::ErrorText { text, again: number != 0 },
             sbcl_event::SBCL_EVENT_RESTART => Self::Restart(count, text),
             sbcl_event::SBCL_EVENT_RESTART_TEXT => Self::RestartText(text),

@@ -279,8 +279,14 @@ impl Inner {
         if let Some(errors) = signalled {
             self.record_signalled(connection, state, errors);
         }
-        let why = "A cleanup form failed in turn, or left, while it was unwound";
-        self.record_superseded(connection, state, superseded, why);
+        for (error, is_interrupted) in superseded {
+            let why = if is_interrupted {
+                "The evaluation was interrupted while this error was being described"
+            } else {
+                "A cleanup form failed in turn, left, or was interrupted, while it was unwound"
+            };
+            self.record_superseded(connection, state, [error], why);
+        }
         for error in &mut outcome.errors {
             self.record(connection, state, error);
         }
@@ -321,7 +327,7 @@ impl Inner {
         &self,
         connection: &Connection,
         state: &mut ErrorState,
-        errors: Vec<Arc<ErrorRecord>>,
+        errors: impl IntoIterator<Item = Arc<ErrorRecord>>,
         why: &str,
     ) {
         for mut error in errors {
@@ -363,8 +369,8 @@ impl Inner {
 pub(super) struct Earlier {
     /// Those that the code handled, if they are recorded.
     signalled: Option<Vec<Arc<ErrorRecord>>>,
-    /// Those that reached the debugger.
-    superseded: Vec<Arc<ErrorRecord>>,
+    /// Those that reached the debugger, each with whether the evaluation was interrupted while the error was being described.
+    superseded: Vec<(Arc<ErrorRecord>, bool)>,
 }
 
 impl Earlier {

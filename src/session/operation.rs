@@ -145,7 +145,7 @@ impl RecordsBuilder {
                 }
                 return self.omitted > 0 || buffer.enough();
             }
-            Event::Error(kind) => self.error = Some((kind.to_owned(), ClippedBuffer::new(MAX_FIELD))),
+            Event::Error { kind, .. } => self.error = Some((kind.to_owned(), ClippedBuffer::new(MAX_FIELD))),
             Event::ErrorText { text, again } => {
                 if let Some((_, message)) = &mut self.error {
                     if again {

@@ -380,6 +380,29 @@ fn record_errors_does_not_affect_handlers_or_the_result(mode: Mode) {
 }
 
 #[apply(both_modes)]
+fn error_that_was_being_described_at_an_interruption_is_named_as_such(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(define-condition slow (error) () (:report (lambda (condition stream) condition stream (sleep 60))))
+         (defstruct bad)
+         (defmethod print-object ((bad bad) stream) stream (sleep 60))
+         (defun fail-with (bad) (if (eq bad 7) bad (error \"plain\")))",
+    );
+    for (code, id, kind) in [("(error 'slow)", 1, "SLOW"), ("(fail-with (make-bad))", 3, "SIMPLE-ERROR")] {
+        let text = bad(&mut server, "evaluate-lisp", json!({"code": code, "timeout": 0.5}));
+        let why = "The evaluation was interrupted while this error was being described.";
+        let expected = format!("[notice]\nE{id} reached the debugger before: {kind}. {why}\n");
+        assert!(text.starts_with(&expected) && text.contains("[ERROR] TIMEOUT"), "{text}");
+    }
+    for code in ["(unwind-protect (error \"x\") (error \"y\"))", "(unwind-protect (error \"x\") (sleep 60))"] {
+        let limits = json!({"code": code, "timeout": 0.5});
+        let text = bad(&mut server, "evaluate-lisp", limits);
+        assert!(text.contains("A cleanup form failed in turn, left, or was interrupted, while it was"), "{text}");
+    }
+    server.goes_on();
+}
+
+#[apply(both_modes)]
 fn record_errors_includes_errors_in_threads_of_the_evaluation(mode: Mode) {
     let mut server = mode.ready();
     let code = "(mapc #'sb-thread:join-thread

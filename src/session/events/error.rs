@@ -20,6 +20,8 @@ const MAX_LOCAL: u64 = 200;
 #[derive(Debug, Default)]
 pub(crate) struct ErrorBuilder {
     pub(crate) kind: String,
+    /// The evaluation was interrupted while this error was being described.
+    pub(crate) is_interrupted: bool,
     message: ClippedBuffer,
     time: jiff::Timestamp,
     /// Number of the form that failed, and where it begins.

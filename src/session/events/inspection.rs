@@ -54,7 +54,7 @@ impl InspectionBuilder {
                     return value.enough();
                 }
             }
-            Event::Error(kind) => self.error = Some((kind.to_owned(), String::new())),
+            Event::Error { kind, .. } => self.error = Some((kind.to_owned(), String::new())),
             Event::ErrorText { text, again } => {
                 if let Some((_, message)) = &mut self.error {
                     if again {

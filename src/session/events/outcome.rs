@@ -247,8 +247,9 @@ impl OutcomeBuilder {
             Event::TimeRun(ms) => self.timing.get_or_insert_default().run_ms = ms,
             Event::TimeGc(ms) => self.timing.get_or_insert_default().gc_ms = ms,
             Event::BytesConsed(bytes) => self.timing.get_or_insert_default().bytes_consed = bytes,
-            Event::Error(kind) => {
-                let before = self.error.replace(ErrorBuilder::new(name(kind), &self.limits));
+            Event::Error { kind, interrupts } => {
+                let mut before = self.error.replace(ErrorBuilder::new(name(kind), &self.limits));
+                before.iter_mut().for_each(|error| error.is_interrupted = interrupts);
                 if self.superseded.len() < SUPERSEDED {
                     self.superseded.extend(before);
                 }
@@ -308,7 +309,7 @@ impl OutcomeBuilder {
         match event {
             // What print methods print.
             Event::Stdout(_) | Event::Stderr(_) => return self.event(event),
-            Event::Error(kind) => {
+            Event::Error { kind, .. } => {
                 if let Some(signalled) = self.signalled.as_mut().filter(|signalled| signalled.len() < SIGNALLED) {
                     signalled.push(Some(ErrorBuilder::signalled(name(kind), &self.limits)));
                 }
@@ -332,8 +333,9 @@ impl OutcomeBuilder {
         Some(errors.map(|error| Arc::new(error.finish(None, &self.code, 0))).collect())
     }
 
-    /// Takes the errors that reached the debugger before the one that the evaluation ended with, in their order.
-    pub(crate) fn take_superseded(&mut self) -> Vec<Arc<ErrorRecord>> {
+    /// Takes the errors that reached the debugger before the one that the evaluation ended with, in their order, each with
+    /// whether the evaluation was interrupted while the error was being described.
+    pub(crate) fn take_superseded(&mut self) -> Vec<(Arc<ErrorRecord>, bool)> {
         let errors = std::mem::take(&mut self.superseded);
         // An interruption repeats itself until the evaluation ends.
         let last =
@@ -341,14 +343,15 @@ impl OutcomeBuilder {
         errors
             .into_iter()
             .filter(|error| last.as_ref() != Some(&error.kind))
-            .map(|error| Arc::new(error.finish(None, &self.code, 0)))
+            .map(|error| (error.is_interrupted, error))
+            .map(|(is_interrupted, error)| (Arc::new(error.finish(None, &self.code, 0)), is_interrupted))
             .collect()
     }
 
     /// All errors that reached the debugger, in their order, and what was printed.
     pub(crate) fn unwound(mut self) -> (Vec<Arc<ErrorRecord>>, Clipped) {
         let printed = Clipped { text: self.printed_text(), omitted: self.omitted() };
-        let mut errors = self.take_superseded();
+        let mut errors: Vec<_> = self.take_superseded().into_iter().map(|(error, _)| error).collect();
         // Its time to unwind is over: that is no error.
         let last = self.error.take().filter(|error| !INTERRUPTIONS.contains(&error.kind.as_str()));
         errors.extend(last.map(|error| Arc::new(error.finish(None, &self.code, self.evaluation))));
