@@ -4,6 +4,20 @@ use serde_json::Value;
 
 /// The longest id that is given back.
 const MAX_TOKEN: usize = 256;
+/// The bound of the numbers whose integers a double holds exactly.
+const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
+
+/// Returns true for an id that is written in the answer as the client wrote it. A number of more than 64 bits is not: it is
+/// rounded.
+pub(crate) fn is_exact(id: &Value) -> bool {
+    match id {
+        Value::String(_) => true,
+        Value::Number(number) => {
+            number.is_i64() || number.is_u64() || number.as_f64().is_some_and(|number| number.abs() < MAX_EXACT)
+        }
+        _ => false,
+    }
+}
 
 /// Reads a message piece by piece in constant memory and remembers the `"id"` at its top level.
 #[derive(Debug, Default)]
@@ -89,7 +103,7 @@ impl IdScanner {
         }
         if std::mem::take(&mut self.at_id) && self.token.len() <= MAX_TOKEN {
             let value = serde_json::from_slice(&self.token).ok();
-            self.found = value.filter(|id| matches!(id, Value::Number(_) | Value::String(_)));
+            self.found = value.filter(is_exact);
         }
         self.token.clear();
     }

@@ -3,7 +3,7 @@
 use rmcp::model::{ErrorCode, ErrorData, JsonObject, RequestId};
 use serde_json::Value;
 
-use crate::id_scanner::IdScanner;
+use crate::id_scanner::{IdScanner, is_exact};
 use crate::rpc::inflight::MAX_REQUESTS;
 
 /// A message of the client's.
@@ -60,7 +60,7 @@ fn message(value: Value) -> Result<Message, Fault> {
     let Value::Object(map) = value else {
         return Err((None, ErrorData::invalid_request("a message is a JSON object", None)));
     };
-    let id = map.get("id").filter(|id| id.is_number() || id.is_string()).cloned();
+    let id = map.get("id").filter(|id| is_exact(id)).cloned();
     object(map).map_err(|error| (id, error))
 }
 
@@ -90,7 +90,7 @@ fn object(mut map: JsonObject) -> Result<Message, ErrorData> {
         Value::String(id) => RequestId::String(id.into()),
         id => match id.as_i64() {
             Some(id) => RequestId::Number(id),
-            None => return invalid("the id must be a string or an integer"),
+            None => return invalid("the id must be a string or an integer from -2^63 to 2^63-1"),
         },
     };
     if is_response {

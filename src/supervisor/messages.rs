@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::id_scanner::IdScanner;
+use crate::id_scanner::{IdScanner, is_exact};
 use crate::rpc::framing;
 use crate::rpc::inflight;
 
@@ -74,6 +74,7 @@ pub(super) fn unread(line: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn response(id: &Value, code: i32, reason: &str) -> Value {
+    let id = Some(id).filter(|id| is_exact(id));
     json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": reason}})
 }
 

@@ -208,6 +208,34 @@ fn invalid_utf8_is_answered_with_a_parse_error(mode: Mode) {
 }
 
 #[apply(both_modes)]
+fn id_is_echoed_unchanged_or_refused_with_null(mode: Mode) {
+    let mut server = mode.ready();
+    for id in ["9223372036854775807", "-9223372036854775808", r#""\u00e9""#] {
+        server.send_raw(format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"method\":\"ping\"}}\n").as_bytes());
+        let id: Value = serde_json::from_str(id).unwrap();
+        assert_eq!(server.receive().unwrap(), json!({"jsonrpc": "2.0", "id": id, "result": {}}));
+    }
+    for (id, echoed) in [
+        ("9223372036854775808", json!(1_u64 << 63)),
+        ("18446744073709551615", json!(u64::MAX)),
+        ("18446744073709551616", Value::Null),
+        ("-9223372036854775809", Value::Null),
+        ("1000000000000000000000000000000", Value::Null),
+        ("1e30", Value::Null),
+    ] {
+        for rest in ["\"method\":\"ping\"}", "\"method\":\"ping\",}"] {
+            server.send_raw(format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},{rest}\n").as_bytes());
+            let answer = server.receive().unwrap();
+            assert_eq!(answer["id"], echoed, "{id}: {answer}");
+            let message = answer["error"]["message"].as_str().unwrap();
+            let expected = if rest.ends_with(",}") { "not valid JSON" } else { "an integer from -2^63 to 2^63-1" };
+            assert!(message.contains(expected), "{id}: {answer}");
+        }
+    }
+    server.goes_on();
+}
+
+#[apply(both_modes)]
 fn json_other_than_a_request_is_answered_as_invalid_request(mode: Mode) {
     let mut server = mode.ready();
     for (message, id) in [
