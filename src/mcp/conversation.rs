@@ -111,14 +111,19 @@ impl Conversation {
                 return self.inflight().refuse(id, ErrorData::invalid_request(too_long(), None), number, None);
             }
         };
-        match decode(text) {
+        self.decoded(decode(text), text.len(), number);
+    }
+
+    /// Takes the content of a line of `bytes` bytes, which has this number.
+    pub(super) fn decoded(&self, incoming: Incoming, bytes: usize, number: u64) {
+        match incoming {
             Incoming::Nothing => self.inflight().output.done(number),
             Incoming::One(message) => {
-                self.take(message, Place { line: number, part: 0, bytes: text.len(), batch: None });
+                self.take(message, Place { line: number, part: 0, bytes, batch: None });
             }
             Incoming::Batch(messages) => {
                 let batch = Inflight::batch(number);
-                let bytes = text.len() / messages.len();
+                let bytes = bytes / messages.len();
                 for (part, message) in messages.into_iter().enumerate() {
                     self.take(message, Place { line: number, part, bytes, batch: Some(&batch) });
                 }

@@ -3,6 +3,7 @@
 use rmcp::model::{ErrorCode, ErrorData, JsonObject, RequestId};
 use serde_json::Value;
 
+use super::tools;
 use crate::id_scanner::{IdScanner, is_exact};
 use crate::rpc::inflight::MAX_REQUESTS;
 
@@ -29,6 +30,23 @@ pub(super) enum Incoming {
     One(Result<Message, Fault>),
     /// Several messages in one line, as revision 2025-03-26 has it.
     Batch(Vec<Result<Message, Fault>>),
+}
+
+impl Incoming {
+    /// Returns true for a call of a tool that searches directories before the call waits for Lisp.
+    pub(super) fn searches_directories(&self) -> bool {
+        let searches = |message: &Result<Message, Fault>| match message {
+            Ok(Message::Request { method, params, .. }) if method == "tools/call" => {
+                params.get("name").and_then(Value::as_str).is_some_and(tools::searches_directories)
+            }
+            _ => false,
+        };
+        match self {
+            Self::Nothing => false,
+            Self::One(message) => searches(message),
+            Self::Batch(messages) => messages.iter().any(searches),
+        }
+    }
 }
 
 /// Makes sense of a line.

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, getppid};
 
 use super::conversation::Conversation;
+use super::incoming::decode;
 use super::tools::ToolContext;
 use crate::panics;
 use crate::recovery::state::RecoveryState;
@@ -26,7 +27,7 @@ pub(super) struct Server {
     guests: Mutex<BTreeMap<u64, Arc<Conversation>>>,
     /// Long lines that have been read in part, with their numbers, by connection.
     pieces: Mutex<BTreeMap<u64, (u64, Vec<u8>)>>,
-    /// Lines that wait, by connection, while a thread takes a long line of that connection.
+    /// Lines that wait, by connection, while a thread takes a slow line of that connection.
     taken: Arc<Mutex<BTreeMap<u64, Said>>>,
     /// The number of the supervisor's lines so far.
     received: AtomicU64,
@@ -114,7 +115,7 @@ impl Server {
             }
             (Part::Line(number, rest), Some((_, mut line))) => {
                 line.extend_from_slice(rest);
-                self.take_long(connection, number, line);
+                self.take_slow(connection, number, line);
             }
             (Part::Line(number, line), None) => {
                 self.heard(number);
@@ -146,16 +147,20 @@ impl Server {
         if connection == 0 { self.main.clone() } else { self.guest(connection) }
     }
 
-    /// Takes a line, after a long one of the same connection's if that is being taken.
+    /// Takes a line, after a slow one of the same connection's if that is being taken.
     fn in_turn(&self, connection: u64, number: u64, line: &[u8]) {
         if let Some(said) = self.taken.lock().get_mut(&connection) {
             return said.push_back((number, Some(line.to_vec())));
         }
-        self.conversation(connection).line(Line::Text(line), number);
+        let incoming = decode(line);
+        if incoming.searches_directories() {
+            return self.take_slow(connection, number, line.to_vec());
+        }
+        self.conversation(connection).decoded(incoming, line.len(), number);
     }
 
-    /// Takes a long line, on a thread of its own: that takes its time, in which others are served.
-    fn take_long(&self, connection: u64, number: u64, line: Vec<u8>) {
+    /// Takes a slow line, one that is long or searches directories, on a thread of its own, while others are served.
+    fn take_slow(&self, connection: u64, number: u64, line: Vec<u8>) {
         let mut said = VecDeque::from([(number, Some(line))]);
         let mut taken = self.taken.lock();
         if let Some(waiting) = taken.get_mut(&connection) {

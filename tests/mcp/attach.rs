@@ -148,7 +148,7 @@ impl Client {
     }
 
     #[track_caller]
-    fn bad(&mut self, name: &str, arguments: Value) -> String {
+    pub(crate) fn bad(&mut self, name: &str, arguments: Value) -> String {
         let (text, is_error) = self.call(name, arguments);
         assert!(is_error, "{name} succeeds: {text}");
         text

@@ -1,6 +1,7 @@
 //! What needs no Lisp is answered at once, whatever else the server does.
 
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::attach::{Client, Runtime};
@@ -361,6 +362,59 @@ fn large_batches_of_four_clients_delay_no_other_client(mode: Mode) {
     });
     pings.are_fast();
     server.goes_on();
+}
+
+/// Directories one in another, each with so many definitions of systems. Returns the innermost.
+fn definitions(directory: &Scratch, files: usize) -> PathBuf {
+    let innermost = directory.directory("a/b/c/d/e");
+    for place in innermost.ancestors().take(5) {
+        for n in 0..files {
+            let text = format!("(defsystem \"system-{n}\")\n{}", "; a comment\n".repeat(20));
+            std::fs::write(place.join(format!("file-{n}.asd")), text).expect("a file");
+        }
+    }
+    innermost
+}
+
+#[apply(both_modes)]
+fn searches_for_systems_delay_no_other_client(mode: Mode) {
+    const LOADS: usize = 300;
+    let directory = Scratch::new();
+    let innermost = definitions(&directory, 300);
+    let runtime = Runtime::new(mode);
+    let mut server = runtime.server(&[]);
+    let mut client = runtime.join(&server);
+    let names = |count: usize| (0..count).map(|n| format!("s{n}")).collect::<Vec<_>>().join(", ");
+    let load = |id: usize| {
+        let arguments = json!({"system": format!("s{id}"), "directory": innermost});
+        let params = json!({"name": "load", "arguments": arguments});
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
+    };
+    let batch: Value = (0..LOADS).map(load).collect();
+    assert!(batch.to_string().len() < 64 << 10, "a line that is taken as a whole");
+    let pings = Pings::during(&runtime, runtime.join(&server), |_| {
+        let text = client.bad("run-tests", json!({"system": names(600), "directory": innermost}));
+        assert!(text.contains("at most 20 systems"), "{text}");
+        let text = client.good("run-tests", json!({"system": names(20), "directory": innermost}));
+        assert!(text.contains("s19"), "{text}");
+        client.send(&batch);
+        assert_eq!(client.read().expect("an answer").as_array().expect("that to a batch").len(), LOADS);
+    });
+    pings.are_fast();
+    server.goes_on();
+}
+
+#[apply(both_modes)]
+fn requests_behind_a_load_run_after_it(mode: Mode) {
+    let directory = Scratch::new();
+    let innermost = definitions(&directory, 50);
+    directory.write("a/b/last.asd", "(defsystem \"last\" :components ((:file \"last\")))");
+    directory.write("a/b/last.lisp", "(defvar cl-user::*loaded* 7)");
+    let mut server = mode.ready();
+    let loading = server.post_call("load", json!({"system": "last", "directory": innermost}));
+    let after = server.post_call("evaluate-lisp", json!({"code": "*loaded*"}));
+    assert_eq!(server.outcome(after), ("=> 7".to_owned(), false));
+    assert!(!server.outcome(loading).1);
 }
 
 /// The time that a client's pings took while others did something, and those of a client of an idle server.

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::ask::{self, Asked};
 use super::limits::{on_error, on_error_schema, timeout, timeout_schema_with};
 use super::schema::{choice, text};
-use super::system::{System, absolute, existing, pathname};
+use super::system::{Definitions, System, absolute, existing, pathname};
 use super::{Arguments, Call, Fault, Step, background, define, evaluation_hints, later};
 use crate::session::Operation;
 use crate::{Evaluation, OnError, Session, TimeLimit, report};
@@ -87,7 +87,7 @@ impl Target {
     fn of(system: Option<&str>, path: Option<&str>, directory: Option<&str>) -> Result<Self, Fault> {
         match (system, path, directory) {
             (Some(_), Some(_), _) => Err(Fault::Value("load takes system or path, not both.".to_owned())),
-            (Some(system), None, _) => System::find(system, directory).map(Self::System),
+            (Some(system), None, _) => System::find(system, directory, &Definitions::default()).map(Self::System),
             (None, Some(path), _) => {
                 let path = match directory {
                     Some(directory) => existing(directory)?.join(path),

@@ -223,6 +223,11 @@ const REPEATABLE: [&str; 11] = [
     limits::NAME,
 ];
 
+/// Returns true for a tool that searches directories before it waits for Lisp, which may take seconds.
+pub(super) fn searches_directories(tool: &str) -> bool {
+    matches!(tool, load::NAME | run_tests::NAME)
+}
+
 /// Tools that answer while an image is being restored; those about errors not when it is yet to be told what became of an
 /// evaluation that was cancelled.
 const MEANWHILE: [&str; 5] =

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde_json::json;
 
-use super::system::System;
+use super::system::{Definitions, System};
 use super::{Arguments, Call, Fault, Step, background, define, later};
 use crate::mcp::beside::{Handle, Tests};
 use crate::outcome::{Field, Record, TestCounts};
@@ -100,16 +100,17 @@ fn tests(arguments: &mut Arguments) -> Result<Tests, Fault> {
     if [!named.is_empty(), package.is_some(), name.is_some()].iter().filter(|given| **given).count() != 1 {
         return Err(Fault::Value(format!("{NAME} needs one of system, package and name.")));
     }
+    if named.len() > MAX_SYSTEMS {
+        return Err(Fault::Value(format!("{NAME} takes at most {MAX_SYSTEMS} systems at once.")));
+    }
     let directory = arguments.optional_text("directory")?;
+    let known = Definitions::default();
     let mut systems: Vec<System> = Vec::new();
     for name in named {
-        let system = System::find(&name, directory.as_deref())?;
+        let system = System::find(&name, directory.as_deref(), &known)?;
         if !systems.iter().any(|known| known.is_same(&system)) {
             systems.push(system);
         }
-    }
-    if systems.len() > MAX_SYSTEMS {
-        return Err(Fault::Value(format!("{NAME} takes at most {MAX_SYSTEMS} systems at once.")));
     }
     let allowed = || format!("a number of seconds from {} to {}", TEST_TIMEOUT_RANGE.start(), TEST_TIMEOUT_RANGE.end());
     let timeout = arguments.number("timeout", TEST_TIMEOUT_RANGE, allowed)?.unwrap_or(TIMEOUT);

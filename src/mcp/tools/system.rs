@@ -5,14 +5,15 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 
 use super::Fault;
 use crate::session::{Operation, quoted};
 
-/// Directories and files that are looked at in one directory, the size of an .asd file that is looked into, and that of all
-/// of them: the thread that reads requests looks.
+/// Maximum number of entries that are looked at in one directory, maximum size of an .asd file that is read, and of all that
+/// one request reads.
 const MAX_ENTRIES: usize = 2_000;
 const MAX_DEFINITION: u64 = 1 << 20;
 const MAX_DEFINITIONS: u64 = 8 << 20;
@@ -41,14 +42,14 @@ enum Definition {
 impl System {
     /// The system of this name, however it is written, in another case too unless there is one in that. Its definition is
     /// looked for in and near `directory`, and then it comes before what ASDF knows of that name; without a directory, in
-    /// and near the working directory.
+    /// and near the working directory. `known` is what the searches of one request have read.
     ///
     /// # Errors
     /// There is no such directory.
-    pub(super) fn find(name: &str, directory: Option<&str>) -> Result<Self, Fault> {
+    pub(super) fn find(name: &str, directory: Option<&str>, known: &Definitions) -> Result<Self, Fault> {
         let name = system_name(name);
         let begin = directory.map_or_else(|| absolute("."), existing)?;
-        let found = find(&name, &begin, &Definitions::default());
+        let found = find(&name, &begin, known);
         let looked = vec![format!("{}, above it and one level below", begin.display())];
         let (name, definition) = found.map_or((name, None), |(name, definition)| (name, Some(definition)));
         Ok(Self { name, definition, fallback: directory.is_none(), looked })
@@ -166,13 +167,13 @@ fn find(written: &str, begin: &Path, known: &Definitions) -> Option<(String, Def
     let names = std::iter::once(written).chain((lower != written).then_some(lower.as_str()));
     names.into_iter().find_map(|name| find_as_written(name, begin, known)).or_else(|| {
         // As neither: ASDF finds what is called like its file.
-        let directories = std::iter::once(begin).chain(begin.ancestors().skip(1));
-        directories.into_iter().find_map(|directory| {
-            let found = definitions(directory).into_iter().filter(|path| {
+        begin.ancestors().find_map(|directory| {
+            let paths = known.definitions(directory);
+            let found = paths.iter().filter(|path| {
                 directory == begin
                     || path.file_stem().is_some_and(|stem| in_any_case(&stem.to_string_lossy(), primary(&lower)))
             });
-            only(found.filter_map(|path| known.defined_by(&path, written)).collect())
+            only(found.filter_map(|path| known.defined_by(path, written)).collect())
         })
     })
 }
@@ -189,20 +190,11 @@ fn find_as_written(name: &str, begin: &Path, known: &Definitions) -> Option<(Str
         })
     };
     let by_content = || {
-        let paths = definitions(begin).into_iter();
-        paths
-            .filter(|path| known.names(path).iter().any(|known| known == name))
-            .find_map(|path| known.defined_by(&path, name))
+        let paths = known.definitions(begin);
+        let mut with_name = paths.iter().filter(|path| known.names(path).iter().any(|known| known == name));
+        with_name.find_map(|path| known.defined_by(path, name))
     };
-    let below = || {
-        let entries = fs::read_dir(begin).ok()?.take(MAX_ENTRIES).flatten();
-        let hidden = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
-        let is_file = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_file());
-        let seen = entries.filter(|entry| !hidden(entry) && !is_file(entry));
-        let mut directories: Vec<_> = seen.map(|entry| entry.path()).collect();
-        directories.sort();
-        directories.iter().find_map(|directory| in_directory(directory))
-    };
+    let below = || known.directories(begin).iter().find_map(|directory| in_directory(directory));
     let found = in_directory(begin).or_else(by_content);
     found.or_else(|| begin.ancestors().find_map(in_directory)).or_else(below)
 }
@@ -232,35 +224,62 @@ fn definitions(directory: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// What the .asd files define that one search has looked into: each is read once, and not too much in all.
+/// The directories that [`directories`](Definitions::directories) returns.
+fn directories(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().take(MAX_ENTRIES).flatten();
+    let hidden = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
+    let is_file = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_file());
+    let seen = entries.filter(|entry| !hidden(entry) && !is_file(entry));
+    let mut directories: Vec<_> = seen.map(|entry| entry.path()).collect();
+    directories.sort();
+    directories
+}
+
+/// Everything that the searches of one request have read: each directory and each .asd file is read once, and not too much in
+/// all.
 #[derive(Default)]
-struct Definitions {
-    names: RefCell<HashMap<PathBuf, Vec<String>>>,
+pub(super) struct Definitions {
+    directories: RefCell<HashMap<PathBuf, Rc<[PathBuf]>>>,
+    paths: RefCell<HashMap<PathBuf, Rc<[PathBuf]>>>,
+    names: RefCell<HashMap<PathBuf, Rc<[String]>>>,
     read: Cell<u64>,
 }
 
 impl Definitions {
+    /// Returns the .asd files in a directory, sorted.
+    fn definitions(&self, directory: &Path) -> Rc<[PathBuf]> {
+        let mut paths = self.paths.borrow_mut();
+        paths.entry(directory.to_owned()).or_insert_with(|| definitions(directory).into()).clone()
+    }
+
+    /// Returns the entries of a directory that may be directories and are not hidden, sorted.
+    fn directories(&self, directory: &Path) -> Rc<[PathBuf]> {
+        let mut known = self.directories.borrow_mut();
+        known.entry(directory.to_owned()).or_insert_with(|| directories(directory).into()).clone()
+    }
+
     /// Returns the systems that the .asd file at `path` seems to define; none when too much has been read.
-    fn names(&self, path: &Path) -> Vec<String> {
+    fn names(&self, path: &Path) -> Rc<[String]> {
         let mut names = self.names.borrow_mut();
         let read = || {
             self.read.update(|read| read + fs::metadata(path).map_or(0, |file| file.len()));
-            if self.read.get() > MAX_DEFINITIONS { Vec::new() } else { defined_names(path) }
+            if self.read.get() > MAX_DEFINITIONS { Vec::new() } else { defined_names(path) }.into()
         };
         names.entry(path.to_owned()).or_insert_with(read).clone()
     }
 
     /// The system that was `written`, if the .asd file at `path` seems to define it, or one of that name in another case alone.
     fn defined_by(&self, path: &Path, written: &str) -> Option<(String, Definition)> {
-        let mut names = self.names(path);
-        if names.iter().any(|name| name == written) {
-            names.retain(|name| name == written);
+        let names = self.names(path);
+        let name = if names.iter().any(|name| name == written) {
+            written.to_owned()
         } else {
-            names.retain(|name| in_any_case(name, written));
-        }
-        names.sort();
-        names.dedup();
-        let name = only(names)?;
+            let lower = written.to_lowercase();
+            let mut alike: Vec<_> = names.iter().filter(|name| name.to_lowercase() == lower).cloned().collect();
+            alike.sort();
+            alike.dedup();
+            only(alike)?
+        };
         let is_named_so = path.file_stem().and_then(OsStr::to_str) == Some(primary(&name));
         let definition = match path.parent() {
             Some(directory) if is_named_so => Definition::In(directory.to_owned()),
@@ -300,7 +319,7 @@ pub(super) fn pathname(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Definition, System, defined_names, pathname, system_name};
+    use super::{Definition, Definitions, System, defined_names, pathname, system_name};
 
     #[test]
     fn names_and_paths_are_written_as_lisp() {
@@ -338,7 +357,7 @@ mod tests {
             ("None", "None", None),
         ] {
             for begin in [&root, &root.join("inner")] {
-                let found = System::find(written, begin.to_str()).expect("a directory");
+                let found = System::find(written, begin.to_str(), &Definitions::default()).expect("a directory");
                 let near = begin == &root || !matches!(definition, Some(Definition::By(_)));
                 if near {
                     assert_eq!((&*found.name, &found.definition), (name, &definition), "{written} in {begin:?}");
