@@ -163,6 +163,8 @@ pub(crate) struct Crash {
     pub(crate) outcome: Option<Box<Outcome>>,
     /// The strength of the evidence against a form that was being replayed.
     pub(crate) suspicion: Suspicion,
+    /// The line at which the worker stalled.
+    pub(crate) stalled_at: Option<u64>,
 }
 
 /// The strength of a crash as evidence against the form that was being replayed.
@@ -178,12 +180,17 @@ pub(crate) enum Suspicion {
 
 impl Crash {
     pub(crate) fn new(cause: impl Into<String>) -> Self {
-        Self { cause: cause.into(), outcome: None, suspicion: Suspicion::Likely }
+        Self { cause: cause.into(), outcome: None, suspicion: Suspicion::Likely, stalled_at: None }
     }
 
     /// Adds the outcome of the foreground evaluation.
     pub(crate) fn during(self, outcome: impl Into<Option<Outcome>>) -> Self {
         Self { outcome: outcome.into().map(Box::new), ..self }
+    }
+
+    /// Names the line at which the worker stalled, if there is one.
+    pub(crate) fn stalled_at(self, line: Option<u64>) -> Self {
+        Self { stalled_at: line, ..self }
     }
 
     /// Marks the form that was being replayed as the certain cause of the crash.

@@ -66,11 +66,22 @@ pub(super) fn refusal(line: &[u8], reason: &str) -> Option<Vec<u8>> {
 
 /// The answer to a line of a client that leaves too much unread, in place of the worker's.
 pub(super) fn unread(line: &[u8]) -> Option<Vec<u8>> {
-    let reason = inflight::unread().message;
+    quick_refusal(line, &inflight::unread().message)
+}
+
+/// The answer to a line at which several workers have stalled; `None` when it wants none.
+pub(super) fn stalling(line: &[u8]) -> Option<Vec<u8>> {
+    let reason = "Twice the Lisp process stopped answering while it handled this request, and another image took its place. \
+                  The request is not repeated again. Change it, or split it into several, before you send it once more.";
+    quick_refusal(line, reason)
+}
+
+/// The answer to a line that no worker will answer, where others would wait for a long line to be read as JSON.
+fn quick_refusal(line: &[u8], reason: &str) -> Option<Vec<u8>> {
     if line.len() <= LONG {
-        return refusal(line, &reason);
+        return refusal(line, reason);
     }
-    Some(as_line(&response(&IdScanner::scan(line).unwrap_or_default(), INTERNAL_ERROR, &reason)))
+    Some(as_line(&response(&IdScanner::scan(line).unwrap_or_default(), INTERNAL_ERROR, reason)))
 }
 
 fn response(id: &Value, code: i32, reason: &str) -> Value {

@@ -181,6 +181,10 @@ impl Recovery {
     pub(super) fn record_crash(&mut self, status: &WorkerStatus, restored: bool, crash: &Crash) -> bool {
         self.record_finished_saves();
         let last = self.last_status(status);
+        // The crashes during an inspection are counted in the state.
+        if let Some(line) = crash.stalled_at.filter(|line| last.inspecting != Some(*line)) {
+            self.requests.stalled(line);
+        }
         self.state.record_crash(last, restored, crash)
     }
 

@@ -432,9 +432,14 @@ impl Relay {
             return;
         }
         self.end_processes_of(id);
-        if let Some(Err(reason)) = self.workers.get_mut(&id).map(|worker| worker.record_loss(crash)) {
-            tracing::error!("{reason}");
-            self.fail(reason);
+        match self.workers.get_mut(&id).map(|worker| worker.record_loss(crash)) {
+            Some(Ok(Some((0, refusal)))) => drop(self.output.put(&refusal)),
+            Some(Ok(Some((client, refusal)))) => self.guests.send(client, Cow::Owned(refusal)),
+            Some(Ok(None)) | None => {}
+            Some(Err(reason)) => {
+                tracing::error!("{reason}");
+                self.fail(reason);
+            }
         }
     }
 

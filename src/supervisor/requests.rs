@@ -8,6 +8,8 @@ use crate::rpc::route;
 
 /// Bytes that a line counts for besides its text.
 const OVERHEAD: usize = 64;
+/// Number of workers that may stall at a line. After that no other worker gets the line.
+const MAX_STALLS: u32 = 2;
 /// Maximum size of a piece. A longer line is sent in pieces, so that lines of other clients can pass between the pieces.
 pub(super) const PIECE: usize = 64 << 10;
 
@@ -36,6 +38,8 @@ struct Pending {
     text: Box<[u8]>,
     /// True when a client waits for an answer; `None` until the line is parsed, which takes time.
     awaited: Option<bool>,
+    /// The number of workers that stalled at the line.
+    stalls: u32,
 }
 
 /// A line or a piece of a line, marked for the worker.
@@ -61,7 +65,7 @@ impl Requests {
     /// Adds a line of a client.
     pub(super) fn add(&mut self, connection: u64, line: &[u8]) {
         *self.bytes.entry(connection).or_default() += line.len() + OVERHEAD;
-        let line = Pending { number: None, connection, text: line.into(), awaited: None };
+        let line = Pending { number: None, connection, text: line.into(), awaited: None, stalls: 0 };
         self.waiting.entry(connection).or_default().push_back(line);
         self.give_turn(connection);
     }
@@ -170,6 +174,26 @@ impl Requests {
     /// Returns true for the number of an open line.
     pub(super) fn has(&self, number: u64) -> bool {
         self.open.contains_key(&number)
+    }
+
+    /// Returns the first open line with this number or a higher one.
+    pub(super) fn first_from(&self, number: u64) -> Option<u64> {
+        self.open.range(number..).next().map(|(number, _)| *number)
+    }
+
+    /// Records that a worker stalled at an open line.
+    pub(super) fn stalled(&mut self, number: u64) {
+        if let Some(line) = self.open.get_mut(&number) {
+            line.stalls += 1;
+        }
+    }
+
+    /// Removes an open line at which too many workers have stalled. Returns its connection and its text.
+    pub(super) fn take_stalling(&mut self) -> Option<(u64, Box<[u8]>)> {
+        let number = self.open.iter().find(|(_, line)| line.stalls >= MAX_STALLS).map(|(number, _)| *number)?;
+        let line = self.open.remove(&number)?;
+        self.forget_bytes(&line);
+        Some((line.connection, line.text))
     }
 
     /// Returns true when an open line, perhaps partly sent, has a number above this one.

@@ -91,12 +91,13 @@ impl Watchdog {
         let stalled = hears && !busy && waits.0.is_some() && waits == self.waits;
         self.waits = waits;
         if found(&mut self.stalled, stalled) >= STALLED {
-            return Some(Crash::new("no longer answered and was ended"));
+            return Some(Crash::new("no longer answered and was ended").stalled_at(waits.0));
         }
         let heard = worker.status.get(Status::Heard);
         let not_reading = hears && heard == self.heard && requests.is_any_after(heard);
         self.heard = heard;
-        (found(&mut self.not_reading, not_reading) >= NOT_READING)
-            .then(|| Crash::new("no longer read what was asked of it and was ended"))
+        (found(&mut self.not_reading, not_reading) >= NOT_READING).then(|| {
+            Crash::new("no longer read what was asked of it and was ended").stalled_at(requests.first_from(heard))
+        })
     }
 }

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
+use super::messages;
 use super::recovery::Recovery;
 use super::restart_policy::{RestartPolicy, Stage};
 use super::watchdog::Watchdog;
@@ -107,8 +108,9 @@ impl Worker {
         })
     }
 
-    /// Records the loss of the process, and the time to start the next process. Fails with a reason after too many losses.
-    pub(super) fn record_loss(&mut self, crash: &Crash) -> Result<(), String> {
+    /// Records the loss of the process, and the time to start the next process. Returns a client and the answer to its request
+    /// that no other process gets, if there is one. Fails with a reason after too many losses.
+    pub(super) fn record_loss(&mut self, crash: &Crash) -> Result<Option<(u64, Vec<u8>)>, String> {
         let process = self.process.take();
         let cause = &crash.cause;
         tracing::warn!("the Lisp image {cause}");
@@ -119,16 +121,18 @@ impl Worker {
         };
         let progress =
             process.is_some_and(|process| self.recovery.record_crash(&process.status, process.restored, crash));
+        let stalling = self.recovery.requests.take_stalling();
+        let refusal = stalling.and_then(|(client, line)| Some((client, messages::stalling(&line)?)));
         self.recovery.resend();
         if progress {
             self.start_at = Instant::now();
-            return Ok(());
+            return Ok(refusal);
         }
         self.start_at = self
             .restarts
             .after_loss(stage, Instant::now())
             .map_err(|times| format!("the Lisp image was lost {times} (the last one {cause}); the server gives up"))?;
-        Ok(())
+        Ok(refusal)
     }
 
     /// Discards the process, and starts the next process at once; `remember` records the change in the recovery record.

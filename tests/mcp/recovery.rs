@@ -484,6 +484,36 @@ fn events_that_cannot_be_read_are_reported_and_change_nothing() {
 }
 
 #[test]
+fn request_at_which_two_workers_stalled_is_answered_and_not_repeated() {
+    let directory = Scratch::new();
+    // Searching these takes longer than the watchdog waits, which looks very often here.
+    let text = "defsystem a\n".repeat((1 << 20) / 12);
+    for n in 0..8 {
+        directory.write(&format!("{n}.asd"), &text);
+    }
+    let names: Vec<_> = (0..20).map(|n| format!("s{n}")).collect();
+    let mut server = Server::start_with(&["--watch-interval", "20"]);
+    server.initialize("2025-11-25");
+    server.evaluate("(defun f () 42)");
+    // Each of these is refused after its search, so that nothing is evaluated meanwhile.
+    let arguments = json!({"system": names, "directory": &*directory, "timeout": -1});
+    let params = json!({"name": "run-tests", "arguments": arguments});
+    let call = |id: usize| json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params});
+    server.send(&(0..100).map(call).collect());
+    let answer = server.receive().expect("an answer");
+    let answers = answer.as_array().unwrap_or_else(|| panic!("{answer}"));
+    assert_eq!(answers.len(), 100);
+    for answer in answers {
+        let message = answer["error"]["message"].as_str().unwrap_or_else(|| panic!("{answer}"));
+        assert!(message.contains("The request is not repeated again."), "{message}");
+    }
+    let text = server.evaluate("(f)");
+    assert!(text.contains("no longer answered") && text.ends_with("=> 42"), "{text}");
+    let end = server.finish();
+    assert_eq!(end.stderr.matches("the Lisp image no longer").count(), 2, "{}", end.stderr);
+}
+
+#[test]
 fn forked_child_that_prints_exits() {
     let mut server = Server::ready();
     let fork = r#"(progn (sb-alien:alien-funcall (sb-alien:extern-alien "fork" (function sb-alien:int)))
