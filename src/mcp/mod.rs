@@ -113,7 +113,7 @@ pub(crate) fn serve(
     offer.tools.list();
     let connection = Connection::open(stdio, output::Reader::Supervisor)?;
     let state = connection.recovery_state()?;
-    let handshakes = server::handshakes(&state);
+    let (handshakes, next_line) = (server::handshakes(&state), state.next_line);
     let output = connection.inflight.output.clone();
     let recovery = recovery_context::resume(session, state, output, connection.driver.clone(), status);
     let reports = Some(recovery.saves.clone());
@@ -124,7 +124,7 @@ pub(crate) fn serve(
     }
     let inflight = connection.inflight.clone();
     let tools = ToolContext::new(session.clone(), inflight, Some(recovery.clone()), Some(checkpoints), offer);
-    let server = Arc::new(Server::new(tools, handshakes, status));
+    let server = Arc::new(Server::new(tools, handshakes, status, next_line));
     let status = connection.driver.run(&*server);
     let is_heard = !server.is_orphaned();
     if is_heard {

@@ -31,6 +31,8 @@ pub(super) struct Server {
     taken: Arc<Mutex<BTreeMap<u64, Said>>>,
     /// The number of the supervisor's lines so far.
     received: AtomicU64,
+    /// The number of the next line that no other worker got before.
+    next_line: AtomicU64,
     status: StatusPage,
     /// The supervisor.
     parent: Option<Pid>,
@@ -40,8 +42,14 @@ pub(super) struct Server {
 type Said = VecDeque<(u64, Option<Vec<u8>>)>;
 
 impl Server {
-    /// A server that continues the conversations of another image: `handshakes` are done.
-    pub(super) fn new(tools: Arc<ToolContext>, handshakes: Vec<(u64, Vec<String>)>, status: StatusPage) -> Self {
+    /// A server that continues the conversations of another image: `handshakes` are done. The first new line has the number
+    /// `next_line`.
+    pub(super) fn new(
+        tools: Arc<ToolContext>,
+        handshakes: Vec<(u64, Vec<String>)>,
+        status: StatusPage,
+        next_line: u64,
+    ) -> Self {
         let parent = getppid();
         let server = Self {
             main: Conversation::new(tools),
@@ -49,6 +57,7 @@ impl Server {
             pieces: Mutex::default(),
             taken: Arc::default(),
             received: AtomicU64::new(0),
+            next_line: AtomicU64::new(next_line),
             status,
             parent,
         };
@@ -68,6 +77,25 @@ impl Server {
     /// Records that the line with this number was read. Lines that were handed to another worker before have lower numbers.
     fn heard(&self, number: u64) {
         self.status.raise(Status::Heard, number);
+    }
+
+    /// Records that a line has not reached this worker: other code in the process has read from the supervisor's pipe. The
+    /// supervisor hands its open lines to another worker then.
+    fn missed(&self) {
+        self.status.raise(Status::Missed, 1);
+    }
+
+    /// Returns true unless the line with this number is torn: unless it begins here, or continues the line `begun`.
+    fn is_intact(&self, number: u64, begun: Option<u64>) -> bool {
+        if let Some(begun) = begun {
+            return begun == number;
+        }
+        // New lines begin in the order of their numbers, which are consecutive.
+        let next = self.next_line.fetch_max(number + 1, Ordering::Relaxed);
+        if number > next {
+            self.missed();
+        }
+        true
     }
 
     /// True when the supervisor is gone, and nobody hears what is said.
@@ -93,7 +121,7 @@ impl Server {
     fn handed_on(&self, text: &[u8]) {
         let Some((connection, part)) = route::parse(text) else {
             tracing::error!("the supervisor wrote a line that cannot be read");
-            return;
+            return self.missed();
         };
         let is_last = matches!(part, Part::Line(..) | Part::End(_));
         let received = self.received.fetch_add(u64::from(is_last), Ordering::Relaxed) + 1;
@@ -106,6 +134,17 @@ impl Server {
 
     fn take_part(&self, connection: u64, part: Part<'_>) {
         let begun = self.pieces.lock().remove(&connection);
+        let is_intact = match part {
+            Part::Line(number, _) | Part::Piece(number, _) => {
+                self.is_intact(number, begun.as_ref().map(|(number, _)| *number))
+            }
+            // A client may leave in the middle of a line.
+            Part::End(number) => self.is_intact(number, None),
+            Part::Notice(_) => true,
+        };
+        if !is_intact {
+            return self.missed();
+        }
         match (part, begun) {
             (Part::Piece(number, piece), begun) => {
                 self.heard(number);
@@ -202,7 +241,10 @@ impl Service for Server {
     fn line(&self, line: Line<'_>) {
         match line {
             Line::Text(text) => self.handed_on(text),
-            Line::TooLong(_) => tracing::error!("the supervisor wrote a line that is too long"),
+            Line::TooLong(_) => {
+                tracing::error!("the supervisor wrote a line that is too long");
+                self.missed();
+            }
         }
     }
 

@@ -60,6 +60,8 @@ pub(crate) struct RecoveryState {
     pub(crate) replacement: Option<Replacement>,
     /// The persistent session that the server's first image continues.
     pub(crate) resumed: Option<Resumed>,
+    /// The number that the next worker's first new line has. Later new lines have consecutive numbers.
+    pub(crate) next_line: u64,
 }
 
 /// The part of the state that belongs to one client.
@@ -256,6 +258,7 @@ impl RecoveryState {
             crash: None,
             replacement: None,
             resumed: None,
+            next_line: 0,
         }
     }
 

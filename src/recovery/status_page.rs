@@ -34,9 +34,11 @@ pub(crate) enum Status {
     Numbered,
     /// The inspection job that is running; 0 for none.
     Inspecting,
+    /// 1 once a line of the supervisor's has not reached the worker.
+    Missed,
 }
 
-const COUNT: usize = 9;
+const COUNT: usize = 10;
 
 /// The places of the numbers of background evaluations, after the numbers above; 0 for an empty place.
 const BACKGROUND: std::ops::Range<usize> = COUNT..COUNT + MAX_BACKGROUND;

@@ -262,7 +262,8 @@ impl Recovery {
 
     /// Gives a worker its recovery state.
     pub(super) fn hand_over(&mut self, worker: &mut WorkerProcess) -> io::Result<()> {
-        let state = self.state.for_worker();
+        let mut state = self.state.for_worker();
+        state.next_line = self.requests.next();
         let mut line = serde_json::to_vec(&state)?;
         if line.len() >= MAX_LINE {
             // Control characters take six bytes each.

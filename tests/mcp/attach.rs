@@ -119,7 +119,7 @@ impl Client {
         self.answer(id)
     }
 
-    fn call(&mut self, name: &str, arguments: Value) -> (String, bool) {
+    pub(crate) fn call(&mut self, name: &str, arguments: Value) -> (String, bool) {
         let id = self.post_call(name, arguments);
         outcome(&self.answer(id))
     }

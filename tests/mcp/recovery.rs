@@ -8,7 +8,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::client::{BINARY, Scratch, Server, good};
+use crate::attach::Runtime;
+use crate::client::{BINARY, DEADLINE, Scratch, Server, good};
+use crate::mode::Mode;
 use crate::processes::{children, is_alive, kill_worker, signal, stop_worker, until, worker};
 use serde_json::{Value, json};
 
@@ -481,6 +483,66 @@ fn events_that_cannot_be_read_are_reported_and_change_nothing() {
     assert_eq!(end.stderr.matches("the worker reported an event that cannot be read: ").count(), 1, "{}", end.stderr);
     let notices = end.transcript.iter().filter(|message| message.to_string().contains("could not read what the image"));
     assert_eq!(notices.count(), 1);
+}
+
+/// Returns the number under which the worker has the pipe that the supervisor writes requests to.
+fn requests_pipe(server: &Server) -> i32 {
+    let worker = worker(server);
+    let descriptors = |pid: u32| {
+        let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+        entries
+            .filter_map(|entry| Some((entry.file_name(), std::fs::read_link(entry.path()).ok()?)))
+            .collect::<Vec<_>>()
+    };
+    let is_read = |number: &std::ffi::OsStr| {
+        let about = std::fs::read_to_string(format!("/proc/{worker}/fdinfo/{}", number.display())).unwrap();
+        about.lines().any(|line| line.starts_with("flags:") && line.ends_with('0'))
+    };
+    let supervisors = descriptors(server.pid());
+    let is_shared = |link: &Path| supervisors.iter().any(|(_, other)| other == link);
+    let is_it = |(number, link): &(std::ffi::OsString, std::path::PathBuf)| {
+        link.to_string_lossy().starts_with("pipe:[") && is_shared(link) && is_read(number)
+    };
+    let (number, _) = descriptors(worker).into_iter().find(is_it).expect("there is one");
+    number.to_str().unwrap().parse().unwrap()
+}
+
+#[test]
+fn request_that_lisp_code_reads_from_the_pipe_is_answered_while_others_evaluate() {
+    let runtime = Runtime::new(Mode::Supervised);
+    let mut server = runtime.server(&["--watch-interval", "20"]);
+    let (mut victim, mut other) = (runtime.join(&server), runtime.join(&server));
+    let (pipe, marker) = (requests_pipe(&server), runtime.directory.join("marker"));
+    server.evaluate(&format!(
+        "(sb-thread:make-thread
+           (lambda ()
+             (let ((bytes (make-array 10000 :element-type '(unsigned-byte 8))))
+               (sb-sys:with-pinned-objects (bytes)
+                 (loop (let ((read (sb-unix:unix-read {pipe} (sb-sys:vector-sap bytes) 10000)))
+                         (when (and read (plusp read))
+                           (with-open-file (s {marker:?} :direction :output))
+                           (return))))))))"
+    ));
+    let mut ids = Vec::new();
+    until("a request is read by the code", || {
+        ids.push(victim.post("ping", &json!({})));
+        marker.exists()
+    });
+    let is_answered = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            ids.iter().for_each(|id| drop(victim.answer(*id)));
+            is_answered.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        let end = Instant::now() + DEADLINE / 2;
+        while !is_answered.load(std::sync::atomic::Ordering::Relaxed) {
+            assert!(Instant::now() < end, "the request is not answered");
+            other.call("evaluate-lisp", json!({"code": "(+ 1 1)"}));
+        }
+    });
+    assert!(other.evaluate("(+ 1 2)").ends_with("=> 3"));
+    let text = server.evaluate("(+ 1 2)");
+    assert!(text.contains("lost a request, because code had read from the server's pipe"), "{text}");
 }
 
 #[test]
