@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract: a core that speaks another is refused at boot. */
-#define SBCL_HOST_CONTRACT 14u
+#define SBCL_HOST_CONTRACT 15u
 
 /* The Lisp threads, each of which pulls its own kind of job. */
 enum sbcl_lane {
@@ -178,7 +178,8 @@ enum sbcl_call_status {
   SBCL_CALL_VALUES = 0,  /* the message has its values */
   SBCL_CALL_FAILED = 1,  /* the message has the condition, or the error */
   SBCL_CALL_PANICKED = 2, /* by the program only: the message has what it panicked with */
-  SBCL_CALL_UNWINDING = 3 /* something in Lisp unwinds to a frame further out: return as soon as possible */
+  SBCL_CALL_UNWINDING = 3, /* something in Lisp unwinds to a frame further out: return as soon as possible */
+  SBCL_CALL_MISSING = 4 /* by the program only: it has no such function any more, and has read nothing */
 };
 
 /* Functions of the program's that Lisp calls by these numbers. Those that the program defines have higher ones. */
@@ -187,6 +188,8 @@ enum sbcl_program_function {
   SBCL_PROGRAM_ASK = 1,        /* a condition: nil, or a list of a restart's name and arguments */
   SBCL_PROGRAM_READ_INPUT = 2, /* nothing: the next characters of its input, or nil; none when what
                                     reads is being interrupted */
+  SBCL_PROGRAM_DEFINED = 3,    /* two integers: Lisp calls the function of the first number from now on, no more that of the
+                                    second, if it is not 0; with interrupts off */
   SBCL_PROGRAM_FIRST = 16      /* the first that is defined */
 };
 

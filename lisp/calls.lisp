@@ -30,6 +30,9 @@
   "Ask the handler of this thread's call about a condition.")
 (defconstant +read-input+ 2
   "Return the next characters of the program's standard input, or NIL at its end.")
+(defconstant +defined+ 3
+  "Note that the function of the first argument, a number, is called from now on, and that of the second, unless it is 0,
+no more.")
 
 (declaim (type (unsigned-byte 64) **program**))
 (defglobal **program** 0
@@ -245,7 +248,7 @@ address and the number of words of its answer. Its second word is how many answe
 
 (defun talk (function write)
   "Call the program's FUNCTION with what WRITE, a function of a scratch, writes. Return what becomes of it (0: an answer,
-1: an error, 2: a panic, 3: what is to be unwound further) and its answer."
+1: an error, 2: a panic, 3: what is to be unwound further, 4: there is no such function any more) and its answer."
   (declare (type function write))
   (let ((scratch *scratch*)
         (interruptible *interrupts-enabled*)
@@ -256,14 +259,17 @@ address and the number of words of its answer. Its second word is how many answe
     (without-interrupts
       (let ((*interruptible* allowed))
         (begin-message scratch)
-        (funcall write scratch)
+        ;; What handles its errors may call the program.
+        (let ((*scratch* nil))
+          (funcall write scratch))
+        (finish-message scratch)
         (setf (aref reply 0) 0
               (aref reply 1) *answers-being-read*)
         (with-pinned-objects (reply)
           (let* ((status (call-address function scratch (vector-sap reply)))
                  (address (ldb (byte 62 0) (aref reply 0)))
                  (count (ldb (byte 48 0) (aref reply 1))))
-            (cond ((or (eql status 3) (zerop count)) (values status nil))
+            (cond ((or (> status 2) (zerop count)) (values status nil))
                   ((integer-answer-p address count) (values status (read-integer-answer address)))
                   (t
                    ;; Bound before interrupts are enabled: an interruption may call the program again.
@@ -284,9 +290,14 @@ address and the number of words of its answer. Its second word is how many answe
       :interactive (lambda () (list (progn (write-string "Value: " *query-io*) (eval (read *query-io*)))))
       value)))
 
-(defun talk-and-settle (function write)
-  "Call the program's FUNCTION as TALK does, and return its values, signal its error, or go on unwinding."
-  (declare (type (unsigned-byte 62) function) (type function write))
+(defun fail-without-function ()
+  "Signal that the program has no function that it is called for."
+  (fail-program-call 'rust:host-error '("the program" "there is no such function")))
+
+(defun talk-and-settle (function write missing)
+  "Call the program's FUNCTION as TALK does, and return its values, signal its error, or go on unwinding. Return what
+MISSING, a function, returns where the program has no such function any more."
+  (declare (type (unsigned-byte 62) function) (type function write missing))
   (let ((*unwinding* nil))
     (multiple-value-bind (status answer) (talk function write)
       (when *unwinding*
@@ -294,18 +305,20 @@ address and the number of words of its answer. Its second word is how many answe
       (ecase status
         (0 (if (typep answer 'several) (values-list (several-values answer)) answer))
         (1 (fail-program-call 'rust:host-error answer))
-        (2 (fail-program-call 'rust:host-panic answer))))))
+        (2 (fail-program-call 'rust:host-panic answer))
+        (4 (funcall missing))))))
 
-(defun call-program (function write)
-  "Call the program's FUNCTION with what WRITE, a function of a scratch, writes, and return its values."
-  (declare (type function write) (dynamic-extent write))
+(defun call-program (function write &optional (missing #'fail-without-function))
+  "Call the program's FUNCTION with what WRITE, a function of a scratch, writes, and return its values; what MISSING, a
+function, returns where the program has no such function any more."
+  (declare (type function write missing) (dynamic-extent write missing))
   (check-stack-room)
   (when (zerop **program**)
     (error "The program that this function was of is not there."))
   (if *scratch*
-      (talk-and-settle function write)
+      (talk-and-settle function write missing)
       (let ((*scratch* (take-scratch)))
-        (unwind-protect (talk-and-settle function write)
+        (unwind-protect (talk-and-settle function write missing)
           (give-back-scratch *scratch*)))))
 
 ;;; From the program to Lisp
@@ -413,10 +426,11 @@ it fails with. Return 0 or 1."
                                          (put-argument scratch value shape))
                                        nil)
                                       (t
-                                       (catching-error ()
-                                         (put-argument scratch value shape)
-                                         (dolist (value more)
-                                           (put-object scratch value shape))))))))
+                                       (let ((*scratch* nil))
+                                         (catching-error ()
+                                           (put-argument scratch value shape)
+                                           (dolist (value more)
+                                             (put-object scratch value shape)))))))))
                         (when unwritable
                           ;; As an error of FUNCTION's: what the program does about it can be interrupted.
                           (if *interruptible*
@@ -453,6 +467,7 @@ is at the address REPLY, two words. Return 0: its values, 1: the condition that 
                (scratch *scratch*)
                (reply (int-sap reply)))
            (declare (type scratch scratch))
+           (finish-message scratch)
            (setf (sap-ref-64 reply 0) (scratch-address scratch)
                  (sap-ref-64 reply 8) (scratch-fill scratch))
            status))))

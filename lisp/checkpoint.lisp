@@ -230,6 +230,7 @@ that FORK-FREE-IMAGE returned after SECONDS."
                                                              sb-thread:*current-thread*)
                                                         sb-thread:*current-thread*)
         sb-thread::*joinable-threads* '()
+        **unjoined-threads** '()
         sb-thread::*starting-threads* '())
   (let ((held '()))
     (sb-vm:map-allocated-objects

@@ -301,13 +301,13 @@ such a symbol."
                     (if (consp name) (second name) name))))
 
 (defstruct (program-function (:copier nil) (:predicate nil))
-  "A function that the program has defined. In an image that was saved and booted again it has no number until the
-program defines it there, too. VERSION is how often it was defined."
+  "A definition of a function of the program's. NUMBER is NIL when the function was defined again since, and in an image
+that was saved and booted again until the program defines it there, too. FUNCTION is what Lisp calls."
   (number nil :type (or null (unsigned-byte 62)))
-  (version 0 :type (unsigned-byte 62)))
+  (function #'identity :type function))
 
 (defglobal **program-functions** (make-hash-table :test 'eq :synchronized t)
-  "Those of all symbols.")
+  "The newest ones of all symbols.")
 
 (defglobal **boot** nil
   "An object of this boot's own.")
@@ -325,9 +325,8 @@ program defines it there, too. VERSION is how often it was defined."
 
 (defun define-program-function (number name lambda-list documentation shapes)
   "Define the function NAME, text, as one of the program's, NUMBER, with a LAMBDA-LIST and a DOCUMENTATION, both text. Its
-variables are written in SHAPES. A package that does not exist is made, and the name is exported. Return the number that
-it has (the one that it had before, if it was defined) and its version: of two threads that define it, the one that gets
-the higher version has its lambda list in force, and is to have its closure there as well."
+variables are written in SHAPES. A package that does not exist is made, and the name is exported. The program is told when
+it is defined."
   (let* ((colon (nth-value 1 (read-name name)))
          (package (cond ((null colon) *package*)
                         ((zerop colon) (find-package "KEYWORD"))
@@ -336,47 +335,91 @@ the higher version has its lambda list in force, and is to have its closure ther
          (lambda-list (read-lambda-list lambda-list package))
          (variables (parameter-variables lambda-list))
          (symbol (symbol-named name t))
-         (cell (sb-ext:with-locked-hash-table (**program-functions**)
-                 (or (gethash symbol **program-functions**)
-                     (setf (gethash symbol **program-functions**) (make-program-function))))))
+         (cell (make-program-function :number number)))
     (unless (= (length variables) (length shapes))
       (error "~A has ~D parameter~:P in its lambda list, ~:S, and ~D in Rust." name (length variables) lambda-list
              (length shapes)))
-    (let ((function (compile-program-function symbol lambda-list documentation cell variables shapes name)))
-      (unless (eq package (find-package "COMMON-LISP-USER"))
-        (export symbol package))
-      (setf (documentation symbol 'function) documentation)
-      (without-interrupts
-        (sb-ext:with-locked-hash-table (**program-functions**)
-          (setf (fdefinition symbol) function)
-          ;; Earlier definitions of it call that, too.
-          (values (or (program-function-number cell)
-                      (setf (program-function-number cell) number))
-                  (incf (program-function-version cell))))))))
+    (setf (program-function-function cell)
+          (compile-program-function symbol lambda-list documentation cell variables shapes name))
+    (unless (eq package (find-package "COMMON-LISP-USER"))
+      (export symbol package))
+    (without-interrupts
+      (sb-ext:with-locked-hash-table (**program-functions**)
+        (let ((before (gethash symbol **program-functions**)))
+          (setf (fdefinition symbol) (program-function-function cell)
+                (gethash symbol **program-functions**) cell)
+          (call-program +defined+
+                        (lambda (scratch)
+                          (put-integer scratch number)
+                          (put-integer scratch (or (and before (program-function-number before)) 0))))
+          (when before
+            (setf (program-function-number before) nil)))))
+    (setf (documentation symbol 'function) documentation)
+    nil))
+
+(defun with-supplied-p (lambda-list)
+  "Return LAMBDA-LIST with a variable for each optional and keyword argument that says whether it was given, and forms that
+evaluate to lists which are, one after another, the arguments of the call."
+  (let ((kind '&required)
+        (forms '()))
+    (flet ((parameter (parameter)
+             (cond ((member parameter lambda-list-keywords)
+                    (setf kind parameter))
+                   ((eq kind '&required)
+                    (push `(list ,parameter) forms)
+                    parameter)
+                   ((eq kind '&rest)
+                    (push parameter forms)
+                    parameter)
+                   ((member kind '(&optional &key))
+                    (destructuring-bind (variable &optional default (given (gensym "GIVEN")))
+                        (if (consp parameter) parameter (list parameter))
+                      (let ((name (if (consp variable) (second variable) variable)))
+                        (cond ((eq kind '&optional)
+                               (push `(and ,given (list ,name)) forms))
+                              ((not (member '&rest lambda-list))
+                               (let ((keyword (if (consp variable) (first variable) (sb-int:keywordicate variable))))
+                                 (push `(and ,given (list ',keyword ,name)) forms)))))
+                      (list variable default given)))
+                   (t parameter))))
+      (values (mapcar #'parameter lambda-list) (reverse forms)))))
+
+(defun call-newest-definition (cell symbol name arguments)
+  "Call the newest definition of the program's function SYMBOL with ARGUMENTS. Signal an error where that is CELL: the program
+has none, by NAME."
+  (let ((newest (gethash symbol **program-functions**)))
+    (if (or (null newest) (eq newest cell))
+        (fail-missing-function name)
+        (apply (program-function-function newest) arguments))))
 
 (defun compile-program-function (symbol lambda-list documentation cell variables shapes name)
   "Return the function SYMBOL, with that LAMBDA-LIST and DOCUMENTATION, which calls the one of the program's that CELL has
 the number of. Its VARIABLES are written in SHAPES; NAME is told where there is none."
-  (let ((sb-ext:*evaluator-mode* :compile))
+  (multiple-value-bind (lambda-list-with-given arguments) (with-supplied-p lambda-list)
     (multiple-value-bind (function warnings failure)
         (handler-bind ((warning #'muffle-warning)
                        (sb-ext:compiler-note #'muffle-warning))
           (let ((*error-output* (make-broadcast-stream)))
             (compile nil
-                     `(sb-int:named-lambda ,symbol ,lambda-list
+                     `(sb-int:named-lambda ,symbol ,lambda-list-with-given
                         ,documentation
                         (declare (optimize speed (debug 1) (safety 1)))
-                        (let ((number (program-function-number ',cell)))
-                          (if number
-                              (call-program number
-                                            (lambda (scratch)
-                                              ,@(loop for variable in variables
-                                                      for shape in shapes
-                                                      collect `(put-argument scratch ,variable ,shape))))
-                              (fail-missing-function ,name)))))))
+                        (flet ((call-newest ()
+                                 (call-newest-definition ',cell ',symbol ,name (append ,@arguments))))
+                          (declare (dynamic-extent #'call-newest))
+                          (let ((number (program-function-number ',cell)))
+                            (if number
+                                (call-program number
+                                              (lambda (scratch)
+                                                ,@(loop for variable in variables
+                                                        for shape in shapes
+                                                        collect `(put-argument scratch ,variable ,shape)))
+                                              #'call-newest)
+                                (call-newest))))))))
       (declare (ignore warnings))
       (when failure
         (error "~A cannot be defined with the lambda list ~:S." name lambda-list))
+      (setf (sb-kernel:%fun-lambda-list function) lambda-list)
       function)))
 
 (defun make-local-function (number required shapes)

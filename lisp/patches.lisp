@@ -354,6 +354,9 @@ a file where it is another. What SBCL defines on the way counts as no definition
 (define-patch sb-thread::start-thread (thread function arguments)
   #'start-thread-of-job)
 
+(define-patch sb-thread::primitive-join (thread dispose)
+  #'join-ended-thread)
+
 (define-patch sb-thread:list-all-threads ()
   (lambda (list-all-threads)
     (delete-if #'host-thread-p (funcall list-all-threads))))

@@ -93,6 +93,41 @@ must not be too many. Those that the program's calls start print where it does; 
       (when adopted
         (note-thread thread evaluation)))))
 
+;;; Threads that have ended
+
+(defglobal **unjoined-threads** '()
+  "Threads that have ended for Lisp, but were still in C code when SBCL wanted their memory.")
+
+(defconstant +exit-looks+ 40
+  "How often it is looked, 50 microseconds apart, whether a thread that has ended for Lisp has done so for the system.")
+
+(defun in-system-p (thread)
+  "True while the operating system runs THREAD, which has ended for Lisp."
+  #+linux
+  (zerop (alien-funcall (extern-alien "tgkill" (function int int int int))
+                        (sb-posix:getpid) (sb-thread::thread-os-tid thread) 0))
+  #-linux
+  (progn thread nil))
+
+(defun join-ended-thread (join thread dispose)
+  "What SBCL's PRIMITIVE-JOIN, JOIN, does: make the memory of THREAD, which has ended for Lisp, free, or return it unless
+DISPOSE is true. SBCL waits for its last steps in C. These may take for ever where a program keeps something by thread,
+and while it waits nobody can start a thread: so then its memory is made free some time after that."
+  (declare (type function join))
+  (let ((unjoined **unjoined-threads**))
+    (loop until (eq unjoined (setf unjoined (sb-ext:cas (symbol-value '**unjoined-threads**) unjoined '()))))
+    (dolist (other unjoined)
+      (if (in-system-p other)
+          (sb-ext:atomic-push other (symbol-value '**unjoined-threads**))
+          (funcall join other t))))
+  (loop repeat +exit-looks+
+        while (in-system-p thread)
+        do (sb-unix:nanosleep 0 50000))
+  (cond ((in-system-p thread)
+         (sb-ext:atomic-push thread (symbol-value '**unjoined-threads**))
+         nil)
+        (t (funcall join thread dispose))))
+
 (define-condition exit-refused (error)
   ((embedded :initarg :embedded :reader embedded-p))
   (:report (lambda (condition stream)

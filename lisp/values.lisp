@@ -57,12 +57,22 @@
   (fill 0 :type (unsigned-byte 62))
   (handles 0 :type (unsigned-byte 32)))
 
+(defconstant +kept-capacity+ (ash 1 20)
+  "Words that a scratch keeps when a message that took more is followed by a small one.")
+
 (declaim (inline begin-message))
 (defun begin-message (scratch)
   "Have the next token be the first one of a message in SCRATCH."
   (declare (type scratch scratch))
-  (setf (scratch-fill scratch) 0
-        (scratch-handles scratch) 0))
+  (unless (and (zerop (scratch-handles scratch)) (<= (scratch-capacity scratch) +kept-capacity+))
+    (tidy-scratch scratch))
+  (setf (scratch-fill scratch) 0))
+
+(declaim (inline finish-message))
+(defun finish-message (scratch)
+  "Note that the program gets the message in SCRATCH, and with it the handles."
+  (declare (type scratch scratch))
+  (setf (scratch-handles scratch) 0))
 
 (declaim (type (or null scratch) *scratch*))
 (defvar *scratch* nil
@@ -94,8 +104,16 @@
         (resize-scratch scratch 512)
         scratch)))
 
+(defun tidy-scratch (scratch)
+  "Let go of what the message in SCRATCH keeps alive, which was begun and not finished, and of room for a larger one."
+  (unless (zerop (scratch-handles scratch))
+    (give-up-message scratch))
+  (when (< (* 4 (scratch-fill scratch)) (scratch-capacity scratch))
+    (resize-scratch scratch (min (scratch-capacity scratch) +kept-capacity+))))
+
 (defun give-back-scratch (scratch)
   "Let other threads use SCRATCH; what a large message took is the system's again."
+  (begin-message scratch)
   (when (> (scratch-capacity scratch) 65536)
     (resize-scratch scratch 512))
   (sb-ext:atomic-push scratch **scratches**))
@@ -373,7 +391,8 @@ may adjust VECTOR at any time, and between two looks at it: what counts is that 
                                           ((is (tag-number :string)) (1+ (ceiling number 2)))
                                           ((is (tag-number :octets)) (1+ (ceiling number 8)))
                                           (t 1)))))))
-    (begin-message scratch)))
+    (setf (scratch-fill scratch) 0)
+    (finish-message scratch)))
 
 ;;; The decoder checks each read against the message's end. Malformed words signal an error.
 

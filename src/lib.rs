@@ -65,6 +65,7 @@ pub mod cli;
 pub mod mcp;
 #[cfg(feature = "mcp")]
 mod supervisor;
+mod thread_supply;
 
 pub use config::{ImageConfig, Limits, OnError};
 pub use error::{BootError, EvaluationError, HoldError, InspectError, LimitError};

@@ -224,6 +224,40 @@ fn threads_of_the_host_keep_their_signal_mask() {
 }
 
 #[test]
+fn nested_call_fails_when_no_thread_can_be_started() {
+    let name = "nested_call_fails_when_no_thread_can_be_started";
+    if !is_child(name) {
+        assert!(child(name).success());
+        return;
+    }
+    let lisp = Lisp::builder().threads(1).spare_threads(2).boot().expect("SBCL boots");
+    let (go, gone) = std::sync::mpsc::channel();
+    let (answer, answered) = std::sync::mpsc::channel();
+    let caller = lisp.clone();
+    std::thread::spawn(move || {
+        gone.recv().expect("it is told");
+        answer.send(caller.eval::<i64>("7"))
+    });
+    let nested = lisp.enter(move |_| {
+        // Too little for the stacks of another one.
+        let sizes = std::fs::read_to_string("/proc/self/statm").expect("it can be read");
+        let pages: u64 = sizes.split(' ').next().and_then(|pages| pages.parse().ok()).expect("a number of pages");
+        let room = pages * 4096 + (1 << 20);
+        let limit = libc::rlimit { rlim_cur: room, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: it reads a structure of its own type.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+        go.send(()).expect("it listens");
+        let nested = answered.recv_timeout(Duration::from_secs(30));
+        let limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
+        nested.expect("an answer")
+    });
+    assert!(matches!(nested, Err(Error::NoThread)), "{nested:?}");
+    assert_eq!(lisp.eval::<i64>("8").expect("the thread is free again"), 8);
+}
+
+#[test]
 fn spare_threads_serve_nested_calls_while_all_lisp_threads_wait() {
     let name = "spare_threads_serve_nested_calls_while_all_lisp_threads_wait";
     if !is_child(name) {

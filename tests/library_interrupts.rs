@@ -1230,3 +1230,132 @@ fn limits_hold_in_handlers_finalizers_and_timers_and_under_any_reader() {
         ],
     );
 }
+
+/// Calls its function when it is dropped.
+struct Dropped(Option<Box<dyn FnOnce()>>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        if let Some(call) = self.0.take() {
+            call();
+        }
+    }
+}
+
+/// Has `call` called by the destructor of what a thread that Lisp starts keeps, which ends meanwhile.
+fn call_at_the_end_of_a_thread(lisp: &Lisp, call: impl FnOnce() + Send + 'static) {
+    thread_local!(static KEPT: std::cell::RefCell<Option<Dropped>> = const { std::cell::RefCell::new(None) });
+    let (begin, begun) = mpsc::channel();
+    let kept = Mutex::new(Some(move || {
+        begin.send(()).unwrap();
+        call();
+    }));
+    let keep = move || {
+        let call = kept.lock().unwrap().take().expect("once");
+        KEPT.set(Some(Dropped(Some(Box::new(call)))));
+    };
+    lisp.define("host:keep", "Keep something by thread.", keep).unwrap();
+    lisp.eval::<()>("(sb-thread:join-thread (sb-thread:make-thread (lambda () (host:keep))))").unwrap();
+    begun.recv_timeout(SOON).unwrap();
+}
+
+fn destructor_that_blocks() {
+    let lisp = Lisp::builder().heap(1 << 30).threads(2).boot().unwrap();
+    call_at_the_end_of_a_thread(&lisp, || loop {
+        std::thread::park();
+    });
+    let started = lisp.with_timeout(SOON / 2);
+    let start = "(sb-thread:join-thread (sb-thread:make-thread (lambda () 7)))";
+    for _ in 0..3 {
+        let started = started.clone();
+        assert_eq!(soon(move || started.eval::<i64>(start)).unwrap(), 7);
+    }
+    // A spare thread is wanted.
+    let barrier = Arc::new(Barrier::new(3));
+    let inside: Vec<_> = (0..2)
+        .map(|_| {
+            let (lisp, barrier) = (lisp.clone(), barrier.clone());
+            std::thread::spawn(move || {
+                lisp.enter(|_| {
+                    barrier.wait();
+                    barrier.wait();
+                    Ok(())
+                })
+            })
+        })
+        .collect();
+    barrier.wait();
+    let limited = lisp.with_timeout(LIMIT);
+    assert!(is_timeout(&soon(move || limited.eval::<()>("(loop)"))));
+    let other = lisp.clone();
+    assert_eq!(soon(move || other.eval::<i64>("(+ 1 2)")).unwrap(), 3);
+    barrier.wait();
+    inside.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+}
+
+fn destructor_that_calls_lisp() {
+    let lisp = Lisp::builder().heap(1 << 30).threads(1).boot().unwrap();
+    let (tell, told) = mpsc::channel();
+    let (go, gone) = mpsc::channel::<()>();
+    let inner = lisp.clone();
+    call_at_the_end_of_a_thread(&lisp, move || {
+        gone.recv().unwrap();
+        tell.send(inner.eval::<i64>("(+ 1 2)")).unwrap();
+    });
+    let value = soon(move || {
+        lisp.enter(move |_| {
+            go.send(()).unwrap();
+            told.recv_timeout(SOON).expect("it is told")
+        })
+    });
+    assert_eq!(value.unwrap(), 3);
+}
+
+fn handle_within_another_ones_call() {
+    let lisp = boot();
+    let separate = lisp.separate();
+    let stop = separate.interrupt_handle();
+    let (inside, is_inside) = mpsc::channel();
+    lisp.define("host:tell", "Tell.", move || inside.send(()).unwrap()).unwrap();
+    std::thread::spawn(move || {
+        is_inside.recv().unwrap();
+        stop.interrupt();
+    });
+    let interrupted = soon(move || lisp.enter(move |_| Ok(separate.eval::<()>("(progn (host:tell) (loop))"))));
+    assert!(matches!(interrupted, Ok(Err(Error::Interrupted))), "{interrupted:?}");
+}
+
+fn waker_of_a_call_that_ended_its_thread() {
+    struct Evaluates(Lisp, mpsc::Sender<Result<i64, Error>>);
+    impl Wake for Evaluates {
+        fn wake(self: Arc<Self>) {
+            self.1.send(self.0.eval("(+ 1 2)")).unwrap();
+        }
+    }
+    let lisp = boot();
+    let (tell, told) = mpsc::channel();
+    let waker = Waker::from(Arc::new(Evaluates(lisp.clone(), tell)));
+    let mut call = lisp.eval_async::<()>("(progn (sleep 0.1) (sb-thread:abort-thread))");
+    assert!(poll(&mut call, &waker).is_pending());
+    assert_eq!(told.recv_timeout(SOON).unwrap().unwrap(), 3);
+}
+
+#[test]
+fn what_runs_at_the_end_of_a_thread_delays_no_call() {
+    run_probes(
+        "what_runs_at_the_end_of_a_thread_delays_no_call",
+        &[
+            ("destructor_that_blocks", destructor_that_blocks),
+            ("destructor_that_calls_lisp", destructor_that_calls_lisp),
+            ("waker_of_a_call_that_ended_its_thread", waker_of_a_call_that_ended_its_thread),
+        ],
+    );
+}
+
+#[test]
+fn an_interrupt_handle_ends_calls_that_are_made_within_others() {
+    run_probes(
+        "an_interrupt_handle_ends_calls_that_are_made_within_others",
+        &[("handle_within_another_ones_call", handle_within_another_ones_call)],
+    );
+}

@@ -6,7 +6,8 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -580,6 +581,112 @@ fn a_function_that_holds_an_earlier_definition_calls_the_new_one() {
     lisp.load_str("(defvar *earlier* #'soundness:again)").expect("it is kept");
     lisp.define("soundness:again", "Return 2.", |_: i64| 2).expect("it is defined");
     assert_eq!(lisp.eval::<i64>("(funcall *earlier* 0)").expect("a value"), 2);
+}
+
+#[test]
+fn calls_while_a_function_is_defined_with_another_lambda_list_are_of_one_definition() {
+    let lisp = lisp();
+    let define = |round: i64| {
+        if round % 2 == 0 {
+            lisp.define_as("soundness:varied", "a &optional (b 7)", "Return the sum.", |a: i64, b: i64| a + b)
+        } else {
+            lisp.define("soundness:varied", "Return it.", |a: Value| a)
+        }
+        .expect("it is defined");
+    };
+    define(0);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    while !over.load(Ordering::SeqCst) {
+                        let value: i64 = lisp.eval("(funcall 'soundness:varied 5)").expect("no call is lost");
+                        assert!(value == 5 || value == 12, "{value}");
+                    }
+                })
+            })
+            .collect();
+        (1..200).for_each(define);
+        over.store(true, Ordering::SeqCst);
+        callers.into_iter().for_each(|caller| caller.join().expect("it ends"));
+    });
+}
+
+#[test]
+fn a_definition_that_is_interrupted_keeps_no_closure() {
+    let lisp = lisp();
+    let captured = Arc::new(());
+    for round in 0..400 {
+        let limited = lisp.with_timeout(Duration::from_micros(50 + round * 3));
+        let kept = captured.clone();
+        let define = |lisp: &Lisp| {
+            lisp.define("soundness:hasty", "Return 1.", move || i64::try_from(Arc::strong_count(&kept)))
+        };
+        let defined = if round % 2 == 0 { define(&limited) } else { limited.enter(|_| define(&lisp)) };
+        assert!(matches!(defined, Ok(()) | Err(Error::Timeout { .. })), "{defined:?}");
+    }
+    lisp.define("soundness:hasty", "Return 1.", || 1).expect("it is defined");
+    assert_eq!(Arc::strong_count(&captured), 1);
+}
+
+#[test]
+fn a_definition_is_made_under_the_options_of_its_handle() {
+    let lisp = lisp();
+    lisp.load_str("(defpackage :soundness-inner (:use :cl))").expect("it is defined");
+    let inner = lisp.with_package("soundness-inner");
+    inner.define("within", "Return 1.", || 1).expect("it is defined");
+    assert_eq!(inner.eval::<i64>("(within)").expect("a value"), 1);
+    assert_eq!(lisp.eval::<i64>("(soundness-inner::within)").expect("a value"), 1);
+}
+
+#[test]
+fn a_definition_that_fails_changes_no_documentation() {
+    let lisp = lisp();
+    let before: String = lisp.eval("(documentation 'car 'function)").expect("a text");
+    assert!(lisp.define("car", "Return 1.", || 1).is_err());
+    assert_eq!(lisp.eval::<String>("(documentation 'car 'function)").expect("a text"), before);
+}
+
+// ---- What keeps objects alive
+
+/// What `code` returns once what nobody holds on to is collected.
+fn after_collection(code: &str) -> i64 {
+    lisp().eval(&format!("(progn (sb-ext:gc :full t) {code})")).expect("a number")
+}
+
+const BYTES: &str = "(sb-kernel:dynamic-usage)";
+
+#[test]
+fn a_message_that_cannot_be_written_keeps_nothing_alive() {
+    let lisp = lisp();
+    lisp.define("soundness:two", "Take two.", |_: Value, _: Vec<i64>| ()).expect("it is defined");
+    let before = after_collection(BYTES);
+    // 100 KB each; an array of nothing cannot be read.
+    let arguments = "(loop repeat 500 do (ignore-errors (soundness:two (make-array 12500) (make-array 3 :element-type nil))))";
+    lisp.eval::<()>(arguments).expect("they fail");
+    let values = "(lambda () (values (list (make-array 12500)) (make-array 3 :element-type nil)))";
+    let values: Function = lisp.eval(values).expect("a function");
+    for _ in 0..500 {
+        values.call::<(Vec<Value>, String)>(()).expect_err("it cannot be written");
+    }
+    let kept = after_collection(BYTES) - before;
+    assert!(kept < 10_000_000, "{kept} bytes");
+}
+
+#[test]
+fn objects_of_dropped_values_are_collected_before_a_sleeping_thread_goes_on() {
+    let lisp = lisp();
+    let before = after_collection(BYTES);
+    let is_collected = |_: &i32| {
+        let values: Vec<Value> = (0..5).map(|_| lisp.eval("(make-array 1000000)").expect("a vector")).collect();
+        // Time for all threads to sleep.
+        std::thread::sleep(Duration::from_millis(50));
+        drop(values);
+        after_collection(BYTES) - before < 10_000_000
+    };
+    // On a busy machine one may be awake, and have had no time to let go of anything.
+    assert!((0..5).filter(is_collected).count() > 2);
 }
 
 // ---- Errors

@@ -35,6 +35,8 @@ const MOST_STATES: usize = 150;
 const MOST_CLOSING: usize = 16;
 /// Places in a line where something is put in.
 const MOST_PLACES: usize = 24;
+/// Parentheses of a line, the last ones, each of which may be the one to leave out.
+const MOST_LEFT_OUT: usize = 200;
 /// How many states are taken over lines before the search is given up.
 const MOST_STEPS: usize = 600_000;
 /// Lines and characters of a line that are searched.
@@ -480,10 +482,9 @@ fn variants_of(lines: &[&str], number: usize, mode: Mode, edited: bool, stop: St
         }
     }
     // The last of several is the one to leave out: the others may be right.
-    for item in line.items.iter().rev() {
-        if matches!(item.kind, Kind::Open | Kind::Close) {
-            add(item.start, 1, "", EDIT);
-        }
+    let parentheses = line.items.iter().rev().filter(|item| matches!(item.kind, Kind::Open | Kind::Close));
+    for item in parentheses.take(MOST_LEFT_OUT) {
+        add(item.start, 1, "", EDIT);
     }
     for item in line.items.iter().filter(|item| item.kind != Kind::Close).take(MOST_PLACES) {
         add(item.start, 0, "(", EDIT + 1);

@@ -58,6 +58,8 @@ pub(crate) const LOST_TO_HEAP: i32 = 87;
 
 /// What SBCL calls, having said why on stderr, when it cannot go on.
 pub(super) unsafe extern "C" fn lost() {
-    let is_full = usage().is_some_and(|usage| usage.used > usage.size / 10 * 9);
+    // A collection needs room for what it copies, in pieces as large as the objects.
+    let parts = if is_collecting() { 5 } else { 9 };
+    let is_full = usage().is_some_and(|usage| usage.used > usage.size / 10 * parts);
     super::signals::exit_now(if is_full { LOST_TO_HEAP } else { LOST });
 }

@@ -28,6 +28,8 @@ pub(crate) enum CallStatus {
     Panicked,
     /// Something in Lisp unwinds past the caller, which is to return.
     Unwinding,
+    /// Only of the program's functions: there is none of this number any more.
+    Missing,
 }
 
 /// The program's side. Called on Lisp threads, any of them at any time.
@@ -343,6 +345,7 @@ unsafe extern "C" fn call(function: u64, words: *const u64, count: u64, answer: 
         CallStatus::Failed => sbcl_call_status::SBCL_CALL_FAILED,
         CallStatus::Panicked => sbcl_call_status::SBCL_CALL_PANICKED,
         CallStatus::Unwinding => sbcl_call_status::SBCL_CALL_UNWINDING,
+        CallStatus::Missing => sbcl_call_status::SBCL_CALL_MISSING,
     }
     .cast_signed()
 }

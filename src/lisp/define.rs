@@ -1,7 +1,7 @@
 //! Rust functions in Lisp.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::rc::Rc;
@@ -14,14 +14,17 @@ use super::convert::{ConversionError, FromLisp, IntoLisp, Reader, Shape, Writer}
 use super::enter::{Cx, Entry};
 use super::error::Error;
 use super::function::Function;
+use super::options::Options;
 use super::pool::{self, Failure};
 use crate::panics::Contained;
 
 /// Numbers below are those of functions that are there from the beginning: `SBCL_PROGRAM_FIRST`.
 const FIRST: u64 = 16;
 
-/// What was defined, by number. A function that is defined again keeps its number; those of others that are not are free.
-static DEFINED: RwLock<Vec<Option<Definition>>> = RwLock::new(Vec::new());
+/// What was defined, by number. A function that is defined again gets another one: what Lisp's function writes is for the
+/// closure that it was compiled for, and for no other.
+static DEFINED: RwLock<BTreeMap<u64, Definition>> = RwLock::new(BTreeMap::new());
+static NEXT: AtomicU64 = AtomicU64::new(FIRST);
 /// How often that has changed.
 static CHANGES: AtomicU64 = AtomicU64::new(0);
 
@@ -37,8 +40,10 @@ struct Defined {
 
 struct Definition {
     defined: Arc<Defined>,
-    /// How often the function was defined in Lisp, this time included; 0 while it is being defined there for the first time.
-    version: u64,
+    /// Lisp calls it.
+    is_taken: bool,
+    /// What it has taken the place of, until Lisp is left: what a closure holds may call Lisp when it is dropped.
+    replaced: Vec<Arc<Defined>>,
 }
 
 /// Numbers from here on are those of functions that belong to a thread.
@@ -51,8 +56,8 @@ type Local = Rc<dyn Fn(&mut Reader<'_>, &mut Writer<'_>) -> Result<(), AnyError>
 thread_local! {
     /// The functions that belong to this thread, by number.
     static LOCAL: RefCell<HashMap<u64, Local>> = RefCell::default();
-    /// What was defined after so many changes: looking there takes no lock. What is defined anew is not kept for that.
-    static KNOWN: RefCell<(u64, Vec<Weak<Defined>>)> = const { RefCell::new((0, Vec::new())) };
+    /// What was defined after so many changes, in the order of the numbers: looking there takes no lock. What is defined anew is not kept for that.
+    static KNOWN: RefCell<(u64, Vec<(u64, Weak<Defined>)>)> = const { RefCell::new((0, Vec::new())) };
 }
 
 /// A parameter of a Rust function, as Lisp sees it.
@@ -162,8 +167,9 @@ functions! {
     A, B, C, D, E, F, G, H;
 }
 
-/// Defines `name` as `function`. `lambda_list` is as in `defun`; without one it is made from the parameters.
+/// Defines `name` as `function`, under `options`. `lambda_list` is as in `defun`; without one it is made from the parameters.
 pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
+    options: &Arc<Options>,
     name: &str,
     lambda_list: Option<&str>,
     documentation: &str,
@@ -183,60 +189,50 @@ pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         name: name.to_owned(),
         body: Box::new(move |reader, writer| function.invoke(reader, writer)),
     });
-    let free = add(defined.clone());
+    let number = add(defined);
     let shapes: Vec<u16> = parameters.iter().map(|parameter| parameter.shape.code()).collect();
-    let result: Result<(u64, u64), Error> =
-        pool::run(|cx| cx.ask_with(Entry::DefineFunction, &(free, name, &lambda_list, documentation, &shapes)));
-    match &result {
-        Ok((number, _)) if *number == free => {}
-        // Lisp may have defined it before that.
-        Err(Error::Unwinding | Error::Aborted) => {}
-        // It has a number already, or cannot be defined.
-        _ => remove(free),
+    let result = pool::run_under(options, |cx| {
+        cx.ask_with(Entry::DefineFunction, &(number, name, &lambda_list, documentation, &shapes))
+    });
+    // Lisp may have taken it before something went wrong.
+    settle(number);
+    result
+}
+
+/// Gives a function a number.
+fn add(defined: Arc<Defined>) -> u64 {
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    DEFINED.write().insert(number, Definition { defined, is_taken: false, replaced: Vec::new() });
+    CHANGES.fetch_add(1, Ordering::AcqRel);
+    number
+}
+
+/// Notes that Lisp calls one function from now on, and another one no more: the two numbers that `reader` has.
+pub(super) fn note_taken(mut reader: Reader<'_>) -> Result<(), Failure> {
+    let (taken, replaced): (u64, u64) = (reader.read().unwrap_or(0), reader.read().unwrap_or(0));
+    let mut all = DEFINED.write();
+    let replaced: Option<Definition> = all.remove(&replaced);
+    // Whoever defines it has not returned.
+    if let Some(definition) = all.get_mut(&taken) {
+        definition.is_taken = true;
+        definition.replaced = replaced.into_iter().flat_map(|it| it.replaced.into_iter().chain([it.defined])).collect();
     }
-    let (number, version) = result?;
-    put(number, Definition { defined, version });
+    CHANGES.fetch_add(1, Ordering::AcqRel);
     Ok(())
 }
 
-/// Gives a function a number that is free.
-fn add(defined: Arc<Defined>) -> u64 {
-    let mut all = DEFINED.write();
-    CHANGES.fetch_add(1, Ordering::AcqRel);
-    let place = all.iter().position(Option::is_none).unwrap_or_else(|| {
-        all.push(None);
-        all.len() - 1
-    });
-    all[place] = Some(Definition { defined, version: 0 });
-    place as u64 + FIRST
-}
-
-fn place_of(number: u64) -> Option<usize> {
-    number.checked_sub(FIRST).and_then(|place| usize::try_from(place).ok())
-}
-
-/// Makes a number free.
-fn remove(number: u64) {
-    let removed = {
-        let mut all = DEFINED.write();
-        CHANGES.fetch_add(1, Ordering::AcqRel);
-        place_of(number).and_then(|place| all.get_mut(place)?.take())
-    };
-    // Outside: what a closure holds may use others.
-    drop(removed);
-}
-
-/// Makes `definition` that of the number, unless another thread has put a later one there.
-fn put(number: u64, definition: Definition) {
+/// Drops what nobody calls any more when a definition is over: the closure itself, if Lisp has not taken it, or the one that
+/// it has replaced.
+fn settle(number: u64) {
     let unused = {
         let mut all = DEFINED.write();
-        CHANGES.fetch_add(1, Ordering::AcqRel);
-        match place_of(number).and_then(|place| all.get_mut(place)) {
-            Some(Some(later)) if later.version > definition.version => Some(definition),
-            Some(known) => known.replace(definition),
-            None => Some(definition),
+        match all.get_mut(&number) {
+            Some(definition) if definition.is_taken => (std::mem::take(&mut definition.replaced), None),
+            _ => (Vec::new(), all.remove(&number)),
         }
     };
+    CHANGES.fetch_add(1, Ordering::AcqRel);
+    // Outside: what a closure holds may use others.
     drop(unused);
 }
 
@@ -261,16 +257,15 @@ pub(super) fn name(function: u64) -> String {
 }
 
 fn find(function: u64) -> Option<Arc<Defined>> {
-    let place = place_of(function)?;
     KNOWN.with_borrow_mut(|(changes, known)| {
         if *changes != CHANGES.load(Ordering::Acquire) {
             let all = DEFINED.read();
             // No change is made meanwhile.
             *changes = CHANGES.load(Ordering::Acquire);
-            let weak = |known: &Definition| Arc::downgrade(&known.defined);
-            *known = all.iter().map(|known| known.as_ref().map_or_else(Weak::new, weak)).collect();
+            *known = all.iter().map(|(number, known)| (*number, Arc::downgrade(&known.defined))).collect();
         }
-        known.get(place).and_then(Weak::upgrade)
+        let place = known.binary_search_by_key(&function, |(number, _)| *number).ok()?;
+        known[place].1.upgrade()
     })
 }
 
@@ -285,7 +280,7 @@ pub(super) fn call(cx: &Cx, function: u64, message: &[u64], writer: &mut Writer<
     } else {
         match find(function) {
             Some(defined) => (defined.body)(&mut reader, writer),
-            None => Err("there is no such function".into()),
+            None => return Err(Failure::Missing),
         }
     };
     if cx.inside().is_unwinding() {

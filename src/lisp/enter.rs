@@ -310,7 +310,7 @@ impl Cx {
                 };
                 Ok(T::from_values(&mut reader, count)?)
             }
-            CallStatus::Failed | CallStatus::Panicked => Err(self.read_condition(&words)),
+            CallStatus::Failed | CallStatus::Panicked | CallStatus::Missing => Err(self.read_condition(&words)),
             CallStatus::Unwinding => Err(Error::Unwinding),
         }
     }
@@ -327,7 +327,7 @@ impl Cx {
         match self.inside.call(Entry::Objects as u64, shape.code(), message.words()) {
             (CallStatus::Values, words) => Ok(words),
             (CallStatus::Unwinding, _) => Err(Error::Unwinding),
-            (CallStatus::Failed | CallStatus::Panicked, words) => Err(self.read_condition(&words)),
+            (CallStatus::Failed | CallStatus::Panicked | CallStatus::Missing, words) => Err(self.read_condition(&words)),
         }
     }
 

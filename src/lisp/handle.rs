@@ -441,7 +441,7 @@ impl Lisp {
         documentation: &str,
         function: F,
     ) -> Result<(), Error> {
-        define::define(name, None, documentation, function)
+        define::define(&self.options, name, None, documentation, function)
     }
 
     /// The same with a lambda list, whose variables are the closure's parameters in their order: those after `&optional`
@@ -467,7 +467,7 @@ impl Lisp {
         documentation: &str,
         function: F,
     ) -> Result<(), Error> {
-        define::define(name, Some(lambda_list), documentation, function)
+        define::define(&self.options, name, Some(lambda_list), documentation, function)
     }
 
     fn derive(&self, change: impl FnOnce(&mut Options)) -> Self {

@@ -24,11 +24,10 @@ use crate::image::{Event, message};
 use crate::interruption::{self, Interruption};
 use crate::panics::{self, Contained};
 use crate::session::reentry::serves_stream;
+use crate::thread_supply::ThreadSupply;
 
-/// How long a thread that has nothing to do looks out for something before it sleeps: the time in which a program that
-/// makes one call after another comes back.
-const AWAKE: Duration = Duration::from_micros(50);
-/// How often it looks before it gives way to others: as long as a short call takes.
+/// How often a thread that has nothing to do looks out for something before it gives way to others: as long as a short call
+/// takes.
 const LOOKS: u32 = 25;
 /// How long a request waits before it is looked whether there are too few threads, and until the next look.
 const CROWDED: Duration = Duration::from_millis(10);
@@ -218,6 +217,7 @@ struct Watch {
     look: Option<Instant>,
     /// How many requests had been taken when there were found to be too few, and when that was.
     stuck: Option<(usize, Instant)>,
+    supply: ThreadSupply,
 }
 
 impl Watch {
@@ -329,9 +329,14 @@ pub(super) fn run_under<R: Send>(
     work: impl FnOnce(&Cx) -> Result<R, Error> + Send,
 ) -> Result<R, Error> {
     match Cx::current() {
-        Some(cx) if options.is_empty() => cx.check_room().and_then(|()| work(&cx)),
+        Some(cx) if options.is_empty() && is_in_group(options.group) => cx.check_room().and_then(|()| work(&cx)),
         _ => elsewhere(options, work),
     }
+}
+
+/// True when a call that this thread is in is one of the group already: what ends the group's ends it.
+fn is_in_group(group: u64) -> bool {
+    OPTIONS.with_borrow(|all| all.iter().any(|options| options.group == group))
 }
 
 /// A closure and what becomes of it. All of it is the caller's, who waits: what is not used is dropped there.
@@ -523,34 +528,21 @@ impl Pool {
     /// [`Pool::next`] of a thread that is awake; it is no more if this is a request.
     fn next_while_idle(&self, number: u32) -> Next {
         let is_spare = number > self.threads;
-        let mut looks = 0;
-        let mut end = None;
         loop {
-            if is_spare && (self.waiting.load(Ordering::SeqCst) == 0 || self.are_enough()) {
-                return Next::Rest;
-            }
-            if self.waiting.load(Ordering::SeqCst) > 0 {
-                let mut queue = self.queue.lock();
-                if let Some(request) = queue.requests.pop_front() {
-                    queue.begin(&request, Thread::Own(number));
-                    queue.awake -= 1;
-                    self.waiting.fetch_sub(1, Ordering::SeqCst);
-                    self.taken.fetch_add(1, Ordering::Relaxed);
-                    return Next::Request(request);
+            let mut looks = 0;
+            let found = crate::busy_poll::look(LOOKS, || {
+                if is_spare && (self.waiting.load(Ordering::SeqCst) == 0 || self.are_enough()) {
+                    return Some(Next::Rest);
                 }
-            }
-            looks += 1;
-            if looks < LOOKS {
-                std::hint::spin_loop();
-                continue;
-            }
-            if message::has_released() {
-                return Next::Release;
-            }
-            let now = Instant::now();
-            if now < *end.get_or_insert(now + AWAKE) {
-                std::thread::yield_now();
-                continue;
+                if let Some(request) = self.take(number) {
+                    return Some(Next::Request(request));
+                }
+                looks += 1;
+                // A program that makes one call after another has handles let go of in between, many at a time.
+                (looks >= LOOKS && message::has_released()).then_some(Next::Release)
+            });
+            if let Some(next) = found {
+                return next;
             }
             let mut queue = self.queue.lock();
             if queue.requests.is_empty() {
@@ -559,9 +551,27 @@ impl Pool {
                 self.pushed.wait(&mut queue);
                 queue.asleep -= 1;
                 queue.awake += 1;
+                drop(queue);
+                if message::has_released() {
+                    // What they keep may be in the way of what waits.
+                    return Next::Release;
+                }
             }
-            (looks, end) = (0, None);
         }
+    }
+
+    /// Takes the first request that waits, if there is one, for thread `number`, which is awake and will not be idle any more.
+    fn take(&self, number: u32) -> Option<Request> {
+        if self.waiting.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        let mut queue = self.queue.lock();
+        let request = queue.requests.pop_front()?;
+        queue.begin(&request, Thread::Own(number));
+        queue.awake -= 1;
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.taken.fetch_add(1, Ordering::Relaxed);
+        Some(request)
     }
 
     /// Has this spare thread rest until it is called. It does not end: the program's thread-local destructors may block, or
@@ -670,7 +680,12 @@ impl Pool {
         };
         self.queue.lock().end(call);
         if let Some(left) = task.and_then(|task| Request { call, task, options }.settle(end)) {
-            left.finish();
+            if inside.is_unwinding() {
+                // Here it could not call Lisp.
+                helper_threads::run(|| left.finish());
+            } else {
+                left.finish();
+            }
         }
     }
 
@@ -680,7 +695,15 @@ impl Pool {
             let result: Result<(), Error> = match self.next_duty() {
                 Duty::Interrupt(thread, call, reason) => cx.ask_with(Entry::Interrupt, &(thread, call, reason as i64)),
                 Duty::Start(number) => {
-                    cx.ask_with(Entry::StartThread, &(number,)).inspect_err(|_| Place::give_back(number))
+                    let started = cx.ask_with(Entry::StartThread, &(number,));
+                    let mut watch = self.watch.lock();
+                    if started.is_ok() {
+                        watch.supply.arrived();
+                    } else {
+                        Place::give_back(number);
+                        watch.supply.refused(Instant::now());
+                    }
+                    started
                 }
             };
             if let Err(error) = result {
@@ -813,9 +836,10 @@ impl Pool {
             return (None, None);
         }
         let spare = (self.threads + 1..=self.threads + self.spare_threads).find(|number| Place::is_free(*number));
-        if let Some(number) = spare {
+        if let Some(number) = spare
+            && watch.supply.start(1, now)
+        {
             Place::take(number);
-            watch.stuck = None;
             return (Some(number), None);
         }
         let given_up = if now < since + STUCK { None } else { self.withdraw(&mut self.queue.lock(), |_| true) };
@@ -856,6 +880,7 @@ impl Program for Pool {
             match function {
                 RUN => run_task(&cx, message),
                 ASK => ask(&cx, message, &mut writer),
+                DEFINED => define::note_taken(Reader::new(&cx, message)),
                 READ_INPUT => output::read(&|| self.is_ending())
                     .write(&mut writer)
                     .map_err(|error| Failure::of(name(function), error.into())),
@@ -893,6 +918,7 @@ impl Program for Pool {
 const RUN: u64 = 0;
 const ASK: u64 = 1;
 const READ_INPUT: u64 = 2;
+const DEFINED: u64 = 3;
 
 /// Why a function of the program's has no value.
 pub(super) enum Failure {
@@ -900,6 +926,8 @@ pub(super) enum Failure {
     Error(Value, String, String),
     /// Lisp is unwinding.
     Unwinding,
+    /// There is no such function any more.
+    Missing,
 }
 
 impl Failure {
@@ -917,6 +945,7 @@ impl Failure {
     fn write(&self, answer: &mut message::Writer) -> CallStatus {
         match self {
             Self::Unwinding => return CallStatus::Unwinding,
+            Self::Missing => return CallStatus::Missing,
             Self::Error(condition, name, text) if condition.is_nil() => answer.string_pair(name, text),
             Self::Error(condition, ..) => condition.put(answer),
         }

@@ -21,12 +21,10 @@ use super::hold::{RELEASED, TIME_UP};
 use super::limits::heap_limit;
 use crate::image::{Interrupt, Job, JobKind, Lane};
 use crate::interruption::{Interruption, REACTION};
+use crate::thread_supply::ThreadSupply;
 
 /// How many evaluations may be in the background. Each has a thread of its own, with a control stack.
 pub(crate) const MAX_BACKGROUND: usize = 16;
-
-/// How long after a thread could not be started the next one is tried.
-const START_AGAIN: Duration = Duration::from_secs(1);
 
 /// A job that waits, with whoever asked for it.
 pub(super) struct Request {
@@ -288,10 +286,7 @@ struct Threads {
     all: Vec<u64>,
     /// The one that the foreground stays with.
     home: Option<u64>,
-    /// How many are being started.
-    starting: usize,
-    /// The last one could not be started: not again before this time.
-    start_again: Option<Instant>,
+    supply: ThreadSupply,
 }
 
 impl Threads {
@@ -299,7 +294,7 @@ impl Threads {
     fn asks(&mut self, thread: u64) {
         if !self.all.contains(&thread) {
             self.all.push(thread);
-            self.starting = self.starting.saturating_sub(1);
+            self.supply.arrived();
         }
     }
 
@@ -402,14 +397,10 @@ impl Board {
         self.changed[Lane::Evaluation as usize] |= !matches!(turn, Turn::Wait) || !self.ready.is_empty();
         let needs_home = !matches!(turn, Turn::Wait | Turn::Held(_)) && !self.is_home_free();
         let needed = self.ready.len() + usize::from(needs_home);
-        if self.threads.start_again.is_some_and(|time| now < time) {
-            return;
-        }
-        while self.threads.starting < needed
-            && let Some(first) = self.waiting[Lane::Evaluation as usize].iter().chain(&self.ready).next()
+        while let Some(first) = self.waiting[Lane::Evaluation as usize].iter().chain(&self.ready).next()
+            && self.threads.supply.start(needed, now)
         {
             let start = Request::start(&first.connection);
-            self.threads.starting += 1;
             self.push(Lane::Control, start);
         }
     }
@@ -532,18 +523,16 @@ impl Board {
     /// No thread could be started. Takes out the request that gets none, if it was for the background; what waits for the
     /// foreground gets one later, from the time on that this returns, or the home when that is free again.
     pub(super) fn thread_refused(&mut self, reason: &str, now: Instant) -> Result<Request, Instant> {
-        self.threads.starting = self.threads.starting.saturating_sub(1);
-        if self.ready.len() > self.threads.starting
+        if self.ready.len() >= self.threads.supply.starting()
             && let Some(request) = self.ready.pop_back()
         {
+            self.threads.supply.arrived();
             return Ok(request);
         }
         if self.threads.home.is_none() {
             self.abandoned.refused(reason);
         }
-        let again = now + START_AGAIN;
-        self.threads.start_again = Some(again);
-        Err(again)
+        Err(self.threads.supply.refused(now))
     }
 
     /// Where the first request is that may be done now.
@@ -799,16 +788,15 @@ impl Board {
 
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+mod unheard;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::session::events::InspectionBuilder;
 
     fn reset(id: u64, background: bool) -> Request {
-        let asked = Asked::Inspect(Inspection::Reset(InspectionBuilder::default(), Box::new(|_| ())));
-        let request = Request::new(&Connection::new(0), Job::empty(id, JobKind::Reset, 0), None, asked);
-        Request { background, ..request }
+        Request { background, ..unheard::request(&Connection::new(0), id, JobKind::Reset) }
     }
 
     /// The order of the numbers is that of beginning, in the background too. The foreground stays with its thread.

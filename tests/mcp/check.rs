@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::client::{BINARY, Scratch};
 use sbcl::check::{Severity, check};
@@ -377,4 +378,13 @@ fn damage_to_all_given_source_files_is_located_and_repaired() {
     }
     files.sort();
     break_and_check(&files);
+}
+
+#[test]
+fn line_of_many_open_parentheses_is_checked_at_once() {
+    for count in [400, 800, 1_200] {
+        let begin = Instant::now();
+        assert!(!check(&"(a ".repeat(count), &[]).findings.is_empty());
+        assert!(begin.elapsed() < Duration::from_millis(500), "{count}: {:?}", begin.elapsed());
+    }
 }

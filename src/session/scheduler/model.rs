@@ -1,18 +1,14 @@
 //! A model of the session around the board: Lisp's threads, the control lane, the clock, and clients that submit, hold, cancel
 //! and leave at random. Shuttle tries many schedules of their steps.
 
-use std::collections::HashSet;
-use std::sync::Arc;
-use std::time::Instant;
+use std::collections::{HashMap, HashSet};
 
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
 use shuttle::thread;
 
+use super::unheard::{evaluation, release, request};
 use super::*;
-use crate::config::Limits;
-use crate::session::activity::{HandledErrors, Submission};
-use crate::session::events::InspectionBuilder;
 
 /// The number of clients, and of what each of them asks.
 const CLIENTS: u64 = 3;
@@ -26,20 +22,19 @@ struct Known {
     now: Instant,
     /// What was submitted, and whether it has ended.
     jobs: Vec<(u64, bool)>,
-    /// Those that began in the foreground, with the connection, in their order.
-    begun: Vec<(u64, u64)>,
-    clients: usize,
+    /// The last that began in the foreground, by connection.
+    begun: HashMap<u64, u64>,
+    clients: u64,
     /// The connections that have ended.
     ended: Vec<u64>,
-    next_thread: u64,
+    /// How many threads were started that evaluate.
+    threads: u64,
 }
 
 struct Model {
     known: Mutex<Known>,
     /// For the threads of each lane.
     changed: [Condvar; Lane::COUNT],
-    /// For whoever waits for the end.
-    ended: Condvar,
 }
 
 impl Known {
@@ -47,6 +42,56 @@ impl Known {
         if let Some((_, has_ended)) = self.jobs.iter_mut().find(|(id, _)| *id == job) {
             assert!(!std::mem::replace(has_ended, true), "job {job} ended twice");
         }
+    }
+
+    fn cancel(&mut self, job: u64) {
+        if self.board.take_waiting(job).is_some() {
+            self.end(job);
+        } else if let Some(running) = self.board.find(job) {
+            running.interruption.want(Interrupt::Cancel, REACTION, Instant::now());
+        }
+    }
+
+    /// A connection ends, what it holds is released, and another one comes.
+    fn replace(&mut self, connection: &Arc<Connection>) -> Arc<Connection> {
+        for (_, request) in self.board.take_waiting_of(connection.id) {
+            self.end(request.job.id);
+        }
+        self.end_connection(connection);
+        Connection::new(connection.id + 1)
+    }
+
+    /// Nothing more comes from a connection, and what it holds now or later is released.
+    fn end_connection(&mut self, connection: &Arc<Connection>) {
+        if self.board.hold_of(connection.id).is_some() {
+            self.board.push(Lane::Evaluation, release(connection));
+        }
+        self.ended.push(connection.id);
+    }
+
+    /// The thread of a job has done it: whether it holds an evaluation now; `None` when it is abandoned.
+    fn end_evaluation(&mut self, thread: u64, job: &Job) -> Option<bool> {
+        let Some(mut running) = self.board.take_running(job.id) else {
+            assert!(self.board.abandoned.ended(job.id), "job {} was taken by nobody", job.id);
+            return None;
+        };
+        self.end(job.id);
+        let fails = matches!(job.kind, JobKind::Evaluate { hold: true, .. } | JobKind::FrameLocals(_));
+        if fails && running.interrupted().is_none() {
+            match &mut running.activity {
+                Activity::Evaluate(evaluate) => evaluate.held = true,
+                Activity::Held(about) => about.then = Then::Unchanged,
+                Activity::Inspect(_) => unreachable!("it fails nowhere"),
+            }
+        }
+        let Some(hold) = running.take_hold(None) else { return Some(false) };
+        assert_eq!(hold.thread, thread);
+        let connection = hold.connection.clone();
+        self.board.holds.push(hold);
+        if self.ended.contains(&connection.id) {
+            self.board.push(Lane::Evaluation, release(&connection));
+        }
+        Some(true)
     }
 
     /// True when nothing is to be done any more.
@@ -69,17 +114,19 @@ impl Known {
 }
 
 impl Model {
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap()
+    /// Changes what is known, and gives up the board as the session does.
+    fn with<R>(&self, change: impl FnOnce(&mut Known) -> R) -> R {
+        let mut known = self.known.lock().unwrap();
+        let result = change(&mut known);
+        self.leave(known);
+        result
     }
 
-    /// Gives up the board as the session does.
     fn leave(&self, mut known: MutexGuard<'_, Known>) {
         known.check();
         self.tell_changes(&mut known);
         let is_over = known.is_over();
         drop(known);
-        self.ended.notify_all();
         if is_over {
             self.changed.iter().for_each(Condvar::notify_all);
         }
@@ -94,90 +141,49 @@ impl Model {
     }
 
     /// A thread of Lisp's that evaluates.
-    fn evaluate(self: &Arc<Self>) {
-        let mut known = self.lock();
-        known.next_thread += 1;
-        let thread = known.next_thread;
-        drop(known);
+    fn evaluate(&self, thread: u64) {
         let mut held = None;
         while let Some(job) = self.next(thread, held) {
-            let holds = match job.kind {
-                JobKind::Evaluate { hold, .. } => hold,
-                JobKind::FrameLocals(_) => true,
-                _ => false,
-            };
             // What it does takes a while. It may be over before its interruption, or because of that.
             (0..thread_rng().gen_range(0..3)).for_each(|_| thread::yield_now());
-            let mut known = self.lock();
-            held = None;
-            match known.board.take_running(job.id) {
-                Some(mut running) => {
-                    if holds && running.interrupted().is_none() {
-                        match &mut running.activity {
-                            Activity::Evaluate(evaluate) => evaluate.held = true,
-                            Activity::Held(about) => about.then = Then::Unchanged,
-                            Activity::Inspect(_) => unreachable!("it fails nowhere"),
-                        }
-                    }
-                    if let Some(hold) = running.take_hold(None) {
-                        assert_eq!(hold.thread, thread);
-                        let connection = hold.connection.clone();
-                        known.board.holds.push(hold);
-                        if known.ended.contains(&connection.id) {
-                            known.board.push(Lane::Evaluation, release(&connection));
-                        }
-                        held = Some(job.id);
-                    }
-                    known.end(job.id);
-                    self.leave(known);
-                }
-                None => {
-                    assert!(known.board.abandoned.ended(job.id), "job {} was taken by nobody", job.id);
-                    self.leave(known);
-                    break;
-                }
-            }
+            let Some(holds) = self.with(|known| known.end_evaluation(thread, &job)) else { break };
+            held = holds.then_some(job.id);
             // The user's code may end its thread.
             if held.is_none() && thread_rng().gen_bool(0.05) {
                 break;
             }
         }
-        let mut known = self.lock();
-        known.board.thread_ended(thread);
-        self.leave(known);
+        self.with(|known| known.board.thread_ended(thread));
     }
 
     fn next(&self, thread: u64, held: Option<u64>) -> Option<Job> {
-        let mut known = self.lock();
+        let mut known = self.known.lock().unwrap();
         loop {
             let now = known.now;
             let home = known.board.threads.home.filter(|_| known.board.is_home_free());
-            match known.board.next(Lane::Evaluation, thread, held, now) {
+            let job = match known.board.next(Lane::Evaluation, thread, held, now) {
                 Next::Run(job) => {
                     let running = known.board.find(job.id).expect("it runs");
                     let connection = running.connection.id;
                     if running.is_foreground() && matches!(job.kind, JobKind::Evaluate { .. }) {
                         assert!(home.is_none_or(|home| home == thread), "the foreground left a free thread");
-                        known.begun.push((connection, job.id));
+                        let before = known.begun.insert(connection, job.id);
+                        assert!(before < Some(job.id), "connection {connection} began {} late", job.id);
                     }
-                    self.leave(known);
-                    return Some(job);
+                    Some(job)
                 }
                 Next::Release(hold, _) => {
                     let release = release(&hold.connection);
-                    let job = known.board.begin(Lane::Evaluation, thread, release, Some(hold), now);
-                    self.leave(known);
-                    return Some(job);
+                    Some(known.board.begin(Lane::Evaluation, thread, release, Some(hold), now))
                 }
                 Next::Refuse(request) => {
                     known.end(request.job.id);
                     self.leave(known);
-                    known = self.lock();
+                    known = self.known.lock().unwrap();
+                    continue;
                 }
+                Next::Wait(_) if known.is_over() => return None,
                 Next::Wait(until) => {
-                    if known.is_over() {
-                        return None;
-                    }
                     self.tell_changes(&mut known);
                     let Some(until) = until else {
                         known = self.changed[Lane::Evaluation as usize].wait(known).unwrap();
@@ -186,20 +192,20 @@ impl Model {
                     // The time comes some day.
                     drop(known);
                     thread::yield_now();
-                    known = self.lock();
+                    known = self.known.lock().unwrap();
                     known.now = known.now.max(until);
+                    continue;
                 }
-                Next::End => {
-                    self.leave(known);
-                    return None;
-                }
-            }
+                Next::End => None,
+            };
+            self.leave(known);
+            return job;
         }
     }
 
     /// The control lane's thread. Where it fails to start one, the clock tries again later.
     fn control(self: &Arc<Self>) {
-        let mut known = self.lock();
+        let mut known = self.known.lock().unwrap();
         loop {
             let now = known.now;
             match known.board.next(Lane::Control, 0, None, now) {
@@ -210,11 +216,12 @@ impl Model {
                             Err(again) => known.now = again,
                         }
                     } else {
-                        let model = self.clone();
-                        thread::spawn(move || model.evaluate());
+                        known.threads += 1;
+                        let (model, thread) = (self.clone(), known.threads);
+                        thread::spawn(move || model.evaluate(thread));
                     }
                     self.leave(known);
-                    known = self.lock();
+                    known = self.known.lock().unwrap();
                 }
                 Next::Run(_) => {}
                 _ if known.is_over() => return,
@@ -226,9 +233,7 @@ impl Model {
     /// A client, with a connection of its own that may end and be followed by another.
     fn client(&self, number: u64) {
         let mut connection = Connection::new(number * 100);
-        for request in 0..REQUESTS {
-            let id = number * 100 + request;
-            let mut known = self.lock();
+        for id in number * 100..number * 100 + REQUESTS {
             let detached = thread_rng().gen_bool(0.5);
             let kind = match thread_rng().gen_range(0..8) {
                 0 => JobKind::InvokeRestart(1),
@@ -236,21 +241,14 @@ impl Model {
                 2 => JobKind::Reset,
                 _ => evaluation(detached),
             };
-            let mut request = Request::new(&connection, Job::empty(id, kind, 0), None, asked(kind));
+            let mut request = request(&connection, id, kind);
             request.background = matches!(kind, JobKind::Evaluate { detached: true, .. }) && thread_rng().gen_bool(0.5);
-            known.jobs.push((id, false));
-            known.board.push(Lane::Evaluation, request);
-            self.leave(known);
-            let mut known = self.lock();
-            match thread_rng().gen_range(0..6) {
-                0 => match known.board.take_waiting(id) {
-                    Some(_) => known.end(id),
-                    None => {
-                        if let Some(running) = known.board.find(id) {
-                            running.interruption.want(Interrupt::Cancel, REACTION, Instant::now());
-                        }
-                    }
-                },
+            self.with(|known| {
+                known.jobs.push((id, false));
+                known.board.push(Lane::Evaluation, request);
+            });
+            self.with(|known| match thread_rng().gen_range(0..6) {
+                0 => known.cancel(id),
                 1 => drop(known.board.leave(id)),
                 // It does not react to being interrupted.
                 2 => {
@@ -259,51 +257,15 @@ impl Model {
                         known.end(id);
                     }
                 }
-                3 => {
-                    // It leaves, and what it holds is released; another one comes.
-                    for (_, request) in known.board.take_waiting_of(connection.id) {
-                        known.end(request.job.id);
-                    }
-                    if known.board.hold_of(connection.id).is_some() {
-                        known.board.push(Lane::Evaluation, release(&connection));
-                    }
-                    known.ended.push(connection.id);
-                    connection = Connection::new(connection.id + 1);
-                }
+                3 => connection = known.replace(&connection),
                 _ => {}
-            }
-            self.leave(known);
+            });
         }
-        let mut known = self.lock();
-        known.clients -= 1;
-        self.leave(known);
+        self.with(|known| {
+            known.end_connection(&connection);
+            known.clients -= 1;
+        });
     }
-}
-
-fn evaluation(detached: bool) -> JobKind {
-    JobKind::Evaluate { timing: false, hold: !detached, record_errors: false, detached, background: false }
-}
-
-/// What is asked by a job of this kind, by somebody who does not listen.
-fn asked(kind: JobKind) -> Asked {
-    let blank = || Box::new(OutcomeBuilder::blank(0));
-    match kind {
-        JobKind::Evaluate { .. } => {
-            let (limits, handled) = (Limits::default(), HandledErrors::Ignored);
-            let submission =
-                Submission { number: 0, code: "".into(), limits, timeout: None, handled, local: false, due: None };
-            Asked::Evaluate(submission, Box::new(|_| ()))
-        }
-        JobKind::InvokeRestart(_) => Asked::Held(HeldRequest::Resume(blank(), Box::new(|_| ()))),
-        JobKind::FrameLocals(_) => Asked::Held(HeldRequest::Locals(InspectionBuilder::default(), Box::new(|_| ()))),
-        JobKind::Release => Asked::Held(HeldRequest::Release(None)),
-        _ => Asked::Inspect(Inspection::Reset(InspectionBuilder::default(), Box::new(|_| ()))),
-    }
-}
-
-/// What releases what a connection holds.
-fn release(connection: &Arc<Connection>) -> Request {
-    Request::new(connection, Job::empty(0, JobKind::Release, 0), None, asked(JobKind::Release))
 }
 
 /// Whatever is submitted, held, cancelled, sent to the background and abandoned meanwhile: one evaluation at a time is in the
@@ -317,39 +279,20 @@ fn every_job_waits_or_runs_or_has_ended_once() {
                 board: Board::default(),
                 now: Instant::now(),
                 jobs: Vec::new(),
-                begun: Vec::new(),
-                clients: CLIENTS as usize,
+                begun: HashMap::new(),
+                clients: CLIENTS,
                 ended: Vec::new(),
-                next_thread: 0,
+                threads: 1,
             };
-            let model =
-                Arc::new(Model { known: Mutex::new(known), changed: Default::default(), ended: Condvar::new() });
-            let (evaluating, controlling) = (model.clone(), model.clone());
-            let mut threads =
-                vec![thread::spawn(move || evaluating.evaluate()), thread::spawn(move || controlling.control())];
-            for number in 1..=CLIENTS {
+            let model = Arc::new(Model { known: Mutex::new(known), changed: Default::default() });
+            let spawn = |run: fn(&Arc<Model>, u64), number| {
                 let model = model.clone();
-                threads.push(thread::spawn(move || model.client(number)));
-            }
-            // What is held in the end is released as when the session ends.
-            let mut known = model.lock();
-            while !known.is_over() {
-                if known.clients == 0 && !known.board.holds.is_empty() && !known.board.has_waiting(Lane::Evaluation) {
-                    let holders: Vec<_> = known.board.holds.iter().map(|hold| hold.connection.clone()).collect();
-                    holders.iter().for_each(|it| known.board.push(Lane::Evaluation, release(it)));
-                    model.leave(known);
-                    known = model.lock();
-                    continue;
-                }
-                known = model.ended.wait(known).unwrap();
-            }
-            let begun = known.begun.clone();
-            model.leave(known);
+                thread::spawn(move || run(&model, number))
+            };
+            let mut threads =
+                vec![spawn(|model, number| model.evaluate(number), 1), spawn(|model, _| model.control(), 0)];
+            threads.extend((1..=CLIENTS).map(|number| spawn(|model, number| model.client(number), number)));
             threads.into_iter().for_each(|thread| thread.join().unwrap());
-            for (connection, _) in &begun {
-                let own: Vec<_> = begun.iter().filter(|(of, _)| of == connection).map(|(_, job)| *job).collect();
-                assert!(own.is_sorted(), "connection {connection} began {own:?}");
-            }
         },
         schedules,
     );
