@@ -1261,8 +1261,10 @@ fn call_at_the_end_of_a_thread(lisp: &Lisp, call: impl FnOnce() + Send + 'static
 
 fn destructor_that_blocks() {
     let lisp = Lisp::builder().heap(1 << 30).threads(2).boot().unwrap();
-    call_at_the_end_of_a_thread(&lisp, || loop {
-        std::thread::park();
+    call_at_the_end_of_a_thread(&lisp, || {
+        loop {
+            std::thread::park();
+        }
     });
     let started = lisp.with_timeout(SOON / 2);
     let start = "(sb-thread:join-thread (sb-thread:make-thread (lambda () 7)))";

@@ -620,9 +620,8 @@ fn a_definition_that_is_interrupted_keeps_no_closure() {
     for round in 0..400 {
         let limited = lisp.with_timeout(Duration::from_micros(50 + round * 3));
         let kept = captured.clone();
-        let define = |lisp: &Lisp| {
-            lisp.define("soundness:hasty", "Return 1.", move || i64::try_from(Arc::strong_count(&kept)))
-        };
+        let define =
+            |lisp: &Lisp| lisp.define("soundness:hasty", "Return 1.", move || i64::try_from(Arc::strong_count(&kept)));
         let defined = if round % 2 == 0 { define(&limited) } else { limited.enter(|_| define(&lisp)) };
         assert!(matches!(defined, Ok(()) | Err(Error::Timeout { .. })), "{defined:?}");
     }
@@ -663,7 +662,8 @@ fn a_message_that_cannot_be_written_keeps_nothing_alive() {
     lisp.define("soundness:two", "Take two.", |_: Value, _: Vec<i64>| ()).expect("it is defined");
     let before = after_collection(BYTES);
     // 100 KB each; an array of nothing cannot be read.
-    let arguments = "(loop repeat 500 do (ignore-errors (soundness:two (make-array 12500) (make-array 3 :element-type nil))))";
+    let arguments =
+        "(loop repeat 500 do (ignore-errors (soundness:two (make-array 12500) (make-array 3 :element-type nil))))";
     lisp.eval::<()>(arguments).expect("they fail");
     let values = "(lambda () (values (list (make-array 12500)) (make-array 3 :element-type nil)))";
     let values: Function = lisp.eval(values).expect("a function");

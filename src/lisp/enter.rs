@@ -327,7 +327,9 @@ impl Cx {
         match self.inside.call(Entry::Objects as u64, shape.code(), message.words()) {
             (CallStatus::Values, words) => Ok(words),
             (CallStatus::Unwinding, _) => Err(Error::Unwinding),
-            (CallStatus::Failed | CallStatus::Panicked | CallStatus::Missing, words) => Err(self.read_condition(&words)),
+            (CallStatus::Failed | CallStatus::Panicked | CallStatus::Missing, words) => {
+                Err(self.read_condition(&words))
+            }
         }
     }
 
