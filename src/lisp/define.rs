@@ -53,11 +53,18 @@ static NEXT_LOCAL: AtomicU64 = AtomicU64::new(FIRST_LOCAL);
 
 type Local = Rc<dyn Fn(&mut Reader<'_>, &mut Writer<'_>) -> Result<(), AnyError>>;
 
+/// What was defined after so many changes, as one thread has seen it, in the order of the numbers: looking there takes no lock.
+/// What is defined anew is not kept for that.
+#[derive(Default)]
+struct Known {
+    changes: u64,
+    defined: Vec<(u64, Weak<Defined>)>,
+}
+
 thread_local! {
     /// The functions that belong to this thread, by number.
     static LOCAL: RefCell<HashMap<u64, Local>> = RefCell::default();
-    /// What was defined after so many changes, in the order of the numbers: looking there takes no lock. What is defined anew is not kept for that.
-    static KNOWN: RefCell<(u64, Vec<(u64, Weak<Defined>)>)> = const { RefCell::new((0, Vec::new())) };
+    static KNOWN: RefCell<Known> = RefCell::default();
 }
 
 /// A parameter of a Rust function, as Lisp sees it.
@@ -257,15 +264,15 @@ pub(super) fn name(function: u64) -> String {
 }
 
 fn find(function: u64) -> Option<Arc<Defined>> {
-    KNOWN.with_borrow_mut(|(changes, known)| {
-        if *changes != CHANGES.load(Ordering::Acquire) {
+    KNOWN.with_borrow_mut(|known| {
+        if known.changes != CHANGES.load(Ordering::Acquire) {
             let all = DEFINED.read();
             // No change is made meanwhile.
-            *changes = CHANGES.load(Ordering::Acquire);
-            *known = all.iter().map(|(number, known)| (*number, Arc::downgrade(&known.defined))).collect();
+            known.changes = CHANGES.load(Ordering::Acquire);
+            known.defined = all.iter().map(|(number, it)| (*number, Arc::downgrade(&it.defined))).collect();
         }
-        let place = known.binary_search_by_key(&function, |(number, _)| *number).ok()?;
-        known[place].1.upgrade()
+        let place = known.defined.binary_search_by_key(&function, |(number, _)| *number).ok()?;
+        known.defined[place].1.upgrade()
     })
 }
 
