@@ -126,10 +126,11 @@ impl Relay {
                 self.read_worker(id)?;
             }
         }
-        if ready.has(Watched::Signals)
-            && let Some(signal) = self.signals.take()
-        {
-            self.shut_down(128 + signal);
+        if ready.has(Watched::Signals) {
+            if let Some(signal) = self.signals.take() {
+                self.shut_down(128 + signal);
+            }
+            self.reap();
         }
         self.look_for_ends()?;
         for name in ready.names() {
@@ -308,14 +309,18 @@ impl Relay {
         Ok(())
     }
 
-    /// Reaps ended processes: orphans, and workers, whose last output is read first.
-    fn look_for_ends(&mut self) -> Step {
+    /// Reaps ended processes, of which SIGCHLD tells: workers, and orphans.
+    fn reap(&mut self) {
         while let Some((pid, status)) = processes::ended() {
             let mut processes = self.workers.values_mut().filter_map(|worker| worker.process.as_mut());
             if let Some(process) = processes.find(|process| process.pid == pid) {
                 process.ended = Some(status);
             }
         }
+    }
+
+    /// Looks for a worker that has ended, and reads its last output first.
+    fn look_for_ends(&mut self) -> Step {
         let ended = self.workers.iter().find_map(|(id, worker)| Some((*id, worker.process.as_ref()?.ended?)));
         let Some((id, status)) = ended else { return Ok(()) };
         let read = |relay: &Self| Some(relay.workers.get(&id)?.process.as_ref()?.read);
