@@ -34,11 +34,13 @@ does. Wherever it unwinds to, it ends here."
         (return-from contained)))))
 
 (defun next-held-job ()
-  "Wait for the next job and return it, or NIL when there will be none. What was to interrupt this thread meanwhile does
-so before it returns: an interrupt on the way out of NEXT-JOB would lose the job."
+  "Wait for the next job, by which this thread is in the foreground again, and return it, or NIL when there will be none.
+What was to interrupt this thread meanwhile does so before it returns: an interrupt on the way out of NEXT-JOB would lose
+the job."
   (without-interrupts
     (let ((job (next-job +evaluation-lane+ *job-id*)))
       (when job
+        (become-main-thread)
         (change-job (job-id job)))
       (allow-with-interrupts
         (call-until-abandoned
@@ -311,7 +313,7 @@ get the values of the expressions in TEXT."
                      (invoke-restart restart)))))))
 
 (defun restart-command (job)
-  "Invoke a restart."
+  "Return true and a function that invokes a restart, which HOLD calls."
   (let ((restart (find-held-restart (job-argument job) (job-name job))))
     (when restart
       (let ((places (assertion-places restart)))

@@ -191,7 +191,7 @@ meanwhile does so before it returns: an interrupt on the way out of NEXT-JOB wou
   "Do JOB and tell the host that it is over."
   (let ((success nil)
         (*job-id* (job-id job)))
-    ;; A job that was held ends as another one.
+    ;; Of an evaluation that was held, this tells the end of the job that made it go on: CHANGE-JOB.
     (unwind-protect (let ((sb-thread::*interrupt-handler* nil))
                       (setf success (run-job job)))
       (finish-output-of-job)

@@ -180,11 +180,11 @@ shape is this or 0, and a depth.")
 
 (defun put-bignum (scratch integer)
   "Write INTEGER in two's complement, the lowest word first."
-  (let ((words (1+ (floor (integer-length integer) 64))))
+  (declare (type bignum integer))
+  (let ((words (sb-bignum:%bignum-length integer)))
     (put scratch (token (tag-number :bignum) words))
-    (loop for position from 0 by 64
-          repeat words
-          do (put scratch (ldb (byte 64 position) integer)))))
+    (dotimes (index words)
+      (put scratch (sb-bignum:%bignum-ref integer index)))))
 
 (declaim (inline put-integer))
 (defun put-integer (scratch integer)
@@ -446,12 +446,11 @@ may adjust VECTOR at any time, and between two looks at it: what counts is that 
 
 (defun read-bignum (address words)
   "Return the integer in the WORDS, at least one, at ADDRESS."
-  (let ((integer 0))
-    (loop for index from (1- words) downto 0
-          do (setf integer (logior (ash integer 64) (word-at (+ address (* 8 index))))))
-    (if (logbitp (1- (* 64 words)) integer)
-        (- integer (ash 1 (* 64 words)))
-        integer)))
+  (declare (type (unsigned-byte 62) address) (type (integer 1 #.sb-bignum:maximum-bignum-length) words))
+  (let ((integer (sb-bignum:%allocate-bignum words)))
+    (dotimes (index words)
+      (sb-bignum:%bignum-set integer index (word-at (+ address (* 8 index)))))
+    (sb-bignum::%normalize-bignum integer words)))
 
 (defun read-elements (address count end)
   "Return a list of the COUNT objects whose tokens are at ADDRESS, and the address after them."

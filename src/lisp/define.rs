@@ -310,8 +310,8 @@ impl LocalFunction<'_> {
         let number = NEXT_LOCAL.fetch_add(1, Ordering::Relaxed);
         let parameters = F::parameters();
         let shapes: Vec<u16> = parameters.iter().map(|parameter| parameter.shape.code()).collect();
-        let function_object = cx.ask_with(Entry::LocalFunction, &(number, required(&parameters), &shapes))?;
         let function = Contained::new(function);
+        let function_object = cx.ask_with(Entry::LocalFunction, &(number, required(&parameters), &shapes))?;
         LOCAL.with_borrow_mut(|local| {
             local.insert(number, Rc::new(move |reader, writer| function.invoke(reader, writer)));
         });

@@ -160,7 +160,7 @@ impl Session {
         self.enqueue(Lane::Evaluation, job, Some(cleanup), Asked::Held(HeldRequest::Release(Some(Box::new(reply)))))
     }
 
-    /// Does what makes the held evaluation go on.
+    /// Requests what makes the held evaluation go on, on the thread that holds it.
     fn resume(&self, kind: JobKind, text: &str, name: &str, reply: Reply<Result<Resumed, HoldError>>) -> JobId {
         let limits = *self.inner.limits.lock();
         // What is held puts its own in place of this when it goes on.

@@ -1,9 +1,10 @@
 //! Which jobs wait and which run. One lock guards it all, so that a job is always found: it waits, or it runs.
 //!
-//! The foreground is a permit: the one evaluation that runs there has it, and gives it back when it ends, is held, or goes
-//! on in the background. Threads that evaluate pull from one queue. The permit stays with its thread, the *home*, as long as
-//! that is free, so that what belongs to a thread (a mutex, a C library's state) is there again for the next evaluation. A
-//! thread is started when something waits and none is free for it, and ends when it asks for work and there is none for it.
+//! Threads that evaluate pull from one queue. One evaluation at a time is in the foreground ([`Board::foreground`]), until it
+//! ends, is held, or goes on in the background. The next one begins on the same thread, the *home*, if that is free: what
+//! belongs to a thread (a mutex, a C library's state) is there again. Else a thread is started for it, which is the home from
+//! then on. What concerns a held evaluation, such as a restart, runs in the foreground, too, but on the thread that holds it
+//! ([`Board::next`] with `held`), whichever is the home. A thread that asks for work when there is none for it ends.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

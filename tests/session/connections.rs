@@ -338,6 +338,14 @@ fn consecutive_evaluations_share_the_main_thread_after_holds_and_background_eval
     hold(&agent, "(error \"held\")");
     assert_one_thread(&person, "beside what is held");
     wait(|reply| _ = agent.abort_held(reply)).expect("it is released");
+    // What is held goes on as what it was.
+    hold(&agent, "(list (restart-case (error \"held\") (go-on () 1)) (sb-thread:main-thread-p))");
+    assert_one_thread(&person, "beside what goes on later");
+    let go_on = RestartDesignator::Name("go-on".to_owned());
+    let resumed = wait(|reply| _ = agent.invoke_restart(&go_on, "", reply)).expect("it goes on");
+    let Resumed::Outcome(outcome) = resumed else { panic!("{resumed:?}") };
+    assert_eq!(outcome.result.as_ref().expect("a value")[0].text, "(1 T)");
+    assert_one_thread(&person, "after that");
     hold(&agent, "(error \"held\")");
     assert_one_thread(&agent, "after what was held and is released");
     let in_background = |code: &str, background| Evaluation { background, ..Evaluation::new(code) };
