@@ -7,12 +7,13 @@
 ;;; The state of a file
 
 (defstruct (file-state (:copier nil) (:predicate nil))
-  "A file's dates and size at some moment."
+  "A file's dates, size and inode at some moment."
   ;; When its content was written, by its date, and when anything of the file was changed last, which no program can set: both
   ;; in nanoseconds of universal time.
   (written 0 :type integer :read-only t)
   (changed 0 :type integer :read-only t)
-  (size 0 :type integer :read-only t))
+  (size 0 :type integer :read-only t)
+  (inode 0 :type integer :read-only t))
 
 (defun universal-nanoseconds (seconds &optional (nanoseconds 0))
   "Return the nanoseconds of universal time at SECONDS and NANOSECONDS of Unix time."
@@ -24,20 +25,21 @@
   (let ((words (make-array 32 :element-type '(signed-byte 64) :initial-element 0)))
     (when (eql 0 (with-pinned-objects (words)
                    (alien-funcall (extern-alien "statx" (function int int c-string int unsigned-int system-area-pointer))
-                                  ;; AT_FDCWD; STATX_MTIME, STATX_CTIME and STATX_SIZE
-                                  -100 namestring 0 #x2C0 (vector-sap words))))
+                                  ;; AT_FDCWD; STATX_MTIME, STATX_CTIME, STATX_INO and STATX_SIZE
+                                  -100 namestring 0 #x3C0 (vector-sap words))))
       (flet ((date (word)
                (universal-nanoseconds (aref words word) (ldb (byte 32 0) (aref words (1+ word))))))
-        (make-file-state :size (aref words 5) :changed (date 12) :written (date 14))))))
+        (make-file-state :inode (aref words 4) :size (aref words 5) :changed (date 12) :written (date 14))))))
 
 (defun file-state (namestring)
   "Return the FILE-STATE of the file NAMESTRING, native, or NIL when there is no such file."
   (or #+linux (exact-file-state namestring)
       (multiple-value-bind (found device inode mode links user group type size accessed written changed)
           (sb-unix:unix-stat namestring)
-        (declare (ignore device inode mode links user group type accessed))
+        (declare (ignore device mode links user group type accessed))
         (and found
-             (make-file-state :size size
+             (make-file-state :inode inode
+                              :size size
                               :written (universal-nanoseconds written)
                               :changed (universal-nanoseconds changed))))))
 
@@ -47,10 +49,14 @@ file itself comes from another clock."
   (min (file-state-written state) (file-state-changed state)))
 
 (defun file-changed-p (before namestring)
-  "True when the file NAMESTRING, native, is not as it was in the state BEFORE."
+  "True when the file NAMESTRING, native, is not as it was in the state BEFORE. Programs that copy files set the date of the
+content; the inode and the date of the last change tell such a file from its predecessor. A file whose mode was changed
+counts as changed, and so does each file after its image was moved to another machine: it is loaded once more than needed."
   (let ((now (file-state namestring)))
     (not (and now
               (= (file-state-written before) (file-state-written now))
+              (= (file-state-changed before) (file-state-changed now))
+              (= (file-state-inode before) (file-state-inode now))
               (= (file-state-size before) (file-state-size now))))))
 
 (defconstant +clock-tick+ 11000000

@@ -211,6 +211,33 @@ fn a_file_with_an_older_date_is_loaded() {
 }
 
 #[test]
+fn a_file_with_the_date_and_size_that_it_had_is_loaded() {
+    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(1)), ("b", USER)]);
+    let mut server = project.server();
+    load(&mut server);
+    let date = project.date("a.lisp");
+    // Written in place, then by another file that takes its name.
+    for (value, file) in [(2, "a.lisp"), (3, "a.new")] {
+        project.write(file, &macro_file(value));
+        project.set_date(file, date);
+        std::fs::rename(project.path(file), project.path("a.lisp")).expect("the directory is ours");
+        assert_eq!(load(&mut server), "Loaded app: 2 files, 2 compiled");
+        assert_eq!(server.evaluate("(list (app::expanded) (app::used))"), format!("=> ({value} {value})"));
+        is_up_to_date(&mut server);
+    }
+    // An image that was restored finds its files as they were.
+    good(&mut server, "checkpoint", json!({"action": "save", "name": "loaded"}));
+    good(&mut server, "checkpoint", json!({"action": "restore", "name": "loaded"}));
+    is_up_to_date(&mut server);
+    let date = project.date("b.lisp");
+    project.write("b.lisp", &USER.replace("used", "uses"));
+    project.set_date("b.lisp", date);
+    load(&mut server);
+    assert_eq!(server.evaluate("(app::uses)"), "=> 3");
+    is_up_to_date(&mut server);
+}
+
+#[test]
 fn systems_that_depend_on_a_changed_system_are_compiled() {
     let project = Project::of(&[("package", PACKAGE), ("b", USER)]);
     project.write("base.asd", "(defsystem \"base\" :components ((:file \"base\")))");
