@@ -12,6 +12,13 @@
 (defglobal **missing-objects** '()
   "The names of the shared objects that could not be opened again as this image was booted.")
 
+(defglobal **start-directories** '()
+  "The working directory, a native namestring or NIL, and *DEFAULT-PATHNAME-DEFAULTS* as they were when this image started.")
+
+(defglobal **settings** '()
+  "The settings of the process that the session had changed when this image was saved: a list of :DIRECTORY, :DEFAULTS and
+:NURSERY and their values.")
+
 (defglobal **checkpoint** nil
   "What the image that was saved last is called, which is the one that was booted if this one was; or NIL.")
 
@@ -266,6 +273,37 @@ for a thread which is not there."
                      1 (vector-sap signals) 0))
     (alien-funcall (extern-alien "alarm" (function unsigned-int unsigned-int)) **saving-seconds**)))
 
+;;; Settings of the process
+
+(defun current-directories ()
+  "Return the working directory, a native namestring or NIL, and *DEFAULT-PATHNAME-DEFAULTS*, as a list."
+  (list (guarded (sb-posix:getcwd) (failure) nil) *default-pathname-defaults*))
+
+(defun changed-settings ()
+  "Return the settings that the session has changed, as **SETTINGS** has them. Where the session has left a directory as it
+was, the next image takes that of its own process: a persistent session may be continued elsewhere."
+  (loop for (key now before) in (append (mapcar #'list '(:directory :defaults) (current-directories) **start-directories**)
+                                        (list (list :nursery (nursery-set-by-user) nil)))
+        unless (equal now before)
+          collect key and collect now))
+
+(defun restore-settings ()
+  "Restore the settings that the session had changed when this image was saved, and notify the user of a directory that is
+gone."
+  (destructuring-bind (&key directory defaults nursery) (shiftf **settings** '())
+    (when directory
+      (handler-case (sb-posix:chdir directory)
+        (sb-posix:syscall-error (failure)
+          (event 0 (event-code :notice) 0
+                 (with-server-syntax ()
+                   (format nil "The working directory ~A could not be restored (~A)~@[: it is ~A now~]."
+                           directory (sb-int:strerror (sb-posix:syscall-errno failure))
+                           (first **start-directories**)))))))
+    (when defaults
+      (setf *default-pathname-defaults* defaults))
+    (when nursery
+      (setf (sb-ext:bytes-consed-between-gcs) nursery))))
+
 (defun save-image (path)
   "Save this image in the file PATH, a native namestring, and end the process: with status 0 when that is done. What fails is
 said on the process' standard error. Called in the child."
@@ -288,7 +326,9 @@ said on the process' standard error. Called in the child."
                (dolist (hook sb-ext:*save-hooks*)
                  (guarded (funcall hook) (failure) nil))
                (setf **emptied** (list * ** *** + ++ +++ / // /// - sb-ext:*save-hooks*)
-                     sb-ext:*save-hooks* '())
+                     sb-ext:*save-hooks* '()
+                     ;; A program's image belongs to no session: its directories are the program's.
+                     **settings** (and **checkpoint** (changed-settings)))
                (sb-ext:save-lisp-and-die (sb-ext:parse-native-namestring path)
                                          :callable-exports '(sbcl-host-start sbcl-host-stack-lost)))
            (serious-condition (condition)
@@ -492,4 +532,5 @@ and left out, or the image could not be booted."
   (clrhash **connections**)
   (setf *saving* nil
         **emptied** '())
-  (tell-missing-objects))
+  (tell-missing-objects)
+  (restore-settings))

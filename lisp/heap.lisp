@@ -41,6 +41,11 @@ SBCL's own (coreparse.c). With fewer, what handles an error collects at each tur
     (setf **asked-nursery** (and few bytes))
     bytes))
 
+(defun nursery-set-by-user ()
+  "Return the bytes between two collections if the user has set them, else NIL."
+  (let ((bytes (sb-ext:bytes-consed-between-gcs)))
+    (and (/= bytes **nursery**) bytes)))
+
 (defglobal **kept-before** 0
   "Bytes in use when the first of the user's threads began that there are.")
 
@@ -102,7 +107,7 @@ the user sets stays."
   (sb-thread::with-system-mutex (**adapting-nursery**)
     (let* ((kept (sb-kernel:dynamic-usage))
            (size (nursery-for kept)))
-      (unless (or (= size **nursery**) (/= **nursery** (sb-ext:bytes-consed-between-gcs)))
+      (unless (or (= size **nursery**) (nursery-set-by-user))
         (setf **nursery** size
               (sb-ext:bytes-consed-between-gcs) size
               ;; For this time already. The host takes the difference of the two for what is kept.

@@ -15,6 +15,7 @@
   ;; UIOP would go on with the streams and directories of the process that built the core.
   (guarded (uiop:call-image-restore-hook) (failure) nil)
   (guarded (locate-compiled-files) (failure) nil)
+  (setf **start-directories** (current-directories))
   (cond (**emptied**
          (begin-after-checkpoint))
         (t

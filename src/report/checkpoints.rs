@@ -101,7 +101,7 @@ pub(crate) fn checkpoint_saved(checkpoint: &Checkpoint, stopped: i64, threads: &
         1 => text += "1 timer, ",
         _ => _ = write!(text, "{timers} timers, "),
     }
-    text + "sockets, open files, foreign memory."
+    text + "sockets, open files, foreign memory, environment variables, the umask."
 }
 
 /// The session went back to a checkpoint.

@@ -79,7 +79,7 @@ fn restore_brings_back_definitions_objects_and_variables() {
     );
     let text = save(&mut server, "all of it");
     assert!(text.starts_with("Saved \"all of it\" (evaluation 1): "), "{text}");
-    assert!(text.ends_with("\nNot in it: thread holder, 1 timer, sockets, open files, foreign memory."), "{text}");
+    assert!(text.ends_with("\nNot in it: thread holder, 1 timer, sockets, open files, foreign memory, environment variables, the umask."), "{text}");
 
     // The session goes on, and what it does then is no part of it.
     assert_eq!(server.evaluate("(prog1 (list (next) (funcall *adder*) *) (setf *print-base* 10))"), "=> (42 12 11)");
@@ -165,6 +165,44 @@ fn restore_brings_back_shared_objects_readtable_traces_and_policy() {
     let text = restore(&mut server, "one");
     assert!(text.contains("The shared object ") && text.contains("/lent.so is not there any more"), "{text}");
     assert_eq!(server.evaluate(about), "=> (:BANG (F) 16 \"<1>\" 3 0)");
+}
+
+#[test]
+fn restore_brings_back_directories_and_the_collection_interval() {
+    let state = State::new(Mode::Supervised);
+    let directory = state.directory.directory("here").canonicalize().unwrap();
+    let (directory, gone) = (directory.to_str().unwrap(), state.directory.directory("gone").canonicalize().unwrap());
+    let about = "(list (sb-posix:getcwd) (namestring *default-pathname-defaults*) (sb-ext:bytes-consed-between-gcs))";
+    let mut server = state.serve(&[]);
+    // What the session leaves alone stays that of the process.
+    let untouched = server.evaluate(about);
+    save(&mut server, "untouched");
+    server.evaluate(&format!("(sb-posix:chdir {directory:?}) (setf *default-pathname-defaults* #p\"{directory}/\")"));
+    server.evaluate("(setf (sb-ext:bytes-consed-between-gcs) 12345678)");
+    let changed = format!("=> ({directory:?} \"{directory}/\" 12345678)");
+    let values = |text: String| text[text.find("=> ").unwrap()..].split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(values(server.evaluate(about)), changed);
+    save(&mut server, "changed");
+    restore(&mut server, "untouched");
+    assert_eq!(server.evaluate(about), untouched);
+    restore(&mut server, "changed");
+    assert_eq!(values(server.evaluate(about)), changed);
+    // Once more, from an image that was restored.
+    save(&mut server, "again");
+    kill_worker(&server);
+    let text = server.evaluate(about);
+    assert!(text.contains("Restored: the checkpoint \"again\""), "{text}");
+    assert_eq!(values(text), changed);
+
+    server.evaluate(&format!("(sb-posix:chdir {:?})", gone.to_str().unwrap()));
+    save(&mut server, "in a directory that goes");
+    std::fs::remove_dir(&gone).unwrap();
+    let text = restore(&mut server, "in a directory that goes");
+    let notice =
+        format!("The working directory {} could not be restored (No such file or directory): it is ", gone.display());
+    assert!(text.contains(&notice), "{text}");
+    let text = server.evaluate("(sb-posix:getcwd)");
+    assert_eq!(text, untouched.split_whitespace().nth(1).unwrap().replace('(', "=> "));
 }
 
 #[test]
