@@ -21,7 +21,8 @@ pub(super) fn export(name: &str, state: &RecoveryState) -> String {
     if dropped > 0 {
         _ = writeln!(text, "\n;;; Missing: the {dropped} oldest forms, for which there was no room.");
     }
-    for Unrestored { form, reason, .. } in &state.unrestored {
+    let without_room = state.definitions.iter().flat_map(|definitions| definitions.dropped_forms(0));
+    for Unrestored { form, reason, .. } in state.unrestored.iter().chain(without_room) {
         _ = writeln!(text, "\n;;; Missing: it could not be restored ({}).", commented(reason));
         form.code.trim().lines().for_each(|line| _ = writeln!(text, ";; {line}"));
     }

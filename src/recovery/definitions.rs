@@ -14,6 +14,13 @@ const MAX_BYTES: usize = 16 << 20;
 const MAX_FORM: usize = crate::rpc::frame::MAX_EVENT - (64 << 10);
 /// Number of characters that are kept of a form over [`MAX_FORM`].
 const BEGINNING: usize = 200;
+/// Maximum number of dropped forms that are named, and of their bytes of JSON together; the newest ones are.
+const MAX_DROPPED: usize = 100;
+const MAX_DROPPED_BYTES: usize = 1 << 20;
+/// Size above which a dropped form is cut to its [`BEGINNING`], in bytes.
+const MAX_DROPPED_FORM: usize = 4 << 10;
+/// The reason why a dropped form is missing.
+const NO_ROOM: &str = "there was no room for it";
 /// Maximum number of names that a message lists for a form that failed after it had defined them.
 const MAX_NAMED: usize = 3;
 /// Maximum size of a form's JSON without its texts, in bytes: names of fields, and numbers.
@@ -103,6 +110,15 @@ impl Unrestored {
         Self { form: form.clone(), missing: changes.defined.clone(), reason: reason.to_owned() }
     }
 
+    /// Creates the record of a form that was dropped for lack of room; a long form is cut to its beginning.
+    fn dropped(mut definition: Definition) -> Self {
+        let reason = definition.obstacle().unwrap_or_else(|| NO_ROOM.to_owned());
+        if definition.form.code.len() > MAX_DROPPED_FORM {
+            definition.form.code = definition.form.code.chars().take(BEGINNING).collect();
+        }
+        Self { form: definition.form, missing: definition.changes.defined, reason }
+    }
+
     /// Returns an upper bound of the size, in bytes of JSON.
     pub(crate) fn size(&self) -> usize {
         let texts = [&self.form.code, &self.form.package, &self.reason];
@@ -126,7 +142,9 @@ pub(crate) struct Definitions {
     entries: Vec<(u64, Definition)>,
     /// The number of definitions that were ever added.
     count: u64,
-    /// The number of definitions that were dropped for lack of room.
+    /// The newest definitions that were dropped for lack of room and have not been defined again, each with its position.
+    dropped_forms: Vec<(u64, Unrestored)>,
+    /// The number of older definitions that were dropped for lack of room.
     dropped: usize,
     #[serde(skip)]
     bytes: usize,
@@ -140,20 +158,36 @@ pub(crate) struct Definitions {
 struct Stored {
     entries: Vec<(u64, Definition)>,
     count: u64,
+    #[serde(default)]
+    dropped_forms: Vec<(u64, Unrestored)>,
     dropped: usize,
 }
 
 impl From<Stored> for Definitions {
-    fn from(Stored { entries, count, dropped }: Stored) -> Self {
+    fn from(Stored { entries, count, dropped_forms, dropped }: Stored) -> Self {
         let bytes = entries.iter().map(|(_, definition)| definition.size()).sum();
         let limit = entries.len();
-        Self { entries, count, dropped, bytes, limit }
+        Self { entries, count, dropped_forms, dropped, bytes, limit }
     }
 }
 
+/// The order in which forms are dropped for lack of room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    /// A form that only defines names which other forms define earlier, and define again or remove later.
+    Intermediate,
+    /// A form that only defines names which other forms define again or remove later.
+    Replaced,
+    /// A form whose names other forms define again or remove later, and which may do more than define them.
+    Acting,
+    /// Any other form.
+    Live,
+}
+
 impl Definitions {
-    /// Adds a definition. Returns the positions of the definitions that were dropped to make room.
+    /// Adds a definition. Returns the positions of dropped definitions that are only counted from now on.
     pub(crate) fn add(&mut self, definition: Definition) -> Vec<u64> {
+        self.dropped_forms.retain_mut(|(_, form)| !form.is_resolved_by(&definition.form, &definition.changes));
         // It was held where it failed, and went on.
         if let Some((_, failed)) = self.entries.pop_if(|(_, last)| definition.continues(last)) {
             self.bytes -= failed.size();
@@ -170,7 +204,8 @@ impl Definitions {
     }
 
     /// Removes repetitions of each form except the first and the last: other forms may depend on the first one. If the rest
-    /// still takes too much room, drops the oldest forms and returns their positions.
+    /// still takes too much room, drops forms by their [`Rank`], the oldest ones first. Returns the positions of dropped
+    /// definitions that are only counted from now on.
     fn compact(&mut self) -> Vec<u64> {
         let mut last: HashMap<(&DefiningForm, bool), usize> = HashMap::new();
         for (index, (_, definition)) in self.entries.iter().enumerate() {
@@ -186,15 +221,72 @@ impl Definitions {
         let mut keep = keep.into_iter();
         self.entries.retain(|_| keep.next().unwrap_or(true));
         self.bytes = self.entries.iter().map(|(_, definition)| definition.size()).sum();
-        let mut excess = 0;
-        // Leave room, or every further form would need another round.
-        let room = if self.bytes > MAX_BYTES { MAX_BYTES / 4 * 3 } else { MAX_BYTES };
-        while self.bytes > room && excess < self.entries.len() {
-            self.bytes -= self.entries[excess].1.size();
-            excess += 1;
+        if self.bytes <= MAX_BYTES {
+            return Vec::new();
         }
+        let ranks = self.ranks();
+        let mut order: Vec<usize> = (0..ranks.len()).collect();
+        order.sort_by_key(|index| ranks[*index]);
+        let mut is_dropped = vec![false; ranks.len()];
+        for index in order {
+            // Leave room, or every further form would need another round.
+            if self.bytes <= MAX_BYTES / 4 * 3 {
+                break;
+            }
+            self.bytes -= self.entries[index].1.size();
+            is_dropped[index] = true;
+        }
+        for (index, (position, definition)) in std::mem::take(&mut self.entries).into_iter().enumerate() {
+            if !is_dropped[index] {
+                self.entries.push((position, definition));
+            } else if ranks[index] >= Rank::Acting {
+                self.dropped_forms.push((position, Unrestored::dropped(definition)));
+            }
+        }
+        self.dropped_forms.sort_by_key(|(position, _)| *position);
+        let mut bytes = 0;
+        let fits = |(_, form): &&(u64, Unrestored)| {
+            bytes += form.size();
+            bytes <= MAX_DROPPED_BYTES
+        };
+        let named = self.dropped_forms.iter().rev().take(MAX_DROPPED).take_while(fits).count();
+        let excess = self.dropped_forms.len() - named;
         self.dropped += excess;
-        self.entries.drain(..excess).map(|(position, _)| position).collect()
+        self.dropped_forms.drain(..excess).map(|(position, _)| position).collect()
+    }
+
+    /// Returns the rank of each definition.
+    fn ranks(&self) -> Vec<Rank> {
+        let mut names: HashSet<&String> = HashSet::new();
+        let is_intermediate: Vec<bool> = self
+            .entries
+            .iter()
+            .map(|(_, Definition { changes, .. })| {
+                let are_known = changes.defined.iter().all(|name| names.contains(name));
+                names.extend(&changes.defined);
+                are_known
+            })
+            .collect();
+        names.clear();
+        let mut ranks = Vec::with_capacity(self.entries.len());
+        for ((_, definition), is_intermediate) in self.entries.iter().zip(is_intermediate).rev() {
+            let Changes { defined, removed, role, .. } = &definition.changes;
+            // A method defines its function's name, and replaces no other method.
+            let is_generic = *role == FormRole::GenericFunction;
+            let is_replaced = !is_generic && !defined.is_empty() && defined.iter().all(|name| names.contains(name));
+            ranks.push(match role {
+                _ if !is_replaced => Rank::Live,
+                // A form that failed is not replayed.
+                FormRole::Function | FormRole::Failed if is_intermediate => Rank::Intermediate,
+                FormRole::Function | FormRole::Failed => Rank::Replaced,
+                _ => Rank::Acting,
+            });
+            if !is_generic && definition.obstacle().is_none() {
+                names.extend(defined.iter().chain(removed));
+            }
+        }
+        ranks.reverse();
+        ranks
     }
 
     /// Records that `count` more definitions were dropped.
@@ -225,7 +317,17 @@ impl Definitions {
         Some(definition)
     }
 
-    /// Returns the number of definitions that were dropped for lack of room.
+    /// Returns the named definitions from `position` on that were dropped for lack of room.
+    pub(crate) fn dropped_forms(&self, position: u64) -> impl Iterator<Item = &Unrestored> {
+        self.dropped_forms.iter().filter(move |(place, _)| *place >= position).map(|(_, form)| form)
+    }
+
+    /// Forgets the named definitions from `position` on that were dropped for lack of room.
+    pub(crate) fn forget_dropped_forms(&mut self, position: u64) {
+        self.dropped_forms.retain(|(place, _)| *place < position);
+    }
+
+    /// Returns the number of definitions that were dropped for lack of room and are not [named](Self::dropped_forms).
     pub(crate) fn dropped(&self) -> usize {
         self.dropped
     }
@@ -247,11 +349,13 @@ impl Definitions {
     /// Returns a copy of the definitions from `position` on.
     pub(crate) fn since(&self, position: u64) -> Self {
         let entries = self.entries[self.first_since(position)..].to_vec();
-        Stored { entries, count: self.count, dropped: self.dropped }.into()
+        let dropped_forms = self.dropped_forms.iter().filter(|(place, _)| *place >= position).cloned().collect();
+        Stored { entries, count: self.count, dropped_forms, dropped: self.dropped }.into()
     }
 
-    /// Removes the definitions from `position` on, of which `dropped` have been dropped already.
+    /// Removes the definitions from `position` on, of which `dropped` unnamed ones have been dropped already.
     pub(crate) fn truncate(&mut self, position: u64, dropped: usize) {
+        self.forget_dropped_forms(position);
         self.dropped = self.dropped.saturating_sub(dropped);
         for (_, definition) in self.entries.drain(self.first_since(position)..) {
             self.bytes -= definition.size();
@@ -321,18 +425,68 @@ mod tests {
         for round in 0..40 {
             dropped.extend(definitions.add(definition(format!("(defvar *v{round}* \"{}\")", "x".repeat(1 << 20)))));
         }
-        assert!(dropped.iter().copied().eq(0..definitions.dropped() as u64));
-        assert!(definitions.bytes <= MAX_BYTES);
-        assert_eq!(definitions.dropped() + definitions.entries.len(), 40);
+        assert!(dropped.is_empty() && definitions.dropped() == 0 && definitions.bytes <= MAX_BYTES);
+        assert!(definitions.dropped_forms.iter().map(|(position, _)| *position).eq(0..definitions.entries[0].0));
+        assert_eq!(definitions.dropped_forms.len() + definitions.entries.len(), 40);
+        assert!(definitions.dropped_forms(0).all(|form| form.form.code.len() == BEGINNING && form.reason == NO_ROOM));
         assert!(codes(&definitions).last().unwrap().contains("*v39*"));
         // Six bytes a character, as JSON.
         definitions.add(definition("\u{1}".repeat(4 << 20)));
         assert!(serde_json::to_vec(&definitions).unwrap().len() <= MAX_BYTES);
         // Mostly names of fields.
         for round in 0..200_000 {
-            definitions.add(definition(format!("({round})")));
+            dropped.extend(definitions.add(definition(format!("({round})"))));
         }
         assert!(definitions.bytes > MAX_BYTES / 2 && serde_json::to_vec(&definitions).unwrap().len() <= MAX_BYTES);
+        // The newest ones are named.
+        assert_eq!(definitions.dropped_forms.len(), MAX_DROPPED);
+        assert!(dropped.iter().copied().eq(0..definitions.dropped() as u64));
+        assert_eq!(definitions.dropped() + MAX_DROPPED + definitions.entries.len(), 200_041);
+    }
+
+    #[test]
+    fn replaced_definitions_are_dropped_before_live_ones() {
+        let mut definitions = Definitions::default();
+        let large = "x".repeat(4_000_000);
+        let mut add = |code: String, changes: &str| {
+            let changes = Changes::parse(changes.lines());
+            definitions.add(Definition { changes, ..definition(code) });
+        };
+        add("(defun keep ())".to_owned(), "=defun\n+FUNCTION KEEP");
+        add("(defmethod m ((x integer)))".to_owned(), "=defmethod\n+FUNCTION M");
+        add(format!("(progn (act) (defun both () {large}))"), "=other\n+FUNCTION BOTH");
+        for round in 0..4 {
+            add(format!("(defun f () {round} {large})"), "=defun\n+FUNCTION F");
+            add(format!("(defmethod m ((x (eql {round}))))"), "=defmethod\n+FUNCTION M");
+        }
+        add("(defun both ())".to_owned(), "=defun\n+FUNCTION BOTH");
+        let beginnings =
+            |definitions: &Definitions| codes(definitions).iter().map(|code| code[..10].to_owned()).collect::<Vec<_>>();
+        // The first definition of `f` stays longest.
+        let methods = codes(&definitions).iter().filter(|code| code.starts_with("(defmethod m")).count();
+        assert_eq!((methods, definitions.dropped_forms(0).count()), (5, 0));
+        let functions = beginnings(&definitions).iter().filter(|code| *code == "(defun f (").count();
+        assert_eq!((functions, definitions.entries.len()), (2, 10));
+        assert!(codes(&definitions)[3].starts_with("(defun f () 0 "));
+        let mut add = |code: String, changes: &str| {
+            let changes = Changes::parse(changes.lines());
+            definitions.add(Definition { changes, ..definition(code) });
+        };
+        // A form that may act is dropped before live ones, and named until its names are defined again.
+        add(format!("(defvar *a* {large})"), "=other\n+VARIABLE *A*");
+        add(format!("(defvar *b* {large})"), "=other\n+VARIABLE *B*");
+        let named = |definitions: &Definitions| {
+            definitions.dropped_forms(0).map(|form| form.form.code[..12].to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(named(&definitions), ["(progn (act)"]);
+        assert_eq!(codes(&definitions)[0], "(defun keep ())");
+        let read: Definitions = serde_json::from_slice(&serde_json::to_vec(&definitions).unwrap()).unwrap();
+        assert_eq!(named(&read), named(&definitions));
+        definitions.add(Definition {
+            changes: Changes::parse("=defun\n+FUNCTION BOTH".lines()),
+            ..definition("(defun both () 2)".to_owned())
+        });
+        assert!(named(&definitions).is_empty());
     }
 
     #[test]
