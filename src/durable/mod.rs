@@ -205,7 +205,8 @@ fn is_ours(path: &Path) -> bool {
         let name = path.file_name();
         name == Some(ours.as_ref()) || name.map(Path::new) == Some(&Path::new(ours).with_extension("draft"))
     };
-    store::is_ours(path) || [log::LOG, log::DAMAGED, lock::LOCK, STATUS, ERRORS].iter().any(|ours| is_named(ours))
+    store::is_ours(path)
+        || [log::LOG, log::DAMAGED, log::INCOMPLETE, lock::LOCK, STATUS, ERRORS].iter().any(|ours| is_named(ours))
 }
 
 /// A session as `sbcl-mcp sessions` lists it.

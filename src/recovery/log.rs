@@ -25,6 +25,8 @@ use crate::rpc::framing::MAX_LINE;
 pub(crate) const LOG: &str = "log";
 /// The name of the copy that is kept of a log with lines that cannot be read.
 pub(crate) const DAMAGED: &str = "log.damaged";
+/// The name of the empty file beside a log that lacks what was defined since the file was made.
+pub(crate) const INCOMPLETE: &str = "log.incomplete";
 /// Bytes of events after which the log is compacted.
 const GROWTH: u64 = 64 << 20;
 /// The version of the format: a log with a higher version is not read.
@@ -94,6 +96,11 @@ pub(crate) fn keep_damaged(directory: &Path) -> io::Result<PathBuf> {
     let copy = directory.join(DAMAGED);
     std::fs::copy(directory.join(LOG), &copy)?;
     Ok(copy)
+}
+
+/// Returns the time since which the last server of a session could not write its log; `None` when the log is complete.
+pub(crate) fn incomplete_since(directory: &Path) -> Option<jiff::Timestamp> {
+    directory.join(INCOMPLETE).metadata().and_then(|file| file.modified()).ok()?.try_into().ok()
 }
 
 /// Returns true when there is a log in a directory.
@@ -170,14 +177,14 @@ pub(crate) struct Log {
     path: PathBuf,
     file: Option<File>,
     grown: u64,
-    /// True when the last line may be incomplete, and later events may be missing.
-    is_incomplete: bool,
+    /// The reason why the log cannot be written: the last line may be incomplete, and later events may be missing.
+    failure: Option<String>,
 }
 
 impl Log {
     /// Returns the log of a session's directory, which must be [compacted](Self::compact) before an event is appended.
     pub(crate) fn new(directory: &Path) -> Self {
-        Self { path: directory.join(LOG), file: None, grown: 0, is_incomplete: false }
+        Self { path: directory.join(LOG), file: None, grown: 0, failure: None }
     }
 
     /// Replaces the log with a snapshot of `state`.
@@ -185,30 +192,45 @@ impl Log {
     /// # Errors
     /// The file cannot be written; the log stays as it was.
     pub(crate) fn compact(&mut self, state: &RecoveryState) -> io::Result<()> {
-        self.is_incomplete = self.file.is_some();
-        write_whole(&self.path, &snapshot(state))?;
-        self.file = Some(OpenOptions::new().append(true).mode(0o600).open(&self.path)?);
-        (self.grown, self.is_incomplete) = (0, false);
+        let written = write_whole(&self.path, &snapshot(state));
+        let file = written.and_then(|()| OpenOptions::new().append(true).mode(0o600).open(&self.path));
+        self.file = Some(file.inspect_err(|error| self.fail(error))?);
+        (self.grown, self.failure) = (0, None);
+        // Where it cannot be removed it was not made.
+        let _ = std::fs::remove_file(self.path.with_file_name(INCOMPLETE));
         Ok(())
     }
 
-    /// Appends an event. Returns true when the log must be compacted: it has grown, or it lacks earlier events and can be
-    /// written again.
+    /// Appends an event, unless the log cannot be written: it must be compacted then. Returns true when the log has grown so
+    /// much that it must be compacted.
     pub(crate) fn append(&mut self, event: &SessionEvent) -> bool {
-        let mut line = encoded(&LogLine::Event(Cow::Borrowed(event)));
-        let was_incomplete = self.is_incomplete;
-        if was_incomplete {
-            line.insert(0, b'\n');
+        if self.failure.is_some() {
+            return false;
         }
+        let line = encoded(&LogLine::Event(Cow::Borrowed(event)));
         if let Some(file) = &mut self.file {
             self.grown += line.len() as u64;
-            let written = file.write_all(&line);
-            if let (false, Err(error)) = (was_incomplete, &written) {
-                tracing::warn!("the session's log cannot be written: {error}");
+            if let Err(error) = file.write_all(&line) {
+                self.fail(&error);
             }
-            self.is_incomplete = written.is_err();
         }
-        self.grown > GROWTH || was_incomplete && !self.is_incomplete
+        self.failure.is_none() && self.grown > GROWTH
+    }
+
+    /// Records that the log cannot be written, for the next server, too.
+    fn fail(&mut self, error: &io::Error) {
+        if self.failure.is_none() && self.file.is_some() {
+            tracing::warn!("the session's log cannot be written: {error}");
+            // An empty file needs no room; where it cannot be made, the next server does not say that something is missing.
+            let mut options = OpenOptions::new();
+            let _ = options.append(true).create(true).mode(0o600).open(self.path.with_file_name(INCOMPLETE));
+        }
+        self.failure = Some(error.to_string());
+    }
+
+    /// Returns the reason why the log cannot be written; `None` while it can.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
     }
 }
 
@@ -271,16 +293,17 @@ mod tests {
         assert!(!log.append(&defined("(b)", 2)));
         let file = log.file.replace(OpenOptions::new().append(true).open("/dev/full").unwrap());
         assert!(!log.append(&defined("(c)", 3)) && !log.append(&defined("(d)", 4)));
+        assert!(log.failure().is_some() && incomplete_since(&directory).is_some());
         log.file = file;
         // There is room again, perhaps for a line and no more.
-        assert!(log.append(&defined("(e)", 5)));
+        assert!(!log.append(&defined("(e)", 5)));
         let draft = log.path.with_extension("draft");
         std::os::unix::fs::symlink("/dev/full", &draft).unwrap();
         assert!(log.compact(&state((1..6).map(|number| defined("(f)", number)))).is_err());
-        assert_eq!(codes(&directory).len(), 3);
-        assert!(log.append(&defined("(g)", 6)));
+        assert_eq!(codes(&directory).len(), 2);
+        assert!(!log.append(&defined("(g)", 6)) && log.failure().is_some());
         log.compact(&state((1..8).map(|number| defined("(h)", number)))).unwrap();
-        assert_eq!(codes(&directory).len(), 7);
+        assert_eq!((codes(&directory).len(), log.failure(), incomplete_since(&directory)), (7, None, None));
         assert!(!log.append(&defined("(i)", 8)));
         assert_eq!(codes(&directory).len(), 8);
         std::fs::remove_dir_all(&directory).unwrap();

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use super::Options;
 use super::requests::Requests;
@@ -13,8 +14,12 @@ use crate::recovery::event::SessionEvent;
 use crate::recovery::log::{self, Loaded, Log};
 use crate::recovery::state::{Crash, LastStatus, RecoveryState, Replacement, Resumed, SavedFile};
 use crate::recovery::status_page::{Status, WorkerStatus, last_number};
+use crate::report;
 use crate::rpc::framing::MAX_LINE;
 use crate::rpc::route::call_of_job;
+
+/// Interval at which a log that cannot be written is tried again.
+pub(super) const LOG_RETRY: Duration = Duration::from_secs(2);
 
 /// The record that outlives a worker process.
 #[derive(Debug)]
@@ -26,6 +31,8 @@ pub(super) struct Recovery {
     begins_with_checkpoints: bool,
     /// The log of a persistent session.
     log: Option<Log>,
+    /// The time of the last attempt to write a log again that could not be written.
+    log_tried: Option<Instant>,
 }
 
 impl Recovery {
@@ -37,6 +44,7 @@ impl Recovery {
             checkpoints: options.checkpoints.clone(),
             begins_with_checkpoints: options.begins_with_checkpoints,
             log: None,
+            log_tried: None,
         }
     }
 
@@ -82,6 +90,9 @@ impl Recovery {
                 durable.name
             ));
         }
+        let mut add = |text: String| {
+            remark = Some(remark.take().map_or(text.clone(), |remark| format!("{remark} {text}")));
+        };
         if unreadable > 0 {
             let lines =
                 if unreadable == 1 { "A line of its log".to_owned() } else { format!("{unreadable} lines of its log") };
@@ -89,9 +100,16 @@ impl Recovery {
             let copy =
                 copy.map_err(|error| format!("The log of the session {:?} cannot be copied: {error}.", durable.name))?;
             let copy = copy.display();
-            let text =
-                format!("{lines} could not be read: some definitions may be missing. {copy} has a copy of the log.");
-            remark = Some(remark.map_or(text.clone(), |remark| format!("{remark} {text}")));
+            add(format!("{lines} could not be read: some definitions may be missing. {copy} has a copy of the log."));
+        }
+        // The save at the end of a server contains all definitions.
+        if let Some(since) = log::incomplete_since(durable.directory())
+            && self.state.checkpoint().is_none_or(|checkpoint| !checkpoint.at_end || checkpoint.saved < since)
+        {
+            let age = report::age(jiff::Timestamp::now().duration_since(since));
+            add(format!(
+                "Its last server could not write the log any more, {age} ago: what was defined after that may be missing."
+            ));
         }
         if let Some(remark) = &remark {
             tracing::warn!("the session {:?}: {remark}", durable.name);
@@ -100,7 +118,7 @@ impl Recovery {
         // A process that was killed at the end of its save has not done this.
         self.checkpoints.keep_automatic(store::KEPT);
         self.state.evaluations = self.state.evaluations.max(last_number(&durable.status_file()));
-        if self.state.has_content() {
+        if self.state.has_content() || remark.is_some() {
             self.state.resumed = Some(Resumed { session: durable.name.clone(), remark });
         }
         let mut log = Log::new(durable.directory());
@@ -112,10 +130,28 @@ impl Recovery {
 
     /// Compacts the log.
     fn compact_log(&mut self) {
-        if let Some(log) = &mut self.log
-            && let Err(error) = log.compact(&self.state.continued())
-        {
-            tracing::warn!("the session's log cannot be written: {error}");
+        if let Some(log) = &mut self.log {
+            // The log keeps the reason of a failure.
+            let _ = log.compact(&self.state.continued());
+        }
+    }
+
+    /// Returns the reason why the log cannot be written; `None` while it can, or without a log.
+    pub(super) fn log_failure(&self) -> Option<&str> {
+        self.log.as_ref()?.failure()
+    }
+
+    /// Returns the time until a log that cannot be written is tried again; `None` while it can be written.
+    pub(super) fn log_retry(&self) -> Option<Duration> {
+        self.log_failure()?;
+        Some(self.log_tried.map_or(Duration::ZERO, |tried| LOG_RETRY.saturating_sub(tried.elapsed())))
+    }
+
+    /// Tries to write a log again that could not be written.
+    pub(super) fn rewrite_log(&mut self) {
+        if self.log_failure().is_some() {
+            self.compact_log();
+            self.log_tried = Some(Instant::now());
         }
     }
 

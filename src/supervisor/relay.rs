@@ -144,6 +144,7 @@ impl Relay {
             self.read_client();
         }
         self.attend_guests(&ready);
+        self.workers.values_mut().for_each(Worker::attend_log);
         if ready.has(Watched::Output) && self.output.flush().is_err() {
             return Err(Verdict::End);
         }
@@ -207,7 +208,8 @@ impl Relay {
         };
         let looks = self.workers.values().filter(|worker| worker.is_watched()).map(|worker| worker.watchdog.interval);
         let due = due.map(|due| due.saturating_duration_since(Instant::now()));
-        let timeout = due.into_iter().chain(looks).min();
+        let log_retries = self.workers.values().filter_map(|worker| worker.recovery.log_retry());
+        let timeout = due.into_iter().chain(looks).chain(log_retries).min();
         // A millisecond more: a timeout that is rounded down would spin.
         let ready = set.wait(timeout.map(|left| left + Duration::from_millis(1)));
         ready.map_err(|error| Verdict::Fail(format!("the server cannot wait for input: {error}")))
@@ -393,6 +395,7 @@ impl Relay {
         if let Some((_, lock)) = &mut self.durable {
             lock.say(Doing::Saving);
         }
+        self.workers.values_mut().for_each(|worker| worker.recovery.rewrite_log());
         if self.shutdown.is_none() {
             self.shutdown = Some(Shutdown::graceful(status));
         }

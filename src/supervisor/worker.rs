@@ -4,13 +4,14 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use super::messages;
-use super::recovery::Recovery;
+use super::recovery::{LOG_RETRY, Recovery};
 use super::restart_policy::{RestartPolicy, Stage};
 use super::watchdog::Watchdog;
 use super::worker_process::{self, WorkerProcess};
 use crate::durable::Durable;
 use crate::durable::lock::Lock;
 use crate::recovery::state::Crash;
+use crate::rpc::route::notice;
 
 /// The number of a worker among the workers of a supervisor. The number stays when the worker's process is replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,6 +33,8 @@ pub(super) struct Worker {
     pub(super) watchdog: Watchdog,
     pub(super) restarts: RestartPolicy,
     pub(super) recovery: Recovery,
+    /// True when the clients were notified that the log cannot be written, and not yet that it can be again.
+    log_failed: bool,
     /// The exit status that the last process announced.
     pub(super) bye: Option<i32>,
 }
@@ -47,6 +50,7 @@ impl Worker {
             watchdog: Watchdog::new(watch_interval),
             restarts: RestartPolicy::default(),
             recovery,
+            log_failed: false,
             bye: None,
         }
     }
@@ -62,7 +66,36 @@ impl Worker {
         });
         self.process = Some(started.map_err(|error| Crash::new(format!("cannot be started: {error}")))?);
         self.watchdog = Watchdog::new(self.watchdog.interval);
+        // The last process may not have shown its notice.
+        self.log_failed &= self.recovery.log_failure().is_none();
         Ok(())
+    }
+
+    /// Tries to write a log again that cannot be written, and notifies the clients once when that begins and once when it is
+    /// over.
+    pub(super) fn attend_log(&mut self) {
+        if self.recovery.log_retry().is_some_and(|time| time.is_zero()) {
+            self.recovery.rewrite_log();
+        }
+        // A replay discards the notices that come meanwhile.
+        let Some(process) = self.process.as_mut().filter(|process| process.restored) else { return };
+        let Some(input) = &mut process.input else { return };
+        let text = match self.recovery.log_failure() {
+            Some(reason) if !self.log_failed => format!(
+                "The session's log cannot be written: {reason}. Until it can, what is defined is lost when the server is killed. \
+                 The server tries again every {} seconds.",
+                LOG_RETRY.as_secs()
+            ),
+            None if self.log_failed => {
+                "The session's log can be written again, and has what was defined meanwhile.".to_owned()
+            }
+            _ => return,
+        };
+        self.log_failed = !self.log_failed;
+        for client in self.recovery.clients() {
+            // Another part of the loop notices the loss of the worker.
+            let _ = input.put(&notice(client, &text));
+        }
     }
 
     /// Queues a line of a client, and sends what the process reads.

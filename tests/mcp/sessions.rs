@@ -640,6 +640,57 @@ fn failed_save_at_exit_is_reported_and_keeps_the_saved_state() {
 }
 
 #[test]
+fn a_log_that_cannot_be_written_is_reported_and_written_later() {
+    let state = State::new();
+    // The supervisor has an error for a full disk, not a signal.
+    let start = || {
+        let mut command = Command::new("sh");
+        command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", BINARY, "--session", "full"]);
+        command.env("XDG_STATE_HOME", &*state.directory).env("XDG_RUNTIME_DIR", &*state.directory);
+        let mut server = Server::start_command(&mut command);
+        server.initialize("2025-11-25");
+        server
+    };
+    let mut server = start();
+    server.evaluate("(defun before () 1)");
+    limit_files(server.pid(), Some(10));
+    server.evaluate("(defun during () 2)");
+    let notice = "[notice]\nThe session's log cannot be written: File too large (os error 27). Until it can, ";
+    let text = server.evaluate("(defun later () 3)");
+    assert!(text.starts_with(notice), "{text}");
+    assert_eq!(server.evaluate("(later)"), "=> 3");
+    // A new image says so, too.
+    kill_worker(&server);
+    limit_files(server.pid(), None);
+    until("the log is written again", || server.evaluate("(later)").contains("The session's log can be written again"));
+    assert_eq!(server.evaluate("(later)"), "=> 3");
+    kill_all(&state);
+    drop(server);
+    let mut server = start();
+    let text = server.evaluate("(list (before) (during) (later))");
+    assert!(text.starts_with("[notice]\nThe session \"full\" goes on. Restored: "), "{text}");
+    assert!(text.ends_with("=> (1 2 3)"), "{text}");
+
+    // Killed before there is room again: the next server says that something may be missing, once.
+    limit_files(server.pid(), Some(10));
+    server.evaluate("(defun lost () 4)");
+    until("the log cannot be written", || server.evaluate("1").contains("The session's log cannot be written"));
+    kill_all(&state);
+    drop(server);
+    let mut server = start();
+    let text = server.evaluate("(list (before) (fboundp 'lost))");
+    assert!(
+        text.contains("\nThe session \"full\" goes on. Its last server could not write the log any more, "),
+        "{text}"
+    );
+    assert!(text.ends_with("=> (1 NIL)"), "{text}");
+    kill_all(&state);
+    drop(server);
+    let mut server = start();
+    assert!(!server.evaluate("1").contains("could not write the log"));
+}
+
+#[test]
 fn session_files_are_readable_only_by_their_owner() {
     let state = State::new();
     let directory = state.directory.join("shared");
