@@ -67,6 +67,12 @@ ends the process when nine wait for one thread."
   "What TERMINATE-THREAD has a thread do."
   (sb-thread:abort-thread :allow-exit t))
 
+(defun become-main-thread ()
+  "Have this thread be the main one to the user's code, as the thread that evaluates is in SBCL's REPL."
+  (unless (eq sb-thread::*initial-thread* sb-thread:*current-thread*)
+    (setf sb-thread::*initial-thread* sb-thread:*current-thread*
+          (sb-thread:thread-name sb-thread:*current-thread*) "main thread")))
+
 (defun end-threads (threads)
   "Have THREADS unwind and end."
   (dolist (thread threads)

@@ -201,12 +201,6 @@ meanwhile does so before it returns: an interrupt on the way out of NEXT-JOB wou
   "True when JOB is done in the background from its beginning."
   (and (eq :evaluate (job-kind job)) (logtest +evaluate-background+ (job-flags job))))
 
-(defun become-main-thread ()
-  "Have this thread be the main one to the user's code, as the thread that evaluates is in SBCL's REPL."
-  (unless (eq sb-thread::*initial-thread* sb-thread:*current-thread*)
-    (setf sb-thread::*initial-thread* sb-thread:*current-thread*
-          (sb-thread:thread-name sb-thread:*current-thread*) "main thread")))
-
 (defun run-lane (lane)
   "Do the jobs of LANE until the host ends it. Between them nothing interrupts this thread but where NEXT-LANE-JOB lets
 it: the end of a job is told, and the next one asked for, whatever timers there are."

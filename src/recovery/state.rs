@@ -399,8 +399,8 @@ impl RecoveryState {
     }
 
     /// Returns the forms that are missing after a replay: the poisoned forms, the forms that were dropped for lack of room,
-    /// and the definitions at the indices in `failed`, each with the reason. A failed form is not missing if an equal form comes later, or if later forms that succeeded
-    /// defined or removed all of its names.
+    /// and the definitions at the indices in `failed`, each with the reason. A failed form is not missing if an equal form
+    /// comes later, or if later forms that succeeded defined or removed all of its names.
     pub(crate) fn failures(&self, failed: &[(usize, String)]) -> Vec<Unrestored> {
         let replayed: Vec<_> =
             self.definitions.iter().flat_map(|definitions| definitions.iter_from(self.position())).collect();
