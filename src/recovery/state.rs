@@ -165,7 +165,7 @@ pub(crate) struct Crash {
     pub(crate) outcome: Option<Box<Outcome>>,
     /// The strength of the evidence against a form that was being replayed.
     pub(crate) suspicion: Suspicion,
-    /// The line at which the worker stalled.
+    /// The line at which the worker stalled, or that did not reach the worker.
     pub(crate) stalled_at: Option<u64>,
 }
 
@@ -190,7 +190,7 @@ impl Crash {
         Self { outcome: outcome.into().map(Box::new), ..self }
     }
 
-    /// Names the line at which the worker stalled, if there is one.
+    /// Names the line at which the worker stalled or that did not reach the worker, if there is one.
     pub(crate) fn stalled_at(self, line: Option<u64>) -> Self {
         Self { stalled_at: line, ..self }
     }

@@ -34,7 +34,7 @@ pub(crate) enum Status {
     Numbered,
     /// The inspection job that is running; 0 for none.
     Inspecting,
-    /// 1 once a line of the supervisor's has not reached the worker.
+    /// The number of a line that has probably not reached the worker; 0 for none.
     Missed,
 }
 

@@ -69,10 +69,11 @@ pub(super) fn unread(line: &[u8]) -> Option<Vec<u8>> {
     quick_refusal(line, &inflight::unread().message)
 }
 
-/// The answer to a line at which several workers have stalled; `None` when it wants none.
+/// The answer to a line at which two workers have stalled; `None` when it wants none.
 pub(super) fn stalling(line: &[u8]) -> Option<Vec<u8>> {
-    let reason = "Twice the Lisp process stopped answering while it handled this request, and another image took its place. \
-                  The request is not repeated again. Change it, or split it into several, before you send it once more.";
+    let reason = "Twice the Lisp process had to be replaced before it answered this request: it did nothing for too long, or \
+                  other code in it had read the request. The request is not repeated again. Change it, or split it into \
+                  several, before you send it once more.";
     quick_refusal(line, reason)
 }
 
@@ -110,6 +111,14 @@ mod tests {
         for silent in [r#"{"method":"x"}"#, r#"{"id":1,"result":{}}"#, r#"[{"method":"x"}]"#, "", "rubbish"] {
             assert_eq!(answer(silent), None);
         }
+    }
+
+    #[test]
+    fn an_id_that_cannot_be_echoed_is_null() {
+        let answer = |id: &str| parsed(refusal(format!(r#"{{"id":{id},"method":"ping"}}"#).as_bytes(), "no"));
+        let id = |id: &str| answer(id).expect("a request is answered")["id"].clone();
+        assert_eq!(["18446744073709551615", "1.5"].map(id), [json!(u64::MAX), json!(1.5)]);
+        assert_eq!(["18446744073709551616", "1e300"].map(id), [Value::Null, Value::Null]);
     }
 
     #[test]

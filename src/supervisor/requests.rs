@@ -344,6 +344,24 @@ mod tests {
     }
 
     #[test]
+    fn a_line_at_which_two_workers_stalled_is_removed_and_no_other_line() {
+        let mut requests = Requests::new();
+        for line in ["a\n", "b\n", "c\n"] {
+            requests.add(5, line.as_bytes());
+        }
+        for expected in [None, Some((5, Box::from(*b"b\n")))] {
+            let numbers: Vec<_> = requests.hand_on().into_iter().map(|(_, number)| number).collect();
+            assert_eq!(requests.first_from(numbers[1]), Some(numbers[1]));
+            requests.stalled(numbers[1]);
+            assert_eq!(requests.take_stalling(), expected);
+            requests.resend(0);
+        }
+        requests.stalled(99);
+        assert!(requests.take_stalling().is_none() && requests.counts_right());
+        assert_eq!(requests.texts(5), ["a", "c"]);
+    }
+
+    #[test]
     fn the_lines_of_a_client_that_is_gone_are_forgotten() {
         let mut requests = Requests::new();
         let long = format!("{}\n", "x".repeat(PIECE));

@@ -79,8 +79,10 @@ impl Watchdog {
         if found(&mut self.stopped, processes::is_stopped(worker.pid)) >= STOPPED {
             return Some(Crash::new("was stopped by somebody and was ended"));
         }
-        if worker.status.get(Status::Missed) > 0 {
-            return Some(Crash::new("lost a request, because code had read from the server's pipe, and was ended"));
+        let missed = worker.status.get(Status::Missed);
+        if missed > 0 {
+            let crash = Crash::new("lost a request, because code had read from the server's pipe, and was ended");
+            return Some(crash.stalled_at(Some(missed)));
         }
         let said = worker.unfinished();
         let unfinished = hears && self.stopped == 0 && said.is_some() && said == self.said;
