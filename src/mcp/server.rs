@@ -79,24 +79,24 @@ impl Server {
         self.status.raise(Status::Heard, number);
     }
 
-    /// Records that a line, perhaps the one with this number, has not reached this worker: other code in the process has read
-    /// from the supervisor's pipe. The supervisor hands its open lines to another worker then.
-    fn missed(&self, number: u64) {
-        self.status.raise(Status::Missed, number.max(1));
+    /// Records that the line with this number, or a line that is not known, has not reached this worker: other code in the
+    /// process has read from the supervisor's pipe. The supervisor hands its open lines to another worker then.
+    fn missed(&self, number: Option<u64>) {
+        self.status.raise(Status::Missed, number.unwrap_or(u64::MAX));
     }
 
     /// Returns true unless the line with this number is torn: unless it begins here, or continues the line `begun`.
     fn is_intact(&self, number: u64, begun: Option<u64>) -> bool {
         if let Some(begun) = begun {
             if begun != number {
-                self.missed(begun);
+                self.missed(Some(begun));
             }
             return begun == number;
         }
         // New lines begin in the order of their numbers, which are consecutive.
         let next = self.next_line.fetch_max(number + 1, Ordering::Relaxed);
         if number > next {
-            self.missed(next);
+            self.missed(Some(next));
         }
         true
     }
@@ -124,7 +124,7 @@ impl Server {
     fn handed_on(&self, text: &[u8]) {
         let Some((connection, part)) = route::parse(text) else {
             tracing::error!("the supervisor wrote a line that cannot be read");
-            return self.missed(self.next_line.load(Ordering::Relaxed));
+            return self.missed(None);
         };
         let is_last = matches!(part, Part::Line(..) | Part::End(_));
         let received = self.received.fetch_add(u64::from(is_last), Ordering::Relaxed) + 1;
@@ -246,7 +246,7 @@ impl Service for Server {
             Line::Text(text) => self.handed_on(text),
             Line::TooLong(_) => {
                 tracing::error!("the supervisor wrote a line that is too long");
-                self.missed(self.next_line.load(Ordering::Relaxed));
+                self.missed(None);
             }
         }
     }

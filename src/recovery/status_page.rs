@@ -34,7 +34,7 @@ pub(crate) enum Status {
     Numbered,
     /// The inspection job that is running; 0 for none.
     Inspecting,
-    /// The number of a line that has probably not reached the worker; 0 for none.
+    /// The number of a line that has not reached the worker, `u64::MAX` when it is not known; 0 for none.
     Missed,
 }
 

@@ -217,6 +217,9 @@ impl Recovery {
     pub(super) fn record_crash(&mut self, status: &WorkerStatus, restored: bool, crash: &Crash) -> bool {
         self.record_finished_saves();
         let last = self.last_status(status);
+        // Foreign code may have written to the page.
+        let missed = Some(status.get(Status::Missed)).filter(|line| *line != call_of_job(last.begun));
+        missed.into_iter().for_each(|line| self.requests.missed(line));
         // The crashes during an inspection are counted in the state.
         if let Some(line) = crash.stalled_at.filter(|line| last.inspecting != Some(*line)) {
             self.requests.stalled(line);

@@ -38,8 +38,10 @@ struct Pending {
     text: Box<[u8]>,
     /// True when a client waits for an answer; `None` until the line is parsed, which takes time.
     awaited: Option<bool>,
-    /// The number of workers that stalled at the line.
+    /// The number of workers that stalled at the line, or that the line did not reach.
     stalls: u32,
+    /// True when the line did not reach the last worker.
+    missed: bool,
 }
 
 /// A line or a piece of a line, marked for the worker.
@@ -65,7 +67,7 @@ impl Requests {
     /// Adds a line of a client.
     pub(super) fn add(&mut self, connection: u64, line: &[u8]) {
         *self.bytes.entry(connection).or_default() += line.len() + OVERHEAD;
-        let line = Pending { number: None, connection, text: line.into(), awaited: None, stalls: 0 };
+        let line = Pending { number: None, connection, text: line.into(), awaited: None, stalls: 0, missed: false };
         self.waiting.entry(connection).or_default().push_back(line);
         self.give_turn(connection);
     }
@@ -123,7 +125,9 @@ impl Requests {
         self.partial.clear();
         for (number, mut line) in std::mem::take(&mut self.open).into_iter().rev() {
             let connection = line.connection;
-            line.number = Some(number).filter(|number| *number <= known);
+            // A line that reached no worker must not count as begun.
+            line.number = Some(number).filter(|number| *number <= known && !line.missed);
+            line.missed = false;
             self.waiting.entry(connection).or_default().push_front(line);
             self.give_turn(connection);
         }
@@ -185,6 +189,13 @@ impl Requests {
     pub(super) fn stalled(&mut self, number: u64) {
         if let Some(line) = self.open.get_mut(&number) {
             line.stalls += 1;
+        }
+    }
+
+    /// Records that an open line did not reach its worker.
+    pub(super) fn missed(&mut self, number: u64) {
+        if let Some(line) = self.open.get_mut(&number) {
+            line.missed = true;
         }
     }
 

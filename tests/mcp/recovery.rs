@@ -6,10 +6,11 @@
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use crate::attach::Runtime;
-use crate::client::{BINARY, DEADLINE, Scratch, Server, good};
+use crate::client::{BINARY, DEADLINE, Scratch, Server, good, outcome};
 use crate::mode::Mode;
 use crate::processes::{children, is_alive, kill_worker, signal, stop_worker, until, worker};
 use serde_json::{Value, json};
@@ -544,9 +545,8 @@ fn requests_pipe(server: &Server) -> i32 {
 fn request_that_lisp_code_reads_from_the_pipe_is_answered_while_others_evaluate() {
     let runtime = Runtime::new(Mode::Supervised);
     let mut server = runtime.server(&[]);
-    let before = worker(&server);
     let (mut victim, mut other) = (runtime.join(&server), runtime.join(&server));
-    let pipe = requests_pipe(&server);
+    let (pipe, marker) = (requests_pipe(&server), runtime.directory.join("marker"));
     server.evaluate(&format!(
         "(sb-thread:make-thread
            (lambda ()
@@ -554,24 +554,36 @@ fn request_that_lisp_code_reads_from_the_pipe_is_answered_while_others_evaluate(
                (sb-sys:with-pinned-objects (bytes)
                  (loop (let ((read (sb-unix:unix-read {pipe} (sb-sys:vector-sap bytes) 10000)))
                          (when (and read (plusp read))
+                           (with-open-file (s {marker:?} :direction :output))
                            (return))))))))"
     ));
-    let mut ids = Vec::new();
-    until("a request that the code has read is noticed", || {
-        ids.push(victim.post("ping", &json!({})));
-        worker(&server) != before
-    });
-    let is_answered = std::sync::atomic::AtomicBool::new(false);
+    let (answer, answers) = channel();
+    let (ask, asked) = channel();
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            ids.iter().for_each(|id| drop(victim.answer(*id)));
-            is_answered.store(true, std::sync::atomic::Ordering::Relaxed);
+        scope.spawn(move || {
+            for () in asked {
+                let id = victim.post_call("evaluate-lisp", json!({"code": "(+ 20 22)"}));
+                let _ = answer.send(outcome(&victim.answer(id)).0);
+            }
         });
+        ask.send(()).unwrap();
+        until("a request is read by the code", || {
+            if answers.try_recv().is_ok() {
+                ask.send(()).unwrap();
+            }
+            marker.exists()
+        });
+        drop(ask);
         let end = Instant::now() + DEADLINE / 2;
-        while !is_answered.load(std::sync::atomic::Ordering::Relaxed) {
-            assert!(Instant::now() < end, "the request is not answered");
+        let text = loop {
+            match answers.try_recv() {
+                Ok(text) => break text,
+                Err(_) => assert!(Instant::now() < end, "the request is not answered"),
+            }
             other.call("evaluate-lisp", json!({"code": "(+ 1 1)"}));
-        }
+        };
+        // It has not begun in the image that is lost.
+        assert!(text.ends_with("=> 42"), "{text}");
     });
     assert!(other.evaluate("(+ 1 2)").ends_with("=> 3"));
     let text = server.evaluate("(+ 1 2)");
