@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::attach::{Client, Runtime};
-use crate::client::{Scratch, Server, good, outcome};
+use crate::client::{DEADLINE, Scratch, Server, good, outcome};
 use crate::mode::{Mode, both_modes};
 use crate::processes::{kill_worker, until};
 use rstest_reuse::apply;
@@ -580,15 +580,24 @@ fn large_errors_of_a_persistent_session_delay_no_other_client() {
     assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
 }
 
-/// Stops all Lisp threads for three seconds, as a collection of a large heap does. `lisp/checkpoint.lisp` does the same.
+/// Stops all Lisp threads for three seconds, as a collection of a large heap does, and makes a directory when they stand still.
+/// `lisp/checkpoint.lisp` does the same.
 const STOP_THE_WORLD: &str = r#"
-(defun stop-the-world (after)
-  (sb-sys:without-gcing
-    (sb-alien:alien-funcall (sb-alien:extern-alien "try_acquire_gc_lock" (function sb-alien:int)))
-    (sb-alien:alien-funcall (sb-alien:extern-alien "gc_stop_the_world" (function sb-alien:void)))
-    (sb-alien:alien-funcall (sb-alien:extern-alien "sleep" (function sb-alien:int sb-alien:int)) 3)
-    (sb-alien:alien-funcall (sb-alien:extern-alien "release_gc_lock" (function sb-alien:void)))
-    (sb-alien:alien-funcall (sb-alien:extern-alien "gc_start_the_world" (function sb-alien:void))))
+(defun stop-the-world (begun after)
+  (let ((path (sb-ext:string-to-octets begun :null-terminate t)))
+    (sb-sys:with-pinned-objects (path)
+      (symbol-macrolet ((collecting (sb-alien:extern-alien "gc_active_p" (sb-alien:boolean 8))))
+        (sb-sys:without-gcing
+          (sb-alien:alien-funcall (sb-alien:extern-alien "try_acquire_gc_lock" (function sb-alien:int)))
+          (sb-alien:alien-funcall (sb-alien:extern-alien "gc_stop_the_world" (function sb-alien:void)))
+          (setf collecting t)
+          (sb-alien:alien-funcall
+           (sb-alien:extern-alien "mkdir" (function sb-alien:int sb-sys:system-area-pointer sb-alien:int))
+           (sb-sys:vector-sap path) #o700)
+          (sb-alien:alien-funcall (sb-alien:extern-alien "sleep" (function sb-alien:int sb-alien:int)) 3)
+          (setf collecting nil)
+          (sb-alien:alien-funcall (sb-alien:extern-alien "release_gc_lock" (function sb-alien:void)))
+          (sb-alien:alien-funcall (sb-alien:extern-alien "gc_start_the_world" (function sb-alien:void)))))))
   (with-open-file (s after :direction :output)))
 "#;
 
@@ -598,8 +607,8 @@ fn collection_beside_the_evaluating_thread_delays_nothing(mode: Mode) {
     stopwatch.server = mode.ready();
     stopwatch.server.evaluate(STOP_THE_WORLD);
     stopwatch.server.evaluate("(compile 'stop-the-world)");
-    let after = stopwatch.server.home().join("after");
-    let stop = format!("(stop-the-world {after:?})");
+    let (begun, after) = (stopwatch.server.home().join("begun"), stopwatch.server.home().join("after"));
+    let stop = format!("(stop-the-world {begun:?} {after:?})");
     for (who, code, background) in [
         ("a collection in the background", stop.clone(), true),
         (
@@ -610,11 +619,15 @@ fn collection_beside_the_evaluating_thread_delays_nothing(mode: Mode) {
     ] {
         let begin = Instant::now();
         good(&mut stopwatch.server, "evaluate-lisp", json!({"code": code, "background": background}));
+        // What a thread holds that is stopped while it is with the host, others wait for.
+        until("the world stands still", || begun.exists());
         while !after.exists() {
             stopwatch.look(who);
+            assert!(begin.elapsed() < DEADLINE / 6, "{who} has no end: {}", stopwatch.server.evaluate("1"));
         }
         assert!(begin.elapsed() >= Duration::from_secs(3));
         std::fs::remove_file(&after).expect("a file");
+        std::fs::remove_dir(&begun).expect("a directory");
     }
     let Stopwatch { slowest, slowest_request, .. } = stopwatch;
     println!("the slowest, {slowest_request}, took {slowest:?}");
