@@ -3,6 +3,9 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, Timespec};
+use rustix::io::Errno;
+
 /// How long a thread that has nothing to do stays awake before it sleeps: the time in which a program that makes one
 /// request after another comes back (10 to 30 µs here), where waking a processor takes 50.
 const BUSY: Duration = Duration::from_micros(50);
@@ -50,4 +53,20 @@ pub(crate) fn look<T>(looks: u32, mut look: impl FnMut() -> Option<T>) -> Option
             ASLEEP_UNTIL.set(Some(now + CROWDED_FOR));
         }
     }
+}
+
+/// Waits until one of `fds` is ready, at most for `timeout`; returns how many are. After a signal none is. Only a
+/// [`PollSet`](crate::poll_set::PollSet) waits so.
+pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> std::io::Result<usize> {
+    let mut poll = |timeout: Option<&Timespec>| match rustix::event::poll(fds, timeout) {
+        Err(Errno::INTR) => Ok(0),
+        result => Ok(result?),
+    };
+    let ready = look(1, || match poll(Some(&Timespec::default())) {
+        Ok(0) => None,
+        result => Some(result),
+    });
+    // Past the longest time that the system knows is never.
+    let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
+    ready.unwrap_or_else(|| poll(timeout.as_ref()))
 }

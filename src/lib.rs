@@ -48,6 +48,8 @@ mod lisp;
 mod listed;
 pub mod outcome;
 mod panics;
+#[cfg_attr(not(feature = "mcp"), allow(dead_code, reason = "the library alone only reads"))]
+mod poll_set;
 #[cfg(feature = "mcp")]
 mod recovery;
 pub mod report;

@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid};
 use serde::{Deserialize, Serialize};
@@ -19,6 +18,7 @@ use super::enter::Entry;
 use super::error::Error;
 use super::handle::Lisp;
 use crate::error::BootError;
+use crate::poll_set::PollSet;
 use crate::seal::Seal;
 
 /// How long the process that saves an image is waited for: a little longer than it has (`**saving-seconds**` of
@@ -235,14 +235,15 @@ fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String
     let mut buffer = [0; 4096];
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        let wait = Timespec::try_from(left).unwrap_or_default();
-        match poll(&mut [PollFd::new(reader, PollFlags::IN)], Some(&wait)) {
-            Ok(0) if left.is_zero() => {
+        let mut set = PollSet::new();
+        set.read((), reader);
+        // Where it cannot wait, reading does.
+        if set.wait(Some(left)).is_ok_and(|ready| !ready.has(())) {
+            if left.is_zero() {
                 let _ = process.map(|process| pidfd_send_signal(process, Signal::KILL));
                 return Err("the process that saves it does not end".to_owned());
             }
-            Ok(0) | Err(rustix::io::Errno::INTR) => continue,
-            _ => {}
+            continue;
         }
         match rustix::io::read(reader, &mut buffer) {
             Ok(0) => break,

@@ -15,8 +15,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use super::tools::System;
+use crate::poll_set::PollSet;
 use crate::recovery::checkpoint::store::this_program;
-use crate::rpc::poll_set::PollSet;
 use crate::scratch::Scratch;
 use crate::session::Operation;
 use crate::supervisor::processes::end_tree;

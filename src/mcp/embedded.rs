@@ -17,9 +17,9 @@ use super::server::SingleClient;
 use super::tools::{ToolContext, ToolSet};
 use crate::Lisp;
 use crate::attach::{Listener, MAX_GUESTS};
+use crate::poll_set::PollSet;
 use crate::rpc::inflight::Inflight;
 use crate::rpc::output::{Output, Reader};
-use crate::rpc::poll_set::PollSet;
 use crate::rpc::stream;
 use crate::rpc::waker::Waker;
 

@@ -12,11 +12,11 @@ use parking_lot::Mutex;
 use super::descriptors::nonblocking_reader;
 use super::framing::{Line, LineReader, MAX_LINE, Read};
 use super::output::Output;
-use super::poll_set::PollSet;
 use super::recorder::Recorder;
 use super::signals::Signals;
 use super::waker::Waker;
 use crate::panics;
+use crate::poll_set::PollSet;
 
 /// How long requests that were read before the end may still take.
 const LAST_ANSWERS: Duration = Duration::from_millis(700);

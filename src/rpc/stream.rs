@@ -9,9 +9,9 @@ use super::descriptors::nonblocking_reader;
 use super::driver::Service;
 use super::framing::{LineReader, Read};
 use super::output::Output;
-use super::poll_set::PollSet;
 use super::waker::Waker;
 use crate::panics;
+use crate::poll_set::PollSet;
 
 /// The descriptors that the thread waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

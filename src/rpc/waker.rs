@@ -75,7 +75,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::rpc::poll_set::PollSet;
+    use crate::poll_set::PollSet;
 
     fn is_readable(waker: &Waker) -> bool {
         let mut set = PollSet::new();

@@ -5,10 +5,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use crate::attach::{Listener, MAX_GUESTS};
+use crate::poll_set::PollSet;
 use crate::rpc::WriteBuffer;
 use crate::rpc::framing::{Line, LineReader, Read};
 use crate::rpc::output::MAX_UNREAD;
-use crate::rpc::poll_set::PollSet;
 
 /// One of them.
 #[derive(Debug)]

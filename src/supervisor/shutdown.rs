@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::messages;
 use super::requests::Requests;
+use crate::poll_set::PollSet;
 use crate::rpc::WriteBuffer;
-use crate::rpc::poll_set::PollSet;
 
 /// How long everything may take from the end of input, or a signal, to the end.
 const LAST_WORDS: Duration = Duration::from_millis(950);

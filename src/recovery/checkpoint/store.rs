@@ -14,11 +14,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_process, pidfd_open, waitpid};
 use serde::{Deserialize, Serialize};
 
 use crate::build;
+use crate::poll_set::PollSet;
 use crate::seal::Seal;
 
 /// The number of automatic checkpoints that a persistent session keeps: the last one, and the one before in case the last does not
@@ -518,11 +518,13 @@ fn wait_until(child: Pid, time: Duration) -> bool {
     let end = Instant::now() + time;
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        let wait = Timespec::try_from(left).unwrap_or_default();
-        match poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&wait)) {
-            Ok(0) if left.is_zero() => return false,
-            Ok(0) | Err(rustix::io::Errno::INTR) => {}
-            _ => return true,
+        let mut set = PollSet::new();
+        set.read((), &descriptor);
+        match set.wait(Some(left)) {
+            Ok(ready) if ready.has(()) => return true,
+            Ok(_) if left.is_zero() => return false,
+            Ok(_) => {}
+            Err(_) => return true,
         }
     }
 }

@@ -23,6 +23,29 @@ mod id_scanner;
 mod panics;
 
 #[allow(dead_code, reason = "see above")]
+#[path = "../../../src/poll_set.rs"]
+mod poll_set;
+
+mod busy_poll {
+    /// Waits until one of `fds` is ready. Without a timeout that is the only way out: nothing is woken by the way.
+    pub(crate) fn wait(
+        fds: &mut [rustix::event::PollFd<'_>],
+        timeout: Option<std::time::Duration>,
+    ) -> std::io::Result<usize> {
+        loop {
+            let ready = rustix::event::poll(fds, Some(&rustix::event::Timespec::default()))?;
+            shuttle::thread::yield_now();
+            if ready > 0 {
+                return Ok(ready);
+            }
+            if timeout.is_some() {
+                return Ok(ready);
+            }
+        }
+    }
+}
+
+#[allow(dead_code, reason = "see above")]
 #[path = "../../../src/rpc"]
 mod rpc {
     pub(crate) mod descriptors;
@@ -31,7 +54,6 @@ mod rpc {
     pub(crate) mod framing;
     pub(crate) mod inflight;
     pub(crate) mod output;
-    pub(crate) mod poll_set;
     pub(crate) mod waker;
     mod write_buffer;
 
@@ -78,23 +100,6 @@ mod rpc {
         impl AsFd for Signals {
             fn as_fd(&self) -> BorrowedFd<'_> {
                 self.0.as_fd()
-            }
-        }
-    }
-
-    /// Waits until one of `fds` is ready. Without a timeout that is the only way out: nothing is woken by the way.
-    pub(crate) fn wait(
-        fds: &mut [rustix::event::PollFd<'_>],
-        timeout: Option<std::time::Duration>,
-    ) -> std::io::Result<usize> {
-        loop {
-            let ready = rustix::event::poll(fds, Some(&rustix::event::Timespec::default()))?;
-            shuttle::thread::yield_now();
-            if ready > 0 {
-                return Ok(ready);
-            }
-            if timeout.is_some() {
-                return Ok(ready);
             }
         }
     }

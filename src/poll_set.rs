@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 
+use crate::busy_poll::wait;
+
 /// A set of descriptors to wait for. Each has a name of its own.
 #[derive(Debug)]
 pub(crate) struct PollSet<'a, T> {
@@ -47,7 +49,7 @@ impl<'a, T: Copy + PartialEq> PollSet<'a, T> {
     /// # Errors
     /// An error of poll(2): the process may not have so many descriptors, or the system has no memory.
     pub(crate) fn wait(mut self, timeout: Option<Duration>) -> io::Result<Ready<T>> {
-        let count = super::wait(&mut self.fds, timeout)?;
+        let count = wait(&mut self.fds, timeout)?;
         let events = self.names.iter().zip(&self.fds).map(|(name, fd)| (*name, fd.revents()));
         Ok(Ready(if count == 0 { Vec::new() } else { events.filter(|(_, events)| !events.is_empty()).collect() }))
     }
