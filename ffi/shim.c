@@ -125,10 +125,14 @@ extern void sb_posix_after_fork(void);
 /* As _Fork(3) of glibc 2.34, but with the negative error number: fork(3) would wait for the locks of malloc(3) and
  * stdio(3), which a thread that is stopped in C code may hold for ever, and run the program's pthread_atfork functions. */
 int32_t sbcl_host_fork(void) {
+  /* A thread that forks meanwhile, not one of Lisp's perhaps, holds these for that time. */
+  take_allocator();
   /* Of the other arguments, in the machine's order, none is given. */
   long process = syscall(SYS_clone, SIGCHLD, 0L, 0L, 0L, 0L);
+  int error = errno;
+  release_allocator();
   if (process < 0)
-    return -errno;
+    return -error;
   if (process == 0)
     sb_posix_after_fork();
   return (int32_t)process;
