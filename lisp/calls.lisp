@@ -259,7 +259,7 @@ address and the number of words of its answer. Its second word is how many answe
     (without-interrupts
       (let ((*interruptible* allowed))
         (begin-message scratch)
-        ;; What handles its errors may call the program.
+        ;; Handlers of its errors may call the program, and need a scratch of their own.
         (let ((*scratch* nil))
           (funcall write scratch))
         (finish-message scratch)

@@ -13,14 +13,14 @@ const BUSY: Duration = Duration::from_micros(50);
 /// It does so only if it has waited three times within this: what comes alone finds it asleep anyway.
 const LATELY: Duration = Duration::from_millis(5);
 
-/// Who gave way for longer than this has given the processor to a program that computes.
+/// The time after which a thread that gave way has lost the processor to a program that computes.
 const CROWDED: Duration = Duration::from_micros(500);
 
-/// For so long after that it sleeps at once: a slice of such a program's takes longer than any wake-up.
+/// The time after that in which the thread sleeps at once: a slice of such a program's takes longer than any wake-up.
 const CROWDED_FOR: Duration = Duration::from_millis(100);
 
 thread_local! {
-    /// Until when this thread sleeps at once.
+    /// The end of the time in which this thread sleeps at once.
     static ASLEEP_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
     /// When this thread waited last, and when before that.
     static WAITED: Cell<[Option<Instant>; 2]> = const { Cell::new([None; 2]) };

@@ -21,7 +21,7 @@ use crate::panics::Contained;
 /// Numbers below are those of functions that are there from the beginning: `SBCL_PROGRAM_FIRST`.
 const FIRST: u64 = 16;
 
-/// What was defined, by number. A function that is defined again gets another one: what Lisp's function writes is for the
+/// The functions that were defined, by number. A function that is defined again gets another one: what Lisp's function writes is for the
 /// closure that it was compiled for, and for no other.
 static DEFINED: RwLock<BTreeMap<u64, Definition>> = RwLock::new(BTreeMap::new());
 static NEXT: AtomicU64 = AtomicU64::new(FIRST);
@@ -42,7 +42,7 @@ struct Definition {
     defined: Arc<Defined>,
     /// Lisp calls it.
     is_taken: bool,
-    /// What it has taken the place of, until Lisp is left: what a closure holds may call Lisp when it is dropped.
+    /// The functions that this one has replaced, until Lisp is left: a closure may call Lisp when it is dropped.
     replaced: Vec<Arc<Defined>>,
 }
 
@@ -53,8 +53,8 @@ static NEXT_LOCAL: AtomicU64 = AtomicU64::new(FIRST_LOCAL);
 
 type Local = Rc<dyn Fn(&mut Reader<'_>, &mut Writer<'_>) -> Result<(), AnyError>>;
 
-/// What was defined after so many changes, as one thread has seen it, in the order of the numbers: looking there takes no lock.
-/// What is defined anew is not kept for that.
+/// The functions that were defined after so many changes, as one thread has seen them, in the order of their numbers: a look at
+/// them takes no lock. They are not kept alive by it.
 #[derive(Default)]
 struct Known {
     changes: u64,

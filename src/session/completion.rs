@@ -369,7 +369,7 @@ impl Inner {
 pub(super) struct Earlier {
     /// Those that the code handled, if they are recorded.
     signalled: Option<Vec<Arc<ErrorRecord>>>,
-    /// Those that reached the debugger, each with whether the evaluation was interrupted while the error was being described.
+    /// The errors that reached the debugger, each with whether the evaluation was interrupted while the error was being described.
     superseded: Vec<(Arc<ErrorRecord>, bool)>,
 }
 

@@ -20,14 +20,14 @@ const SCHEDULES: usize = 2_000;
 struct Known {
     board: Board,
     now: Instant,
-    /// What was submitted, and whether it has ended.
+    /// The submitted jobs, each with whether it has ended.
     jobs: Vec<(u64, bool)>,
     /// The last that began in the foreground, by connection.
     begun: HashMap<u64, u64>,
     clients: u64,
     /// The connections that have ended.
     ended: Vec<u64>,
-    /// How many threads were started that evaluate.
+    /// The number of evaluating threads that were started.
     threads: u64,
 }
 
@@ -113,7 +113,7 @@ impl Known {
 }
 
 impl Model {
-    /// Changes what is known, and gives up the board as the session does.
+    /// Applies a change, and unlocks the board as the session does.
     fn with<R>(&self, change: impl FnOnce(&mut Known) -> R) -> R {
         let mut known = self.known.lock().unwrap();
         let result = change(&mut known);

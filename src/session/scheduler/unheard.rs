@@ -10,7 +10,7 @@ pub(super) fn evaluation(detached: bool) -> JobKind {
     JobKind::Evaluate { timing: false, hold: !detached, record_errors: false, detached, background: false }
 }
 
-/// What is asked by a job of this kind.
+/// The question of a job of this kind.
 fn asked(kind: JobKind) -> Asked {
     let blank = || Box::new(OutcomeBuilder::blank(0));
     match kind {
@@ -27,7 +27,7 @@ fn asked(kind: JobKind) -> Asked {
     }
 }
 
-/// What is requested by a job of this kind.
+/// A request for a job of this kind.
 pub(super) fn request(connection: &Arc<Connection>, id: u64, kind: JobKind) -> Request {
     Request::new(connection, Job::empty(id, kind, 0), None, asked(kind))
 }
