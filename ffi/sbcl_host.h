@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract: a core that speaks another is refused at boot. */
-#define SBCL_HOST_CONTRACT 15u
+#define SBCL_HOST_CONTRACT 16u
 
 /* The Lisp threads, each of which pulls its own kind of job. */
 enum sbcl_lane {
@@ -278,6 +278,10 @@ int32_t sbcl_host_catch_stack_loss(void *address, void *context);
 
 /* Of the shim: 1 when the calling thread is known to SBCL. Async-signal-safe. */
 int32_t sbcl_host_is_lisp_thread(void);
+
+/* Of the shim: from here on, before initialize_lisp, TAKE gets each struct sigaction that SBCL would set. When it returns
+ * 0, that is set. On Linux; elsewhere TAKE is never called. */
+void sbcl_host_give_actions(int32_t (*take)(int32_t signal, const void *action));
 
 /* Of the shim: the file in which SBCL looks for a core, before initialize_lisp. PATH must stay valid. */
 void sbcl_host_set_runtime_path(const char *path);

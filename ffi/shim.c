@@ -69,6 +69,25 @@ void sbcl_host_set_runtime_path(const char *path) { runtime_path = path; }
  * may be a shared object in some other program, or may have been told of another core. */
 char *__wrap_os_get_runtime_executable_path(void) { return runtime_path ? strdup(runtime_path) : 0; }
 
+static int32_t (*take_action)(int32_t signal, const void *action);
+
+void sbcl_host_give_actions(int32_t (*take)(int32_t signal, const void *action)) { take_action = take; }
+
+#ifdef __linux__
+
+int __real_sigaction(int signal, const struct sigaction *action, struct sigaction *before);
+
+/* Linked with --wrap: by this SBCL sets handlers. */
+int __wrap_sigaction(int signal, const struct sigaction *action, struct sigaction *before) {
+  if (before && __real_sigaction(signal, 0, before) != 0)
+    return -1;
+  if (!action || (take_action && take_action(signal, action)))
+    return 0;
+  return __real_sigaction(signal, action, 0);
+}
+
+#endif
+
 /* A process that fork(3) has made has one thread. The locks of SBCL's allocator are taken before, so that no other thread
  * holds one for ever there: not even one that ends, which gives back what it has not used once nobody waits for it. They
  * are taken in SBCL's order (alloc.c), and with signals blocked: who holds one must not be stopped for a collection. */

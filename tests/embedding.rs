@@ -224,6 +224,35 @@ fn threads_of_the_host_keep_their_signal_mask() {
 }
 
 #[test]
+fn signals_that_come_while_lisp_boots_change_no_mask_of_the_host() {
+    let name = "signals_that_come_while_lisp_boots_change_no_mask_of_the_host";
+    if !is_child(name) {
+        assert!(child(name).success());
+        return;
+    }
+    let is_booted = AtomicBool::new(false);
+    let lisp = std::thread::scope(|scope| {
+        // As when children end: any thread may get it, and the program's first one does while it waits.
+        scope.spawn(|| {
+            while !is_booted.load(Ordering::Relaxed) {
+                // SAFETY: plain numbers; what is not handled is ignored.
+                assert_eq!(unsafe { libc::kill(libc::getpid(), libc::SIGCHLD) }, 0);
+                std::thread::yield_now();
+            }
+        });
+        let lisp = Lisp::boot().expect("SBCL boots");
+        is_booted.store(true, Ordering::Relaxed);
+        lisp
+    });
+    assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a sum"), 3);
+    let mask = |status: String| status.lines().find(|line| line.starts_with("SigBlk:")).map(str::to_owned);
+    for thread in ["/proc/self/status", "/proc/thread-self/status"] {
+        let status = std::fs::read_to_string(thread).expect("it can be read");
+        assert_eq!(mask(status).as_deref(), Some("SigBlk:\t0000000000000000"), "{thread}");
+    }
+}
+
+#[test]
 fn nested_call_fails_when_no_thread_can_be_started() {
     let name = "nested_call_fails_when_no_thread_can_be_started";
     if !is_child(name) {

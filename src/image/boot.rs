@@ -12,7 +12,7 @@ use super::callbacks;
 use super::library::{Core, Runtime};
 use super::program::Program;
 use super::protocol::Host;
-use super::signals::Saved;
+use super::signals::Boot;
 use crate::config::ImageConfig;
 use crate::error::BootError;
 
@@ -87,11 +87,10 @@ fn start(
     host: Arc<dyn Host>,
     program: Option<Embedding>,
 ) -> Result<(), BootError> {
-    let signals = Saved::take();
-    let (is_lisp_thread, catch_stack_loss) = (runtime.is_lisp_thread()?, runtime.catch_stack_loss()?);
+    let signals = Boot::begin(runtime.is_lisp_thread()?, runtime.catch_stack_loss()?);
     // SAFETY: once a process (STATE), on a thread made for it.
     let status = unsafe { runtime.initialize(&arguments(runtime, config)) }?;
-    signals.narrow(is_lisp_thread, catch_stack_loss);
+    signals.end();
     if status != 0 {
         return Err(BootError::Runtime(status));
     }

@@ -14,7 +14,7 @@ use once_cell::sync::OnceCell;
 
 use super::bindings::sbcl_host;
 use super::heap::{self, Variables};
-use super::signals::CatchStackLoss;
+use super::signals::{CatchStackLoss, take_action};
 use crate::config::ImageConfig;
 use crate::error::BootError;
 
@@ -26,6 +26,7 @@ unsafe extern "C" {
 }
 
 type InitializeLisp = unsafe extern "C" fn(c_int, *const *const c_char, *const *const c_char) -> c_int;
+type TakeAction = unsafe extern "C" fn(i32, *const c_void) -> i32;
 type HostStart = unsafe extern "C" fn(*const sbcl_host) -> u32;
 
 /// The one libsbcl of this process. A second copy would find the variables of the first, by whichever boot it was loaded.
@@ -154,10 +155,11 @@ impl Runtime {
     /// Runs `initialize_lisp` with these arguments. Its status.
     ///
     /// # Safety
-    /// Once a process, on a thread that may get another signal mask.
+    /// Once a process, on a thread that may get another signal mask, within a [`Boot`](super::signals::Boot).
     pub(super) unsafe fn initialize(&self, arguments: &[CString]) -> Result<c_int, BootError> {
         let initialize: Symbol<InitializeLisp> = self.symbol("initialize_lisp")?;
         let set_path: Symbol<unsafe extern "C" fn(*const c_char)> = self.symbol("sbcl_host_set_runtime_path")?;
+        let give_actions: Symbol<unsafe extern "C" fn(TakeAction)> = self.symbol("sbcl_host_give_actions")?;
         // SBCL keeps pointers into both arrays.
         let argv: &mut Vec<*const c_char> =
             Box::leak(Box::new(arguments.to_vec().leak().iter().map(|a| a.as_ptr()).collect()));
@@ -167,6 +169,7 @@ impl Runtime {
         // leaked, null-terminated and stay unchanged. The rest is the caller's.
         unsafe {
             set_path(argv[0]);
+            give_actions(take_action);
             Ok(initialize(argc, argv.as_ptr(), environ.cast()))
         }
     }

@@ -8,7 +8,7 @@
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use libc::{c_void, siginfo_t};
 
@@ -88,10 +88,13 @@ impl Drop for InLisp {
     }
 }
 
-/// Handlers as they were before SBCL, and SBCL's own. Written during boot, before the filter is installed.
+/// What stands behind the filter.
 struct Table {
+    /// As it was before SBCL was booted.
     before: [MaybeUninit<libc::sigaction>; LAST_SIGNAL],
-    sbcl: [MaybeUninit<libc::sigaction>; LAST_SIGNAL],
+    /// SBCL's handlers, which take three arguments; 0 where it has set none.
+    sbcl: [AtomicUsize; LAST_SIGNAL],
+    is_booting: AtomicBool,
     is_lisp_thread: unsafe extern "C" fn() -> i32,
     catch_stack_loss: CatchStackLoss,
 }
@@ -99,14 +102,8 @@ struct Table {
 /// `sbcl_host_catch_stack_loss`.
 pub(super) type CatchStackLoss = unsafe extern "C" fn(*mut c_void, *mut c_void) -> i32;
 
-/// Null until [`Saved::narrow`].
+/// Null until [`Boot::begin`].
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
-
-/// The dispositions of before SBCL was booted.
-pub(super) struct Saved {
-    actions: [MaybeUninit<libc::sigaction>; LAST_SIGNAL],
-    mask: libc::sigset_t,
-}
 
 fn current_action(signal: c_int) -> MaybeUninit<libc::sigaction> {
     let mut action = MaybeUninit::zeroed();
@@ -120,51 +117,84 @@ fn set_action(signal: c_int, action: &libc::sigaction) {
     unsafe { libc::sigaction(signal, action, std::ptr::null_mut()) };
 }
 
-fn all() -> impl Iterator<Item = c_int> {
-    filtered().chain(HOSTS)
+fn is_filtered(signal: c_int) -> bool {
+    FAULTS.contains(&signal) || LISP_ONLY.contains(&signal) || FORWARDED.contains(&signal)
 }
 
-fn filtered() -> impl Iterator<Item = c_int> {
-    FAULTS.into_iter().chain(LISP_ONLY).chain(FORWARDED)
+/// SBCL sets its handlers, and changes the mask of the thread that boots it.
+pub(super) struct Boot {
+    mask: libc::sigset_t,
 }
 
-impl Saved {
-    /// Takes the present dispositions and this thread's mask.
-    pub(super) fn take() -> Self {
-        let mut actions = [const { MaybeUninit::zeroed() }; LAST_SIGNAL];
-        for signal in all() {
-            actions[signal as usize] = current_action(signal);
-        }
+impl Boot {
+    /// From here on SBCL's handlers stay behind the filter, if [`take_action`] gets them.
+    pub(super) fn begin(is_lisp_thread: unsafe extern "C" fn() -> i32, catch_stack_loss: CatchStackLoss) -> Self {
+        let table = Table {
+            before: std::array::from_fn(|signal| current_action(signal as c_int)),
+            sbcl: [const { AtomicUsize::new(0) }; LAST_SIGNAL],
+            is_booting: AtomicBool::new(true),
+            is_lisp_thread,
+            catch_stack_loss,
+        };
+        TABLE.store(Box::leak(Box::new(table)), Ordering::Release);
         let mut mask = MaybeUninit::zeroed();
         // SAFETY: `mask` is writable; a null set leaves the thread's mask alone. sigset_t has no invalid values.
         let mask = unsafe {
             libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), mask.as_mut_ptr());
             mask.assume_init()
         };
-        Self { actions, mask }
+        Self { mask }
     }
 
-    /// Puts the filter in front of SBCL's handlers and gives the host its signals back.
-    pub(super) fn narrow(self, is_lisp_thread: unsafe extern "C" fn() -> i32, catch_stack_loss: CatchStackLoss) {
-        let mut sbcl = [const { MaybeUninit::zeroed() }; LAST_SIGNAL];
-        for signal in all() {
-            sbcl[signal as usize] = current_action(signal);
+    /// Gives this thread its mask back. What SBCL sets from here on, for signals that are not filtered, is Lisp's wish.
+    pub(super) fn end(self) {
+        // SAFETY: published by `begin`, and never freed.
+        let table = unsafe { &*TABLE.load(Ordering::Acquire) };
+        // Where SBCL's handlers are not given to `take_action`, they are taken late.
+        #[cfg(not(target_os = "linux"))]
+        for signal in FAULTS.into_iter().chain(LISP_ONLY).chain(FORWARDED).chain(HOSTS) {
+            // SAFETY: filled by sigaction(2).
+            unsafe { take_action(signal, current_action(signal).as_ptr().cast()) };
+            if HOSTS.contains(&signal) {
+                // SAFETY: filled by sigaction(2), in `begin`.
+                set_action(signal, unsafe { table.before[signal as usize].assume_init_ref() });
+            }
         }
-        let table = Box::leak(Box::new(Table { before: self.actions, sbcl, is_lisp_thread, catch_stack_loss }));
-        TABLE.store(table, Ordering::Release);
-        for signal in filtered() {
-            // SAFETY: filled from sigaction(2) just above.
-            let mut action = unsafe { table.sbcl[signal as usize].assume_init() };
-            action.sa_sigaction = filter as *const () as usize;
-            action.sa_flags |= libc::SA_SIGINFO;
-            set_action(signal, &action);
-        }
-        for signal in HOSTS {
-            // SAFETY: filled from sigaction(2) in `take`.
-            set_action(signal, unsafe { table.before[signal as usize].assume_init_ref() });
-        }
+        table.is_booting.store(false, Ordering::Release);
         // SAFETY: a mask that this thread had before.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.mask, std::ptr::null_mut()) };
+    }
+}
+
+/// Takes what SBCL would set for `signal`, and returns 1: behind the filter, or not at all where the signal is the host's
+/// while SBCL boots. Else 0. In a thread that is not Lisp's, a handler of SBCL's would block the signals for good.
+///
+/// # Safety
+/// `action` is one that sigaction(2) takes, of SBCL's, and [`Boot::begin`] has been called.
+pub(super) unsafe extern "C" fn take_action(signal: i32, action: *const c_void) -> i32 {
+    // SAFETY: the caller's; the table is never freed.
+    let (table, mut action) = unsafe { (&*TABLE.load(Ordering::Acquire), *action.cast::<libc::sigaction>()) };
+    let is_function = !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
+    if !is_filtered(signal) || !is_function {
+        return (table.is_booting.load(Ordering::Acquire) && HOSTS.contains(&signal)).into();
+    }
+    table.sbcl[signal as usize].store(action.sa_sigaction, Ordering::Release);
+    action.sa_sigaction = filter as *const () as usize;
+    action.sa_flags |= libc::SA_SIGINFO;
+    set_action(signal, &action);
+    1
+}
+
+/// Calls SBCL's handler.
+///
+/// # Safety
+/// Only within [`filter`], with its own arguments.
+unsafe fn deliver_to_lisp(table: &Table, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: the filter is set where there is a handler of SBCL's, which takes three arguments; these are the kernel's.
+    unsafe {
+        let handler = table.sbcl[signal as usize].load(Ordering::Acquire);
+        let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = std::mem::transmute(handler);
+        handler(signal, info, context);
     }
 }
 
@@ -297,22 +327,21 @@ fn is_stack_loss(table: &Table, info: *mut siginfo_t, context: *mut c_void) -> b
 /// that SBCL finds the frame that trapped where this one would be. With a destructor to run, this function would keep
 /// something in the register that SBCL follows the frames by.
 extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the table was published before this handler was installed, and is never freed. What runs here is
+    // SAFETY: the table was published before this handler was set, and is never freed. What runs here is
     // async-signal-safe: loads, a constant-initialised thread local, the shim's look at a thread local.
     unsafe {
         let table = &*TABLE.load(Ordering::Acquire);
-        let sbcl = table.sbcl[signal as usize].assume_init_ref();
         if LISP_ONLY.contains(&signal) {
             // From elsewhere than SBCL it means nothing.
             let is_lisp = is_from_here(info) && (table.is_lisp_thread)() != 0;
             if is_lisp && !(signal == libc::SIGURG && put_off(signal, context)) {
-                deliver(sbcl, signal, info, context);
+                deliver_to_lisp(table, signal, info, context);
             }
             return;
         }
         if FORWARDED.contains(&signal) {
             if !pass_on(table, signal, info, context) && (table.is_lisp_thread)() != 0 && !put_off(signal, context) {
-                deliver(sbcl, signal, info, context);
+                deliver_to_lisp(table, signal, info, context);
             }
             return;
         }
@@ -321,9 +350,8 @@ extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
             if signal == libc::SIGSEGV && is_stack_loss(table, info, context) {
                 return;
             }
-            if deliver(sbcl, signal, info, context) {
-                return;
-            }
+            deliver_to_lisp(table, signal, info, context);
+            return;
         }
         let before = table.before[signal as usize].assume_init_ref();
         if !deliver(before, signal, info, context) {
@@ -364,8 +392,13 @@ mod tests {
         let mut failing = MaybeUninit::<libc::sigaction>::zeroed();
         // SAFETY: all zero is a valid action: none.
         unsafe { failing.assume_init_mut() }.sa_sigaction = fail as *const () as usize;
-        let (before, sbcl) = ([failing; LAST_SIGNAL], [failing; LAST_SIGNAL]);
-        let table = Table { before, sbcl, is_lisp_thread: never, catch_stack_loss: catch_nothing };
+        let table = Table {
+            before: [failing; LAST_SIGNAL],
+            sbcl: [const { AtomicUsize::new(0) }; LAST_SIGNAL],
+            is_booting: AtomicBool::new(false),
+            is_lisp_thread: never,
+            catch_stack_loss: catch_nothing,
+        };
         TABLE.store(Box::leak(Box::new(table)), Ordering::Release);
         // SAFETY: this thread's own errno; the handler of SIGALRM looks at neither argument.
         unsafe {
