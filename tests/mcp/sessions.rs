@@ -303,6 +303,7 @@ fn image_of_another_build_is_not_booted_and_definitions_are_replayed() {
     );
     assert!(text.ends_with("=> (1 :F)"), "{text}");
     assert!(server.finish().status.success());
+    state.is_free("old");
     let end = state.start(&["--session", "old", "--heap", "1G"]).end();
     assert!(
         end.stderr.contains("The session \"old\" was saved with another heap: start it with --heap 8192M."),
