@@ -291,12 +291,13 @@ struct Threads {
 }
 
 impl Threads {
-    /// One asks for work.
-    fn asks(&mut self, thread: u64) {
-        if !self.all.contains(&thread) {
+    /// One asks for work. True when it is new.
+    fn asks(&mut self, thread: u64) -> bool {
+        let is_new = !self.all.contains(&thread);
+        if is_new {
             self.all.push(thread);
-            self.supply.arrived();
         }
+        is_new
     }
 
     /// It is not the one any more that the foreground stays with.
@@ -367,12 +368,17 @@ impl Board {
     pub(super) fn next(&mut self, lane: Lane, thread: u64, held: Option<u64>, now: Instant) -> Next {
         match lane {
             Lane::Evaluation => {
-                self.threads.asks(thread);
+                let is_new = self.threads.asks(thread);
                 self.settle(now);
-                match held {
+                let next = match held {
                     None => self.next_evaluation(thread, now),
                     Some(job) => self.next_held(job, now),
+                };
+                if is_new {
+                    self.threads.supply.arrived();
+                    self.settle(now);
                 }
+                next
             }
             Lane::Signals => Next::End,
             Lane::Inspection | Lane::Control => match self.waiting[lane as usize].pop_front() {
@@ -502,17 +508,13 @@ impl Board {
         } else {
             None
         };
-        if is_home {
+        if *self.threads.home.get_or_insert(thread) == thread {
             return Next::Wait(until);
         }
-        if let Some(request) = self.ready.pop_front() {
-            return Next::Run(self.begin(Lane::Evaluation, thread, request, None, now));
+        match self.ready.pop_front() {
+            Some(request) => Next::Run(self.begin(Lane::Evaluation, thread, request, None, now)),
+            None => Next::End,
         }
-        if self.threads.home.is_some() {
-            return Next::End;
-        }
-        self.threads.home = Some(thread);
-        Next::Wait(until)
     }
 
     /// A thread that evaluates is gone.
@@ -798,6 +800,23 @@ mod tests {
 
     fn reset(id: u64, background: bool) -> Request {
         Request { background, ..unheard::request(&Connection::new(0), id, JobKind::Reset) }
+    }
+
+    /// Else it would be Lisp's main thread, and in the background.
+    #[test]
+    fn first_thread_does_not_begin_in_the_background() {
+        let mut board = Board::default();
+        let now = Instant::now();
+        board.push(Lane::Evaluation, reset(1, true));
+        board.settle(now);
+        let next = |board: &mut Board, thread| board.next(Lane::Evaluation, thread, None, now);
+        assert!(matches!(next(&mut board, 1), Next::Wait(None)));
+        assert!(matches!(board.next(Lane::Control, 0, None, now), Next::Run(Job { kind: JobKind::StartThread, .. })));
+        assert!(matches!(next(&mut board, 2), Next::Run(Job { id: 1, .. })));
+        board.push(Lane::Evaluation, reset(2, false));
+        board.take_running(1).unwrap();
+        assert!(matches!(next(&mut board, 2), Next::End));
+        assert!(matches!(next(&mut board, 1), Next::Run(Job { id: 2, .. })));
     }
 
     /// The order of the numbers is that of beginning, in the background too. The foreground stays with its thread.
