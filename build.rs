@@ -16,6 +16,7 @@ fn main() {
     println!("cargo::rerun-if-env-changed=DOCS_RS");
     #[cfg(feature = "bindgen")]
     bindings();
+    records();
     if std::env::var_os("DOCS_RS").is_some() {
         println!("cargo::rustc-cfg=docsrs_build");
         return;
@@ -31,6 +32,16 @@ fn main() {
             }
         }
     }
+}
+
+/// Writes the Rust side of `lisp/records.sexp`.
+fn records() {
+    const TABLE: &str = "lisp/records.sexp";
+    println!("cargo::rerun-if-changed={TABLE}");
+    let table = std::fs::read_to_string(TABLE).expect("the table of records can be read");
+    let rust = sbcl_core::records::rust(&table).unwrap_or_else(|reason| panic!("{TABLE}: {reason}"));
+    let file = PathBuf::from(variable("OUT_DIR")).join("records.rs");
+    std::fs::write(file, rust).expect("the records can be written");
 }
 
 /// What cargo tells a build script, by name.

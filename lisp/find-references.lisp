@@ -325,7 +325,7 @@ was pushed before. UNPLACED is what is said where there is no place."
       (push entry *pushed-references*)
       (push-record "reference"
                    :name title
-                   :where where
+                   :place where
                    :code (and place (place-code place))
                    :how how)
       t)))

@@ -195,10 +195,10 @@ a name of its own; or NIL when FORM is too large, or circular."
 (defconstant +text-piece+ 8000
   "Characters of a text that go in one record.")
 
-(defun push-pieces (kind text)
-  "Push TEXT as records of KIND, in pieces that a field can hold."
+(defun push-expansion (text)
+  "Push TEXT, an expansion, in pieces that a field can hold."
   (loop for start from 0 below (length text) by +text-piece+
-        do (push-record kind :text (subseq text start (min (length text) (+ start +text-piece+))))))
+        do (push-record "expansion" :text (subseq text start (min (length text) (+ start +text-piece+))))))
 
 ;;; The question
 
@@ -216,7 +216,7 @@ a name of its own; or NIL when FORM is too large, or circular."
   (let ((steps (reverse *steps*)))
     (loop for (macro result count) in steps
           repeat +named-steps+
-          do (push-record "step" :macro (operator-text macro) :result (operator-text result) :count count))
+          do (push-record "step" :operator (operator-text macro) :result (operator-text result) :count count))
     (when (> (length steps) +named-steps+)
       (push-record "more" :count (- (length steps) +named-steps+)))))
 
@@ -251,12 +251,12 @@ a name of its own; or NIL when FORM is too large, or circular."
       (flet ((fail (condition when)
                (push-steps)
                (push-record "error"
-                            :type (type-name-text (class-name-of condition))
+                            :class (type-name-text (class-name-of condition))
                             :message (lambda (stream)
                                        (with-server-syntax (:length 1000 :level 50)
                                          (let ((*print-escape* nil))
                                            (princ condition stream))))
-                            :while when)
+                            :during when)
                (return-from expansion)))
         (multiple-value-bind (form more)
             (guarded (read-first-form text)
@@ -274,7 +274,7 @@ a name of its own; or NIL when FORM is too large, or circular."
               (push-record "note" :text (nothing-to-expand form depth)))
             (push-steps)
             (multiple-value-bind (printed cut) (source-printed expansion)
-              (push-pieces "expansion" printed)
+              (push-expansion printed)
               (when cut
                 (push-record "note" :text "It is too long, or has no end, to be shown whole.")))
             (when more

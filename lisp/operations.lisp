@@ -50,11 +50,30 @@ prints to its argument, a keyword for its name in lower case, T for 1; nothing f
       (keyword (begin 0) (event *job-id* (event-code :field-text) 0 (string-downcase value)))
       (function (begin 0) (push-text (event-code :field-text) value)))))
 
-(defun push-record (kind &rest fields &key &allow-other-keys)
-  "Push a record of KIND, a string, with FIELDS, each as PUSH-FIELD takes it."
-  (event *job-id* (event-code :record) 0 kind)
-  (loop for (name value) on fields by #'cddr
-        do (push-field name value)))
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defparameter *record-table*
+    (macrolet ((table ()
+                 (with-open-file (stream (merge-pathnames "records.sexp" (or *compile-file-truename* *load-truename*)))
+                   `'(,@(loop for entry = (read stream nil nil)
+                              while entry
+                              collect (destructuring-bind (kind name says . fields) entry
+                                        (declare (ignore name says))
+                                        (cons kind (mapcar #'first fields))))))))
+      (table))
+    "The kinds of records, symbols, each with the names of its fields."))
+
+(defmacro push-record (kind &rest fields)
+  "Push a record of KIND, a string, with FIELDS: names, keywords, each with its value as PUSH-FIELD takes it. records.sexp
+has the names of both."
+  (flet ((check (name names)
+           (or (assoc name names :test #'string-equal)
+               (error "There is no ~A in records.sexp; there are: ~{~(~A~)~^, ~}." name (mapcar #'first names)))))
+    (let ((known (mapcar #'list (rest (check kind *record-table*)))))
+      `(progn
+         (event *job-id* (event-code :record) 0 ,kind)
+         ,@(loop for (name value) on fields by #'cddr
+                 do (check name known)
+                 collect `(push-field ,name ,value))))))
 
 (define-operation :restore-form (evaluate &key package)
   "Evaluate a form that was read in PACKAGE, a name, when it was evaluated first, which is the session's from then on. In

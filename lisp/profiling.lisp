@@ -134,7 +134,7 @@ stacks, lists of functions from the outermost on, to counts."
                                                  (> (sampled-total one) (sampled-total other))
                                                  (> self others)))))
           repeat top
-          do (push-record "function" :self (sampled-self sampled) :total (sampled-total sampled)
+          do (push-record "function" :own (sampled-self sampled) :total (sampled-total sampled)
                                      :name (sampled-text sampled)
                                      :place (sampled-place (sampled-info sampled))))
     (when stacks

@@ -3,10 +3,16 @@
 //! Everything here is owned, immutable once built, and serialisable: it outlives the Lisp objects it tells of, and it
 //! can be handed to another process. How it is worded is [`report`](crate::report)'s business.
 
+mod findings;
+mod records;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+pub use findings::*;
+pub use records::*;
 
 /// Text that may have been cut while it was written.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -420,6 +426,12 @@ impl Outcome {
         self.result.is_err()
     }
 
+    /// What was loaded; `None` when that failed, or nothing was to be.
+    #[must_use]
+    pub fn loaded(&self) -> Option<&Loaded> {
+        of_kind(&self.records).next().filter(|_| !self.is_error())
+    }
+
     /// How much memory it takes, about.
     pub(crate) fn bytes(&self) -> usize {
         let values = match &self.result {
@@ -465,13 +477,13 @@ impl Outcome {
 
     /// What the tests of each of several systems came to, by the names that were asked for; nothing where there was one.
     pub(crate) fn by_system(&self) -> Vec<(&str, Self)> {
-        let begun: Vec<_> = self.records.iter().filter(|record| record.kind == SYSTEM).collect();
+        let begun: Vec<&System> = of_kind(&self.records).collect();
         let printed = self.printed();
-        let at = |record: &Record| byte_offset(&printed, record.number("printed").unwrap_or(0).unsigned_abs());
+        let at = |system: &System| byte_offset(&printed, system.printed);
         // What was printed after the last that was kept is not known to be anybody else's.
         let cut = begun.iter().rposition(|system| at(system) < printed.len()).unwrap_or(0);
         let systems = begun.iter().enumerate().map(|(index, system)| {
-            let name = system.text("name").unwrap_or_default();
+            let name = &*system.name;
             let end = begun.get(index + 1).map_or(printed.len(), |next| at(next));
             let printed = printed.get(at(system)..end).unwrap_or_default();
             let mut outcome = Self::of_tests(printed.to_owned());
@@ -480,16 +492,16 @@ impl Outcome {
             }
             let mut current = None;
             for record in &self.records {
-                current = record.text(SYSTEM).or(current);
-                if current == Some(name) && record.kind != SYSTEM {
+                current = record.system().or(current);
+                if current == Some(name) && !matches!(record, Record::System(_)) {
                     outcome.records.push(record.clone());
                 }
             }
             for record in &mut outcome.records {
-                let Some(error) = record.number_mut("error") else { continue };
-                let found = usize::try_from(*error).ok().and_then(|index| self.errors.get(index));
+                let Record::TestResult(test) = record else { continue };
                 // One that was not kept is nobody else's either.
-                *error = found.map_or(-1, |_| outcome.errors.len() as i64);
+                let found = test.error_among(&self.errors);
+                test.error = found.map(|_| outcome.errors.len() as u64);
                 outcome.errors.extend(found.cloned());
             }
             (name, outcome)
@@ -523,17 +535,15 @@ impl Outcome {
     /// The same with what the tests of one more of several systems came to: the reverse of [`by_system`](Self::by_system).
     #[cfg(feature = "mcp")]
     pub(crate) fn with_system(mut self, name: &str, mut tests: Self) -> Self {
-        let printed = self.printed().chars().count();
-        let mut system = Record::of(SYSTEM, &[("name", name)]);
-        system.fields.push(("printed".to_owned(), Field::Number(printed as i64)));
+        let system = System { name: name.to_owned(), printed: self.printed().chars().count() as u64 };
         for record in &mut tests.records {
-            if let Some(error) = record.number_mut("error").filter(|error| **error >= 0) {
-                *error += self.errors.len() as i64;
+            if let Record::TestResult(TestResult { error: Some(error), .. }) = record {
+                *error += self.errors.len() as u64;
             }
             record.set_system(name);
         }
         tests.notices.retain(|notice| !self.notices.contains(notice));
-        self.records.push(system);
+        self.records.push(system.into());
         self.followed_by(tests)
     }
 
@@ -561,79 +571,10 @@ impl Outcome {
     }
 }
 
-/// What a record says under one name.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Field {
-    /// A string.
-    Text(Clipped),
-    /// An integer.
-    Number(i64),
-}
-
-/// One thing that a query or an operation found: named fields.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
-    /// What it is, in lower case.
-    pub kind: String,
-    /// Names in lower case.
-    pub fields: Vec<(String, Field)>,
-}
-
-/// The kind of the record with which one of several systems begins whose tests are run, and the field of those that come
-/// after all of them and are about it, or begin what is.
-pub(crate) const SYSTEM: &str = "system";
-
-impl Record {
-    /// One with these texts.
-    #[cfg(feature = "mcp")]
-    pub(crate) fn of(kind: &str, texts: &[(&str, &str)]) -> Self {
-        let field = |&(name, text): &(&str, &str)| (name.to_owned(), Field::Text(Clipped::from(text)));
-        Self { kind: kind.to_owned(), fields: texts.iter().map(field).collect() }
-    }
-
-    /// Has it be about this one of several systems.
-    #[cfg(feature = "mcp")]
-    pub(crate) fn set_system(&mut self, name: &str) {
-        self.fields.retain(|(field, _)| field != SYSTEM);
-        self.fields.push((SYSTEM.to_owned(), Field::Text(Clipped::from(name))));
-    }
-
-    fn number_mut(&mut self, name: &str) -> Option<&mut i64> {
-        self.fields.iter_mut().find_map(|(known, field)| match field {
-            Field::Number(number) if known == name => Some(number),
-            _ => None,
-        })
-    }
-
-    fn field(&self, name: &str) -> Option<&Field> {
-        self.fields.iter().find(|(known, _)| known == name).map(|(_, field)| field)
-    }
-
-    /// The text of a field, as far as it is kept.
-    #[must_use]
-    pub fn text(&self, name: &str) -> Option<&str> {
-        match self.field(name)? {
-            Field::Text(text) => Some(&text.text),
-            Field::Number(_) => None,
-        }
-    }
-
-    /// The number that a field is.
-    #[must_use]
-    pub fn number(&self, name: &str) -> Option<i64> {
-        match self.field(name)? {
-            Field::Number(number) => Some(*number),
-            Field::Text(_) => None,
-        }
-    }
-
-    /// How much memory it takes, about.
-    pub(crate) fn bytes(&self) -> usize {
-        let fields = self
-            .fields
-            .iter()
-            .map(|(name, field)| 64 + name.len() + if let Field::Text(text) = field { text.text.len() } else { 0 });
-        64 + self.kind.len() + fields.sum::<usize>()
+impl TestResult {
+    /// The error that ended it, among those of the outcome, if it was kept.
+    pub(crate) fn error_among<'a>(&self, errors: &'a [Arc<ErrorRecord>]) -> Option<&'a Arc<ErrorRecord>> {
+        errors.get(usize::try_from(self.error?).ok()?)
     }
 }
 
@@ -641,35 +582,34 @@ impl Record {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TestCounts {
     /// All their checks held.
-    pub passed: i64,
+    pub passed: u64,
     /// A check did not hold, or the test took too long.
-    pub failed: i64,
+    pub failed: u64,
     /// An error ended the test.
-    pub errors: i64,
+    pub errors: u64,
     /// It was not run, or checked nothing for a reason that it gave.
-    pub skipped: i64,
+    pub skipped: u64,
     /// How long all of them took.
-    pub milliseconds: i64,
+    pub milliseconds: u64,
 }
 
 impl TestCounts {
     /// Those of an outcome that is one of tests: of several systems, of all together.
     #[must_use]
     pub fn of(outcome: &Outcome) -> Option<Self> {
-        let runs: Vec<_> = outcome.records.iter().filter(|record| record.kind == "run").collect();
-        let sum = |name| runs.iter().filter_map(|run| run.number(name)).sum();
-        (!runs.is_empty()).then(|| Self {
-            passed: sum("passed"),
-            failed: sum("failed"),
-            errors: sum("errors"),
-            skipped: sum("skipped"),
-            milliseconds: sum("milliseconds"),
-        })
+        let counts = of_kind(&outcome.records).map(|run: &RunCounts| Self {
+            passed: run.passed,
+            failed: run.failed,
+            errors: run.errors,
+            skipped: run.skipped,
+            milliseconds: run.milliseconds,
+        });
+        counts.reduce(|all, counts| all + counts)
     }
 
     /// How many tests there were.
     #[must_use]
-    pub fn all(&self) -> i64 {
+    pub fn all(&self) -> u64 {
         self.passed + self.failed + self.errors + self.skipped
     }
 }
@@ -815,19 +755,15 @@ mod tests {
 
     #[test]
     fn an_error_that_was_not_kept_is_not_another_ones() {
-        let test = |error| {
-            let mut test = Record::of("test", &[("name", "t")]);
-            test.fields.push(("error".to_owned(), Field::Number(error)));
-            test
-        };
+        let test = |error| TestResult { name: "t".to_owned(), error: Some(error), ..TestResult::default() }.into();
         let run = Outcome { records: vec![test(0), test(7)], ..Outcome::of_tests(String::new()) };
         let mut whole = Outcome::of_tests(String::new()).with_system("a", run.clone()).with_system("b", run);
         whole.errors = vec![crate::session::recovery::failed("SIMPLE-ERROR", String::new()).result.unwrap_err()];
         let numbers: Vec<Vec<_>> = whole
             .by_system()
             .iter()
-            .map(|(_, run)| run.records.iter().map(|record| record.number("error")).collect())
+            .map(|(_, run)| of_kind(&run.records).map(|test: &TestResult| test.error).collect())
             .collect();
-        assert_eq!(numbers, [[Some(0), Some(-1)], [Some(0), Some(-1)]]);
+        assert_eq!(numbers, [[Some(0), None], [Some(0), None]]);
     }
 }

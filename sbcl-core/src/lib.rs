@@ -57,6 +57,7 @@ mod platform;
 mod process;
 mod progress;
 mod recipe;
+pub mod records;
 mod sbcl;
 #[cfg(test)]
 mod scratch;

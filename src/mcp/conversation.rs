@@ -14,6 +14,7 @@ use super::incoming::{Fault, Incoming, Message, decode};
 use super::peer::{Peer, fitted};
 use super::tools::{self, Call, ToolContext};
 use crate::attach;
+use crate::outcome::{Package, of_kind};
 use crate::recovery::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
 use crate::rpc::framing::{Line, too_long};
 use crate::rpc::inflight::{Batch, Inflight, Responder};
@@ -231,7 +232,7 @@ impl Conversation {
     fn packages(&self, responder: Responder) {
         self.tools.session().query(&Operation::new("packages"), move |records| match records {
             Ok(records) => {
-                let names: Vec<_> = records.iter().filter_map(|record| record.text("name")).collect();
+                let names: Vec<_> = of_kind(&records).map(|package: &Package| &package.name).collect();
                 responder.answer(json!({"packages": names}));
             }
             Err(error) => responder.fail(ErrorData::internal_error(error.to_string(), None)),

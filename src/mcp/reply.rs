@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::tools::CheckpointReply;
-use crate::outcome::{Definitions, Local, Record, SymbolDescription, TestCounts};
+use crate::outcome::{
+    CallTree, Definitions, Expansion, FoundSymbols, Local, Profile, References, SymbolDescription, TestCounts,
+};
 use crate::report::{self, FrameRange, Page};
 use crate::{ErrorRecord, EvaluationError, EvaluationStatus, Limits, Outcome};
 
@@ -35,11 +37,11 @@ pub(super) enum Reply {
     /// What a symbol means.
     Symbol(SymbolDescription),
     /// Symbols and packages that a search found.
-    Symbols(Vec<Record>),
+    Symbols(FoundSymbols),
     /// What stands in some relation to a name.
-    References(Vec<Record>),
+    References(References),
     /// What a form expands to.
-    Expansion(Vec<Record>),
+    Expansion(Expansion),
     /// How far an evaluation is.
     Status(Box<EvaluationStatus>),
     /// A page of what is kept of an evaluation.
@@ -95,9 +97,9 @@ impl Reply {
             Self::Aborted => "Evaluation aborted.".to_owned(),
             Self::Definitions(definitions) => report::definitions(definitions, max),
             Self::Symbol(description) => report::symbol(description),
-            Self::Symbols(records) => report::symbols_found(records, max),
-            Self::References(records) => report::references_found(records, max),
-            Self::Expansion(records) => report::expansion(records),
+            Self::Symbols(found) => report::symbols_found(found, max),
+            Self::References(found) => report::references_found(found, max),
+            Self::Expansion(expansion) => report::expansion(expansion),
             Self::Status(status) => report::evaluation_status(status),
             Self::Page(page) => report::evaluation_page(page),
             Self::NoEvaluations(error) => error.to_string(),
@@ -118,7 +120,7 @@ impl Reply {
     pub(super) fn is_error(&self) -> bool {
         match self {
             Self::Outcome(outcome) | Self::Calls(outcome) | Self::Profile(outcome) => outcome.is_error(),
-            Self::Expansion(records) => report::expansion_error(records).is_some(),
+            Self::Expansion(expansion) => expansion.error.is_some(),
             Self::Refused(_) => true,
             _ => false,
         }
@@ -133,10 +135,9 @@ impl From<Outcome> for Reply {
 
 impl From<Arc<Outcome>> for Reply {
     fn from(outcome: Arc<Outcome>) -> Self {
-        let has = |kind: &str| outcome.records.iter().any(|record| record.kind == kind);
         let make = match () {
-            () if has("trace") => Self::Calls,
-            () if has("profile") => Self::Profile,
+            () if CallTree::of(&outcome.records).is_some() => Self::Calls,
+            () if Profile::of(&outcome.records).is_some() => Self::Profile,
             () if !outcome.is_error() && TestCounts::of(&outcome).is_some() => Self::Tests,
             () => Self::Outcome,
         };

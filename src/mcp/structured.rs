@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use super::reply::Reply;
 use super::tools::CheckpointReply;
 use crate::outcome::{
-    Clipped, Definition, Frame, Local, LocalValue, Record, Role, SymbolDescription, TestCounts, Warning,
+    CallTree, Clipped, Definition, Expansion, Frame, Loaded, Local, LocalValue, Profile, ProfileSummary, ReadUpTo,
+    Role, SuspectList, SymbolDescription, Test, TestCounts, TestRun, Warning, of_kind,
 };
 use crate::recovery::checkpoint::store::Checkpoint;
 use crate::{ErrorRecord, EvaluationStatus, Limits, OnError, Outcome, Progress, report};
@@ -49,9 +50,9 @@ pub(super) fn content(reply: &Reply, max: usize) -> Value {
         }),
         Reply::Symbol(SymbolDescription::Found(roles)) => json!({"roles": roles.iter().map(role).collect::<Vec<_>>()}),
         Reply::Symbol(SymbolDescription::NotFound(sentence)) => json!({"roles": [], "notFound": sentence}),
-        Reply::Symbols(records) => symbols(records),
-        Reply::References(records) => references(records),
-        Reply::Expansion(records) => expansion(records, max),
+        Reply::Symbols(found) => json!(found),
+        Reply::References(found) => json!(found),
+        Reply::Expansion(found) => expansion(found, max),
         Reply::Status(known) => json!({"evaluation": status(known)}),
         Reply::Page(page) => json!({
             "page": {
@@ -74,22 +75,20 @@ pub(super) fn content(reply: &Reply, max: usize) -> Value {
 /// What an evaluation did, with the calls that were recorded.
 fn calls(outcome: &Outcome) -> Value {
     let mut map = evaluation(outcome);
-    map["calls"] = report::of_kind(&outcome.records, "call")
-        .map(|call| fields(call, &["depth", "text", "end", "result", "nanoseconds", "deeper", "thread"]))
-        .collect();
-    let trace = report::of_kind(&outcome.records, "trace").next();
-    map["omittedCalls"] = trace.and_then(|trace| trace.number("omitted")).unwrap_or(0).into();
+    let tree = CallTree::of(&outcome.records);
+    map["calls"] = json!(tree.as_ref().map(|tree| &tree.calls).unwrap_or(&Vec::new()));
+    map["omittedCalls"] = tree.map_or(0, |tree| tree.trace.omitted).into();
     map
 }
 
 /// What an evaluation did, with the functions it was seen in.
 fn profile(outcome: &Outcome) -> Value {
     let mut map = evaluation(outcome);
-    if let Some(profile) = report::of_kind(&outcome.records, "profile").next() {
-        map["profile"] = fields(profile, &["mode", "samples", "threads", "milliseconds"]);
+    if let Some(Profile { summary, functions }) = Profile::of(&outcome.records) {
+        let ProfileSummary { mode, samples, threads, milliseconds, .. } = summary;
+        map["profile"] = json!({"mode": mode, "samples": samples, "threads": threads, "milliseconds": milliseconds});
+        map["functions"] = json!(functions);
     }
-    let functions = report::of_kind(&outcome.records, "function");
-    map["functions"] = functions.map(|function| fields(function, &["name", "place", "self", "total"])).collect();
     map
 }
 
@@ -137,8 +136,8 @@ fn evaluation(outcome: &Outcome) -> Value {
         "warnings": outcome.warnings.iter().map(warning).collect::<Vec<_>>(),
         "warningsOmitted": outcome.warnings_omitted,
         "held": outcome.held,
-        "loaded": report::loaded(outcome).map(loaded),
-        "read": report::of_kind(&outcome.records, "read").find_map(|read| read.number("end")),
+        "loaded": outcome.loaded().map(loaded),
+        "read": of_kind(&outcome.records).next().map(|read: &ReadUpTo| read.end),
         "timing": timing.map(|timing| json!({
             "realMs": timing.real_ms,
             "runMs": timing.run_ms,
@@ -155,16 +154,15 @@ fn evaluation(outcome: &Outcome) -> Value {
 }
 
 /// What was loaded.
-fn loaded(record: &Record) -> Value {
-    let number = |field| record.number(field).unwrap_or(0);
+fn loaded(loaded: &Loaded) -> Value {
     present(json!({
-        "name": record.text("name"),
-        "files": number("files"),
-        "compiled": number("compiled"),
-        "upToDate": record.number("present").is_some(),
-        "seconds": Duration::from_millis(number("milliseconds").unsigned_abs()).as_secs_f64(),
-        "systems": record.text("systems").map(|names| names.split(", ").collect::<Vec<_>>()).unwrap_or_default(),
-        "definition": record.text("definition"),
+        "name": loaded.name,
+        "files": loaded.files,
+        "compiled": loaded.compiled,
+        "upToDate": loaded.present.is_some(),
+        "seconds": Duration::from_millis(loaded.milliseconds).as_secs_f64(),
+        "systems": loaded.systems.as_ref().map(|names| names.split(", ").collect::<Vec<_>>()).unwrap_or_default(),
+        "definition": loaded.definition,
     }))
 }
 
@@ -180,78 +178,55 @@ fn tests(outcome: &Outcome) -> Value {
     let systems = outcome.by_system();
     let tests: Vec<_> = systems.iter().flat_map(|(_, outcome)| each_test(outcome)).collect();
     map["tests"] = if systems.is_empty() { each_test(outcome) } else { tests }.into();
-    let differing = report::of_kind(&outcome.records, "differs");
-    map["differs"] = differing.map(|record| fields(record, &["name", "passes"])).collect();
+    let differences = TestRun::of(&outcome.records).differences;
+    map["differs"] = differences.iter().map(|it| json!({"name": it.name, "passes": it.passes})).collect();
     map
 }
 
 /// One record a test, of one system.
 fn each_test(outcome: &Outcome) -> Vec<Value> {
-    let mut tests: Vec<Value> = Vec::new();
-    for record in &outcome.records {
-        match (record.kind.as_str(), tests.last_mut()) {
-            ("test", _) => {
-                let mut test =
-                    fields(record, &["system", "name", "framework", "status", "message", "file", "line", "code"]);
-                test["seconds"] = seconds(record.number("milliseconds").unwrap_or(0));
-                test["checks"] = json!([]);
-                let error = record.number("error").and_then(|index| usize::try_from(index).ok());
-                if let Some(known) = error.and_then(|index| outcome.errors.get(index)) {
-                    test["error"] = summary(known);
-                }
-                tests.push(test);
-            }
-            ("check", Some(test)) => {
-                let check = fields(record, &["form", "expected", "actual", "message"]);
-                if let Some(checks) = test["checks"].as_array_mut() {
-                    checks.push(check);
-                }
-            }
-            _ => {}
-        }
-    }
-    add_suspects(&mut tests, &outcome.records);
-    tests
+    TestRun::of(&outcome.records).tests.iter().map(|known| test(known, outcome)).collect()
 }
 
-/// Adds the suspects in `records` to the tests that they are of.
-fn add_suspects(tests: &mut [Value], records: &[Record]) {
-    let mut of = None;
-    for record in records {
-        match record.kind.as_str() {
-            "suspects" => of = tests.iter().position(|test| test["name"].as_str() == record.text("name")),
-            "suspect" | "line" => {
-                let Some(test) = of.and_then(|of| tests.get_mut(of)) else { continue };
-                if record.kind == "suspect" {
-                    let mut suspect = fields(record, &["name", "file", "line", "passing", "macros"]);
-                    suspect["lines"] = json!([]);
-                    match test["suspects"].as_array_mut() {
-                        Some(suspects) => suspects.push(suspect),
-                        None => test["suspects"] = json!([suspect]),
-                    }
-                } else if let Some(suspect) = test["suspects"].as_array_mut().and_then(|known| known.last_mut())
-                    && let Some(lines) = suspect["lines"].as_array_mut()
-                {
-                    lines.push(fields(record, &["line", "code", "passing"]));
-                }
-            }
-            _ => {}
-        }
-    }
+fn test(test: &Test<'_>, outcome: &Outcome) -> Value {
+    let Test { result, checks, suspects, .. } = test;
+    let checks = checks.iter().map(|check| {
+        present(json!({
+            "form": check.form,
+            "expected": check.expected,
+            "actual": check.actual,
+            "message": check.message,
+        }))
+    });
+    let suspects: Vec<_> = suspects.iter().flat_map(suspects_of).collect();
+    present(json!({
+        "system": result.system,
+        "name": result.name,
+        "framework": result.framework,
+        "status": result.status,
+        "message": result.message,
+        "file": result.file,
+        "line": result.line,
+        "code": result.code,
+        "seconds": seconds(result.milliseconds),
+        "checks": checks.collect::<Vec<_>>(),
+        "error": result.error_among(&outcome.errors).map(|known| summary(known)),
+        "suspects": (!suspects.is_empty()).then_some(suspects),
+    }))
 }
 
-fn seconds(milliseconds: i64) -> Value {
+fn suspects_of(list: &SuspectList<'_>) -> Vec<Value> {
+    let of = |(suspect, lines): &(_, _)| {
+        let mut map = json!(suspect);
+        map["lines"] = json!(lines);
+        map
+    };
+    list.functions.iter().map(of).collect()
+}
+
+fn seconds(milliseconds: u64) -> Value {
     // Some days at most: nothing is lost.
     (milliseconds as f64 / 1000.0).into()
-}
-
-/// Those of the record's fields that it has.
-fn fields(record: &Record, names: &[&str]) -> Value {
-    let known = names.iter().filter_map(|name| {
-        let value = record.text(name).map(Value::from).or_else(|| record.number(name).map(Value::from))?;
-        Some(((*name).to_owned(), value))
-    });
-    Value::Object(known.collect())
 }
 
 fn warning(warning: &Warning) -> Value {
@@ -345,48 +320,13 @@ fn role(role: &Role) -> Value {
     json!({"title": role.title, "details": details.collect::<Vec<_>>()})
 }
 
-/// What one record of this kind says, or each of them.
-fn texts(records: &[Record], kind: &str) -> Vec<String> {
-    report::of_kind(records, kind).map(|record| report::field(record, "text").to_owned()).collect()
-}
-
-fn symbols(records: &[Record]) -> Value {
-    let symbols = report::of_kind(records, "symbol").map(|record| {
-        present(json!({
-            "name": record.text("name"),
-            "kind": record.text("kind"),
-            "lambdaList": record.text("lambda-list"),
-            "documentation": record.text("documentation"),
-            "exported": record.number("exported") == Some(1),
-        }))
-    });
+fn expansion(found: &Expansion, max: usize) -> Value {
+    let Expansion { steps, text, error, notes, .. } = found;
     present(json!({
-        "symbols": symbols.collect::<Vec<_>>(),
-        "more": report::more(records),
-        "nothing": texts(records, "nothing").pop(),
-    }))
-}
-
-fn references(records: &[Record]) -> Value {
-    let references = report::of_kind(records, "reference");
-    let relation = report::of_kind(records, "relation").next();
-    present(json!({
-        "references": references.map(|record| fields(record, &["name", "where", "code", "how"])).collect::<Vec<_>>(),
-        "more": report::more(records),
-        "notes": texts(records, "note"),
-        "relation": relation.map(|relation| report::field(relation, "name")),
-    }))
-}
-
-fn expansion(records: &[Record], max: usize) -> Value {
-    let steps = report::of_kind(records, "step").map(|step| fields(step, &["macro", "result", "count"]));
-    let expansion = texts(records, "expansion").concat();
-    let error = report::expansion_error(records);
-    present(json!({
-        "steps": steps.collect::<Vec<_>>(),
-        "notes": texts(records, "note"),
-        "expansion": (!expansion.is_empty()).then(|| report::cut(expansion, max)),
-        "error": error.map(|error| fields(error, &["type", "message", "while"])),
+        "steps": steps,
+        "notes": notes,
+        "expansion": (!text.is_empty()).then(|| report::cut(text.clone(), max)),
+        "error": error,
     }))
 }
 

@@ -86,7 +86,7 @@ pub(crate) fn running(all: &[Running]) -> String {
 }
 
 /// A checkpoint was saved; `stopped`: how long the session stood still, in microseconds.
-pub(crate) fn checkpoint_saved(checkpoint: &Checkpoint, stopped: i64, threads: &[String], timers: i64) -> String {
+pub(crate) fn checkpoint_saved(checkpoint: &Checkpoint, stopped: u64, threads: &[String], timers: u64) -> String {
     let Checkpoint { name, evaluation, bytes, .. } = checkpoint;
     let mut text = format!(
         "Saved {name:?} (evaluation {evaluation}): {}. The session stood still for {} ms.\nNot in it: ",

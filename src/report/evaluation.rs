@@ -17,7 +17,7 @@ pub fn evaluation(outcome: &Outcome) -> String {
     let mut sections = Sections(String::new());
     sections.notices(&outcome.notices);
     sections.output("[background]", &outcome.background);
-    let loaded = load::loaded(outcome);
+    let loaded = outcome.loaded();
     if let Some(loaded) = loaded {
         load::push_loaded(sections.begin(), outcome, loaded);
     }

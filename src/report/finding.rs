@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::escape::{escape_markers, escape_output};
 use super::fit::length;
 use crate::listed;
-use crate::outcome::Record;
+use crate::outcome::{Expansion, ExpansionStep, FoundSymbols, References};
 
 /// Characters of what is said of what is not shown.
 const AROUND: usize = 250;
@@ -14,67 +14,64 @@ const WORTH_ASKING: u64 = 1_000;
 
 /// The answer of find-symbols, of at most about `max` characters: the best matches.
 #[must_use]
-pub fn symbols_found(records: &[Record], max: usize) -> String {
-    let lines = of_kind(records, "symbol").map(|record| {
-        let mut line = field(record, "name").to_owned();
-        _ = write!(line, "  {}", field(record, "kind"));
-        if let Some(text) = record.text("lambda-list") {
+pub fn symbols_found(found: &FoundSymbols, max: usize) -> String {
+    let lines = found.symbols.iter().map(|symbol| {
+        let mut line = format!("{}  {}", symbol.name, symbol.kind);
+        if let Some(text) = &symbol.lambda_list {
             _ = write!(line, " {text}");
         }
-        if let Some(text) = record.text("documentation") {
+        if let Some(text) = &symbol.documentation {
             _ = write!(line, "  {text}");
         }
         line
     });
-    let mut text = listed(lines, more(records), max, "a kind, a package, external or another word in the query");
-    for nothing in of_kind(records, "nothing") {
-        push_line(&mut text, &escape_output(field(nothing, "text")));
+    let mut text = listed(lines, found.more, max, "a kind, a package, external or another word in the query");
+    if let Some(nothing) = &found.nothing {
+        push_line(&mut text, &escape_output(nothing));
     }
     text
 }
 
 /// The answer of find-references, of at most about `max` characters.
 #[must_use]
-pub fn references_found(records: &[Record], max: usize) -> String {
-    let notes = notes(records);
-    let lines = of_kind(records, "reference").map(|record| {
-        let mut line = format!("{}  {}", field(record, "name"), field(record, "where"));
-        if let Some(code) = record.text("code") {
+pub fn references_found(found: &References, max: usize) -> String {
+    let notes = notes(&found.notes);
+    let lines = found.references.iter().map(|reference| {
+        let mut line = format!("{}  {}", reference.name, reference.place);
+        if let Some(code) = &reference.code {
             _ = write!(line, ": {code}");
         }
-        if let Some(how) = record.text("how") {
+        if let Some(how) = &reference.how {
             _ = write!(line, "  ({how})");
         }
         line
     });
-    let mut text = listed(lines, more(records), max.saturating_sub(length(&notes)), "another relation");
+    let mut text = listed(lines, found.more, max.saturating_sub(length(&notes)), "another relation");
     push_line(&mut text, &notes);
     text
 }
 
 /// The answer of macroexpand: the steps, the expansion, or the error in between.
 #[must_use]
-pub fn expansion(records: &[Record]) -> String {
+pub fn expansion(expansion: &Expansion) -> String {
     let mut parts = Vec::new();
-    if let Some(error) = expansion_error(records) {
-        let message = error.text("message").filter(|message| !message.is_empty()).unwrap_or("(no message)");
-        let context = field(error, "while");
+    if let Some(error) = &expansion.error {
+        let message = if error.message.is_empty() { "(no message)" } else { &error.message };
         parts.push(format!(
             "[ERROR] {}\n{}\nWhile {}.",
-            escape_markers(field(error, "type")),
+            escape_markers(&error.class),
             escape_output(message.trim_end()),
-            escape_markers(context)
+            escape_markers(&error.during)
         ));
     }
-    let steps = steps(records);
+    let steps = steps(expansion);
     if !steps.is_empty() {
         parts.push(steps);
     }
-    let expansion: String = of_kind(records, "expansion").map(|piece| field(piece, "text")).collect();
-    if !expansion.is_empty() {
-        parts.push(expansion);
+    if !expansion.text.is_empty() {
+        parts.push(expansion.text.clone());
     }
-    let notes = notes(records);
+    let notes = notes(&expansion.notes);
     if !notes.is_empty() {
         // What the answer is mostly about comes first.
         let place = if parts.len() > 1 { parts.len() } else { 0 };
@@ -83,52 +80,32 @@ pub fn expansion(records: &[Record]) -> String {
     parts.join("\n\n")
 }
 
-/// The error in a macro function, or in the form, that macroexpand answers with.
-pub(crate) fn expansion_error(records: &[Record]) -> Option<&Record> {
-    of_kind(records, "error").next()
-}
-
 /// `WITH-OPEN-FILE → LET, WHEN → IF`: what one step ends with, the next one may begin with.
-fn steps(records: &[Record]) -> String {
+fn steps(expansion: &Expansion) -> String {
     let mut text = String::new();
     let mut last = None;
-    for step in of_kind(records, "step") {
-        let (name, result) = (field(step, "macro"), field(step, "result"));
-        if last != Some(name) {
+    for ExpansionStep { operator, result, count } in &expansion.steps {
+        if last != Some(operator) {
             if last.is_some() {
                 text.push_str(", ");
             }
-            text.push_str(name);
+            text.push_str(operator);
         }
         _ = write!(text, " → {result}");
-        if let Some(count @ 2..) = step.number("count") {
+        if *count > 1 {
             _ = write!(text, " ×{count}");
         }
         last = Some(result);
     }
-    match more(records) {
+    match expansion.more_steps {
         0 => {}
         more => _ = write!(text, ", ... {more} more steps"),
     }
     escape_markers(&text)
 }
 
-pub(crate) fn of_kind<'a>(records: &'a [Record], kind: &'a str) -> impl Iterator<Item = &'a Record> {
-    records.iter().filter(move |record| record.kind == kind)
-}
-
-pub(crate) fn field<'a>(record: &'a Record, name: &str) -> &'a str {
-    record.text(name).unwrap_or_default()
-}
-
-/// How many more there are than were asked for.
-pub(crate) fn more(records: &[Record]) -> u64 {
-    let counts = records.iter().filter(|record| matches!(&*record.kind, "more" | "omitted"));
-    counts.filter_map(|record| record.number("count")).filter_map(|count| u64::try_from(count).ok()).sum()
-}
-
-fn notes(records: &[Record]) -> String {
-    let notes: Vec<_> = of_kind(records, "note").map(|note| escape_output(field(note, "text"))).collect();
+fn notes(notes: &[String]) -> String {
+    let notes: Vec<_> = notes.iter().map(|note| escape_output(note)).collect();
     notes.join("\n")
 }
 

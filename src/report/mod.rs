@@ -34,18 +34,14 @@ pub use evaluation::evaluation;
 pub use evaluations::{EvaluationPart, Page, evaluation_page, evaluation_status};
 pub use finding::{expansion, references_found, symbols_found};
 #[cfg(feature = "mcp")]
-pub(crate) use finding::{expansion_error, field, more, of_kind};
-#[cfg(feature = "mcp")]
 pub(crate) use fit::with_brief_output;
 pub use fit::{cut, fitted, fitted_error};
 #[cfg(feature = "mcp")]
 pub(crate) use frames::report_frames;
 pub use listings::{definitions, limits, reset, symbol};
 #[cfg(feature = "mcp")]
-pub(crate) use load::loaded;
+pub(crate) use tests::could_be_run;
 pub use tests::tests;
-#[cfg(feature = "mcp")]
-pub(crate) use tests::{NO_SUSPECTS, could_be_run, ran_test_op_alone};
 
 pub use crate::outcome::DefinitionFilter;
 

@@ -14,7 +14,10 @@ use super::{INSPECTION_TIMEOUT, Inner, Reply, utf32};
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, InspectError};
 use crate::image::{self, Interrupt, Item, Job, JobKind, Lane};
-use crate::outcome::{DefinitionFilter, DefinitionQuery, Definitions, ErrorRecord, Outcome, Record, SymbolDescription};
+use crate::outcome::{
+    DefinitionCount, DefinitionFilter, DefinitionQuery, Definitions, ErrorRecord, Image, Outcome, Record,
+    SymbolDescription, of_kind,
+};
 
 /// Names an evaluation, so that it can be cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -393,10 +396,12 @@ impl Session {
     pub(crate) fn collect_and_name(&self) -> (String, String) {
         let operation = Operation::new("image-name").with("collect", 1_u64);
         let records = wait(|reply| self.query(&operation, reply)).unwrap_or_default();
-        let name = records.first().and_then(|record| record.text("name")).unwrap_or_default().to_owned();
-        let counts = records.iter().filter_map(|record| Some((record.number("count")?, record.text("kind")?)));
-        let counts: Vec<_> =
-            counts.map(|(count, kind)| format!("{count} {kind}{}", if count == 1 { "" } else { "s" })).collect();
+        let name = of_kind(&records).find_map(|image: &Image| image.name.clone()).unwrap_or_default();
+        let counts = of_kind(&records).map(|DefinitionCount { count, kind }| {
+            let plural = if *count == 1 { "" } else { "s" };
+            format!("{count} {kind}{plural}")
+        });
+        let counts: Vec<_> = counts.collect();
         (name, counts.join(", ").replace("classs", "classes"))
     }
 

@@ -7,7 +7,7 @@ use super::INSPECTION_TIMEOUT;
 use super::events::{ClippedBuffer, JobEnd, beginning};
 use crate::error::InspectError;
 use crate::image::{Event, Text};
-use crate::outcome::{Field, Record, SYSTEM};
+use crate::outcome::{FieldValue, LoadProgress, Omitted, Record, System, of_kind};
 
 /// Records of one answer, and the memory that they take, in bytes: whoever pushes them has limits of his own, below.
 const MAX_RECORDS: usize = 10_000;
@@ -103,20 +103,20 @@ impl Display for Operation {
     }
 }
 
-/// Records as they come in. What is over the bounds is counted, in a last record `omitted` with its `count`.
+/// Records as they come in. What is over the bounds is counted, in a last record [`Omitted`].
 #[derive(Debug, Default)]
 pub(super) struct RecordsBuilder {
     records: Vec<Record>,
-    /// The text of the field begun last.
-    text: Option<ClippedBuffer>,
+    /// The field begun last: its name, its number, and its text.
+    field: Option<(String, i64, Option<ClippedBuffer>)>,
     bytes: usize,
     omitted: u64,
     error: Option<(String, ClippedBuffer)>,
 }
 
-/// A name in lower case.
+/// A name as the [table](crate::outcome::Record) has it.
 fn name(text: Text<'_>) -> String {
-    beginning(text, 100).to_ascii_lowercase()
+    beginning(text, 100).to_ascii_lowercase().replace('-', "_")
 }
 
 impl RecordsBuilder {
@@ -129,17 +129,20 @@ impl RecordsBuilder {
                 if self.omitted > 0 || self.records.len() >= MAX_RECORDS || self.bytes >= MAX_BYTES {
                     self.omitted += 1;
                 } else {
-                    self.records.push(Record { kind: name(kind), fields: Vec::new() });
+                    let kind = name(kind);
+                    match Record::begin(&kind) {
+                        Some(record) => self.records.push(record),
+                        None => tracing::error!("Lisp told of a {kind:?}, which is no kind of record"),
+                    }
                 }
             }
             Event::Field(field, number) => {
                 self.end_field();
-                if let Some(record) = self.records.last_mut().filter(|_| self.omitted == 0) {
-                    record.fields.push((name(field), Field::Number(number)));
-                }
+                self.field = Some((name(field), number, None));
             }
             Event::FieldText(text) => {
-                let buffer = self.text.get_or_insert_with(|| ClippedBuffer::new(MAX_FIELD));
+                let Some((_, _, buffer)) = &mut self.field else { return true };
+                let buffer = buffer.get_or_insert_with(|| ClippedBuffer::new(MAX_FIELD));
                 if self.omitted == 0 {
                     buffer.push(text);
                 }
@@ -161,24 +164,27 @@ impl RecordsBuilder {
     }
 
     /// The record begun last, if it is the one with which one of several systems begins.
-    pub(super) fn begun_system(&mut self) -> Option<&mut Record> {
-        self.records.last_mut().filter(|record| self.omitted == 0 && record.kind == SYSTEM && record.fields.is_empty())
-    }
-
-    fn end_field(&mut self) {
-        let Some(text) = self.text.take() else { return };
-        if let Some((_, field)) =
-            self.records.last_mut().filter(|_| self.omitted == 0).and_then(|r| r.fields.last_mut())
-        {
-            *field = Field::Text(text.into());
+    pub(super) fn begun_system(&mut self) -> Option<&mut System> {
+        match self.records.last_mut().filter(|_| self.omitted == 0)? {
+            Record::System(system) => Some(system),
+            _ => None,
         }
     }
 
-    /// The messages of the records `progress`, a line each.
+    fn end_field(&mut self) {
+        let Some((name, number, text)) = self.field.take() else { return };
+        if let Some(record) = self.records.last_mut().filter(|_| self.omitted == 0) {
+            let text = text.map(|text| FieldValue::Text(crate::outcome::Clipped::from(text).text));
+            record.set(&name, text.unwrap_or(FieldValue::Number(number)));
+        }
+    }
+
+    /// What loads said so far of how far they are, a line each.
     pub(super) fn progress(&self) -> String {
-        let is_progress = |record: &&Record| record.kind == "progress";
-        let last = self.text.as_ref().filter(|_| self.records.last().is_some_and(|last| is_progress(&last)));
-        let messages = self.records.iter().filter(is_progress).filter_map(|record| record.text("message"));
+        let is_progress = self.omitted == 0 && matches!(self.records.last(), Some(Record::LoadProgress(_)));
+        let last = self.field.as_ref().filter(|_| is_progress).and_then(|(_, _, text)| text.as_ref());
+        let messages = of_kind(&self.records).map(|progress: &LoadProgress| &*progress.message);
+        let messages = messages.filter(|message| !message.is_empty());
         messages.chain(last.map(ClippedBuffer::as_str)).flat_map(|message| [message, "\n"]).collect()
     }
 
@@ -186,9 +192,7 @@ impl RecordsBuilder {
     pub(super) fn records(mut self) -> Vec<Record> {
         self.end_field();
         if self.omitted > 0 {
-            let count = i64::try_from(self.omitted).unwrap_or(i64::MAX);
-            let fields = vec![("count".to_owned(), Field::Number(count))];
-            self.records.push(Record { kind: "omitted".to_owned(), fields });
+            self.records.push(Omitted { count: self.omitted }.into());
         }
         self.records
     }

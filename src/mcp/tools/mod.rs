@@ -35,7 +35,7 @@ use super::recovery_context::RecoveryContext;
 use super::reply::Reply;
 use super::structured;
 use crate::Session;
-use crate::outcome::Record;
+use crate::outcome::{Image, Record, of_kind};
 use crate::recovery::checkpoint::save::Saver;
 use crate::recovery::checkpoint::store::Checkpoints;
 use crate::recovery::messages::replaced;
@@ -174,17 +174,17 @@ fn now(reply: Reply) -> Result<Step, Fault> {
 }
 
 /// Answers a call with what this query finds.
-fn query(operation: Operation, reply: fn(Vec<Record>) -> Reply) -> Result<Step, Fault> {
+fn query<T: From<Vec<Record>> + 'static>(operation: Operation, reply: fn(T) -> Reply) -> Result<Step, Fault> {
     later(move |call| {
         let session = call.session().clone();
-        session.query(&operation, move |found| call.answer(found.map(reply)));
+        session.query(&operation, move |found| call.answer(found.map(|records| reply(records.into()))));
     })
 }
 
 /// Calls `then` with the name of the package that the session is in, should that be to be had.
 fn with_package(session: &Session, then: impl FnOnce(Option<String>) + Send + 'static) {
     session.query(&Operation::new("image-name"), move |records| {
-        then(records.ok().and_then(|records| Some(records.first()?.text("package")?.to_owned())));
+        then(records.ok().and_then(|records| Some(of_kind::<Image>(&records).next()?.package.clone())));
     });
 }
 

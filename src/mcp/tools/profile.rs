@@ -9,6 +9,7 @@ use super::background::{self, Job};
 use super::limits::{timeout, timeout_schema};
 use super::schema::{choice, text, whole};
 use super::{Arguments, Fault, Step, define, evaluation_hints, later};
+use crate::outcome::{Stack, of_kind};
 use crate::session::Aftermath;
 use crate::session::Operation;
 use crate::{Evaluation, Outcome};
@@ -69,12 +70,9 @@ pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
 /// Writes the flame graph of a profile; or says why not.
 fn flame_graph(outcome: &Outcome, mode: &str, path: &Path) -> Result<(), String> {
     use inferno::flamegraph::{Options, from_lines};
-    let stacks: Vec<String> = outcome
-        .records
-        .iter()
-        .filter(|record| record.kind == "stack")
-        .filter_map(|record| Some(format!("{} {}", record.text("frames")?.replace('\n', " "), record.number("count")?)))
-        .collect();
+    let stacks =
+        of_kind(&outcome.records).map(|stack: &Stack| format!("{} {}", stack.frames.replace('\n', " "), stack.count));
+    let stacks: Vec<String> = stacks.collect();
     if stacks.is_empty() {
         return Err("there are no samples".to_owned());
     }

@@ -1,6 +1,6 @@
 //! run-tests.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -10,7 +10,10 @@ use serde_json::json;
 use super::system::{Definitions, System};
 use super::{Arguments, Call, Fault, Step, background, define, later};
 use crate::mcp::beside::{Handle, Tests};
-use crate::outcome::{Field, Record, TestCounts};
+use crate::outcome::{
+    Difference, Directory, NoSuspects, PassingImage, Record, RunCounts, Suspect, Suspects, SystemToLoad, TestCounts,
+    TestResult, TestRun, TestStatus, of_kind,
+};
 use crate::session::Aftermath;
 use crate::session::recovery::failed;
 use crate::{Limits, Outcome, report};
@@ -207,21 +210,18 @@ fn run_beside(handle: &Handle, tests: Tests, beside: Beside, here: Outcome) -> R
 /// Of several systems, one that has no tests that could be run has one that failed, so that others are told of, too.
 fn told_as_test(name: &str, outcome: Outcome) -> Outcome {
     let Err(error) = &outcome.result else { return outcome };
-    let number = |name: &str, number| (name.to_owned(), Field::Number(number));
-    let run = Record { kind: "run".to_owned(), fields: vec![number("errors", 1)] };
-    let mut test = Record::of("test", &[("name", name), ("framework", ""), ("status", "error")]);
-    test.fields.push(number("error", 0));
+    let run = RunCounts { errors: 1, ..RunCounts::default() }.into();
+    let status = TestStatus::Error;
+    let test = TestResult { name: name.to_owned(), status, error: Some(0), ..TestResult::default() }.into();
     Outcome { records: vec![run, test], errors: vec![error.clone()], result: Ok(Vec::new()), ..outcome }
 }
 
 /// Runs the tests in other images, once the session has. If a fresh one is asked for, what is said is what they come to
 /// there, and which ones differ.
 fn run_one_beside(handle: &Handle, mut tests: Tests, beside: Beside, here: Outcome) -> Result<Outcome, String> {
-    let named = |kind: &str| {
-        let records = here.records.iter().filter(|record| record.kind == kind);
-        records.filter_map(|record| record.text("name").map(str::to_owned)).collect::<Vec<_>>()
-    };
-    (tests.registry, tests.load, tests.reload) = (named("directory"), named("load"), false);
+    tests.registry = of_kind(&here.records).map(|directory: &Directory| directory.name.clone()).collect();
+    tests.load = of_kind(&here.records).map(|system: &SystemToLoad| system.name.clone()).collect();
+    tests.reload = false;
     if tests.systems.is_empty() && tests.load.is_empty() {
         return Err("The tests are in no file of a system that is loaded, which another image could load.".to_owned());
     }
@@ -230,24 +230,22 @@ fn run_one_beside(handle: &Handle, mut tests: Tests, beside: Beside, here: Outco
         return Ok(outcome);
     }
     tests.suspects = beside.suspects;
-    tests.endless =
-        failed_tests(&outcome, |test| test.number("milliseconds").unwrap_or(0).unsigned_abs() >= tests.timeout);
+    tests.endless = failed_tests(&outcome, |test| test.milliseconds >= tests.timeout);
     add_suspects(handle, &tests, &mut outcome);
     Ok(outcome)
 }
 
 /// The names of the tests that failed, of those that these are.
-fn failed_tests(outcome: &Outcome, are: impl Fn(&Record) -> bool) -> Vec<String> {
-    let tests = outcome.records.iter().filter(|record| record.kind == "test" && are(record));
-    let failed = tests.filter(|test| matches!(test.text("status"), Some("failed" | "error")));
-    failed.filter_map(|test| test.text("name").map(str::to_owned)).collect()
+fn failed_tests(outcome: &Outcome, are: impl Fn(&TestResult) -> bool) -> Vec<String> {
+    let failed = of_kind(&outcome.records).filter(|test: &&TestResult| test.status.is_failure() && are(test));
+    failed.map(|test| test.name.clone()).collect()
 }
 
 /// Those of the tests of these names that passed.
 fn passed_tests(names: &[String], records: &[Record]) -> Vec<String> {
-    let passed = records.iter().filter(|record| record.kind == "test" && record.text("status") == Some("passed"));
-    let passed: HashSet<_> = passed.filter_map(|record| record.text("name")).collect();
-    names.iter().filter(|name| passed.contains(name.as_str())).cloned().collect()
+    let passed = of_kind(records).filter(|test: &&TestResult| test.status == TestStatus::Passed);
+    let passed: HashSet<_> = passed.map(|test| &test.name).collect();
+    names.iter().filter(|name| passed.contains(name)).cloned().collect()
 }
 
 /// Runs the tests in a fresh image.
@@ -268,15 +266,15 @@ fn add_suspects(handle: &Handle, tests: &Tests, outcome: &mut Outcome) {
                 let failed = failed_tests(outcome, |_| true);
                 let passed = passed_tests(&failed, &covered.records);
                 let mut wanted = false;
-                outcome.records.extend(covered.records.into_iter().filter(|record| match record.kind.as_str() {
-                    "suspects" => {
-                        wanted = record.text("name").is_some_and(|name| failed.iter().any(|failed| failed == name));
+                outcome.records.extend(covered.records.into_iter().filter(|record| match record {
+                    Record::Suspects(Suspects { name, .. }) => {
+                        wanted = failed.contains(name);
                         wanted
                     }
-                    "suspect" | "line" => wanted,
+                    Record::Suspect(_) | Record::SuspectLine(_) => wanted,
                     _ => false,
                 }));
-                let found = outcome.records.iter().any(|record| record.kind == "suspect");
+                let found = of_kind::<Suspect>(&outcome.records).next().is_some();
                 if !passed.is_empty() {
                     let more = passed.len().saturating_sub(NAMES);
                     outcome.notices.push(format!(
@@ -288,13 +286,13 @@ fn add_suspects(handle: &Handle, tests: &Tests, outcome: &mut Outcome) {
                 }
                 if !found && passed.len() < failed.len() {
                     outcome.notices.push(match passed.is_empty() {
-                        _ if report::ran_test_op_alone(&outcome.records) => NOTHING_TO_COMPARE.to_owned(),
+                        _ if TestRun::of(&outcome.records).is_test_operation_alone() => NOTHING_TO_COMPARE.to_owned(),
                         true => format!("There are no suspects: the tests that failed {NOTHING_MARKED}"),
                         false => format!("There are no suspects: the other tests that failed {NOTHING_MARKED}"),
                     });
                 }
                 if !found {
-                    outcome.records.push(Record::of(report::NO_SUSPECTS, &[]));
+                    outcome.records.push(NoSuspects::default().into());
                 }
                 return;
             }
@@ -307,19 +305,18 @@ fn add_suspects(handle: &Handle, tests: &Tests, outcome: &mut Outcome) {
 
 /// Records `differs` of the tests that pass in one of the two images alone.
 fn differences(here: &[Record], fresh: &[Record]) -> Vec<Record> {
-    let status = |records: &[Record]| {
-        let tests = records.iter().filter(|record| record.kind == "test");
-        let pair = |test: &Record| Some((test.text("name")?.to_owned(), test.text("status")?.to_owned()));
-        tests.filter_map(pair).collect::<std::collections::BTreeMap<_, _>>()
+    let status = |records| {
+        let tests = of_kind(records);
+        tests.map(|test: &TestResult| (test.name.clone(), test.status)).collect::<BTreeMap<_, _>>()
     };
     let (here, fresh) = (status(here), status(fresh));
-    let differing = here.iter().filter_map(|(name, known)| {
-        let passes = match (known.as_str(), fresh.get(name)?.as_str()) {
-            ("passed", "failed" | "error") => "session",
-            ("failed" | "error", "passed") => "fresh",
+    let differing = here.into_iter().filter_map(|(name, known)| {
+        let passes = match (known, fresh.get(&name)?) {
+            (TestStatus::Passed, status) if status.is_failure() => PassingImage::Session,
+            (status, TestStatus::Passed) if status.is_failure() => PassingImage::Fresh,
             _ => return None,
         };
-        Some(Record::of("differs", &[("name", name), ("passes", passes)]))
+        Some(Difference { name, passes, system: None }.into())
     });
     differing.collect()
 }

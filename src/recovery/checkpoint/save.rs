@@ -12,7 +12,7 @@ use rustix::process::Pid;
 use super::store::{Checkpoint, Checkpoints, Made};
 use crate::Session;
 use crate::listed;
-use crate::outcome::Record;
+use crate::outcome::{Record, SavedThread, Saving, of_kind};
 use crate::recovery::event::SessionEvent;
 use crate::recovery::reporter::Reporter;
 use crate::recovery::status_page::{Status, StatusPage};
@@ -26,24 +26,26 @@ const LAST_SAVE: Duration = Duration::from_secs(10);
 pub(crate) struct Saved {
     pub(crate) checkpoint: Checkpoint,
     /// The pause of the session, in microseconds.
-    pub(crate) stopped: i64,
+    pub(crate) stopped: u64,
     /// The names of the threads that the checkpoint does not contain.
     pub(crate) threads: Vec<String>,
     /// The number of timers that the checkpoint does not contain.
-    pub(crate) timers: i64,
+    pub(crate) timers: u64,
 }
 
 impl Saved {
     fn new(checkpoint: Checkpoint, records: &[Record]) -> Self {
-        let number = |name| records.iter().find_map(|record| record.number(name)).unwrap_or(0);
-        let threads = records.iter().filter(|record| record.kind == "thread");
-        Self {
-            checkpoint,
-            stopped: number("stopped"),
-            timers: number("timers"),
-            threads: threads.filter_map(|record| record.text("name").map(str::to_owned)).collect(),
-        }
+        let (stopped, timers) =
+            of_kind(records).next().map_or((0, 0), |saving: &Saving| (saving.stopped, saving.timers));
+        let threads = of_kind(records).map(|thread: &SavedThread| thread.name.clone()).collect();
+        Self { checkpoint, stopped, timers, threads }
     }
+}
+
+/// Returns the process that saves, which the records tell of.
+fn saving_process(records: &[Record]) -> Option<Pid> {
+    let process = of_kind(records).find_map(|saving: &Saving| saving.process)?;
+    Pid::from_raw(i32::try_from(process).ok()?)
 }
 
 /// Reports of saves to the supervisor, which boots the next image from the last checkpoint.
@@ -138,8 +140,7 @@ impl Saver {
             };
             // Before the next evaluation: the core contains no definition from here on.
             let in_progress = reports.as_ref().map(|reports| reports.begun(draft.file()));
-            let child = records.iter().find_map(|record| record.number("process"));
-            let Some(child) = child.and_then(|child| Pid::from_raw(i32::try_from(child).ok()?)) else {
+            let Some(child) = saving_process(&records) else {
                 return done(Err("Nothing was saved: the process that would do it did not start.".to_owned()));
             };
             let finish = move || {
@@ -213,9 +214,8 @@ impl Saver {
         self.session.query_in_order(&operation, move |records| drop(sender.send(records)));
         let records = receiver.recv_timeout(LAST_SAVE).map_err(|_| "what is evaluated does not end".to_owned())?;
         let records = records.map_err(|error| error.to_string())?;
-        let saver = records.iter().find_map(|record| record.number("process"));
         // From here on the draft belongs to the saving process.
         draft.leave();
-        Ok(saver.and_then(|saver| Pid::from_raw(i32::try_from(saver).ok()?)))
+        Ok(saving_process(&records))
     }
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use super::super::escape::escape_markers;
 use super::super::fit::length;
 use super::super::{call, clipped_message};
-use super::suspects::{Functions, functions, push_other_suspects, push_suspects};
+use super::suspects::{Functions, functions, has_suspects, push_other_suspects, push_suspects};
 use super::{MAX_CALL, MAX_FORM, NAMES};
 use crate::listed;
-use crate::outcome::{ErrorRecord, Frame, Outcome, Record};
+use crate::outcome::{Check, ErrorRecord, Frame, Outcome, Test, TestResult, TestRun};
 
 /// Characters of a value and a message.
 const MAX_VALUE: usize = 400;
@@ -44,50 +44,9 @@ const DETAILS: [Detail; 6] = [
     Detail { checks: 1, frames: 1, functions: 1, lines: 2, context: false },
 ];
 
-/// A test with what was recorded of its checks, and of what it ran.
-pub(super) struct Test<'a> {
-    pub(super) record: &'a Record,
-    pub(super) details: Vec<&'a Record>,
-    pub(super) suspects: Vec<&'a Record>,
-}
-
-/// The tests, each with the records after its own that belong to it.
-fn with_details(records: &[Record]) -> Vec<Test<'_>> {
-    let mut tests: Vec<Test<'_>> = Vec::new();
-    for record in records {
-        match (record.kind.as_str(), tests.last_mut()) {
-            ("test", _) => tests.push(Test { record, details: Vec::new(), suspects: Vec::new() }),
-            ("check" | "more-checks", Some(test)) => test.details.push(record),
-            _ => {}
-        }
-    }
-    // They come after all tests.
-    let mut of = None;
-    for record in records {
-        match record.kind.as_str() {
-            "suspects" | "suspect" | "line" => {
-                if record.kind == "suspects" {
-                    of = tests.iter().position(|test| name(test.record) == name(record));
-                }
-                if let Some(test) = of.and_then(|of| tests.get_mut(of))
-                    && (record.kind != "suspects" || record.text("printed").is_some())
-                {
-                    test.suspects.push(record);
-                }
-            }
-            _ => {}
-        }
-    }
-    tests
-}
-
-pub(super) fn has_failed(test: &Record) -> bool {
-    matches!(test.text("status"), Some("failed" | "error"))
-}
-
 pub(super) fn push_failures(target: &mut String, outcome: &Outcome, max: usize) {
-    let tests = with_details(&outcome.records);
-    let failed: Vec<_> = tests.iter().filter(|test| has_failed(test.record)).collect();
+    let run = TestRun::of(&outcome.records);
+    let failed: Vec<_> = run.failures().collect();
     let entries = entries(&failed, &outcome.errors);
     let room = max.saturating_sub(length(target));
     let written = |detail| written_entries(&entries, &outcome.errors, detail, room);
@@ -103,7 +62,7 @@ pub(super) fn push_failures(target: &mut String, outcome: &Outcome, max: usize) 
     target.extend(written_entries);
     if !omitted.is_empty() {
         let tests = omitted.iter().flat_map(|entry| std::iter::once(&entry.test).chain(&entry.alike));
-        let names: Vec<_> = tests.map(|test| one_line(name(test.record), MAX_CALL)).collect();
+        let names: Vec<_> = tests.map(|test| one_line(&test.result.name, MAX_CALL)).collect();
         let more = names.len();
         let shown = names.iter().take(NAMES).cloned().collect::<Vec<_>>().join(", ");
         let rest = if more > NAMES { ", …" } else { "" };
@@ -135,7 +94,7 @@ fn written_entries(
 fn written_entry(entries: &[Entry<'_, '_>], index: usize, errors: &[Arc<ErrorRecord>], detail: &Detail) -> String {
     let shown = &entries[index];
     let test = shown.test;
-    let mut entry = heading(index + 1, test.record);
+    let mut entry = heading(index + 1, test.result);
     match shown.like {
         Some(other) => push_likeness(&mut entry, other + 1, test, errors),
         None => push_failure(&mut entry, test, errors, detail),
@@ -143,7 +102,7 @@ fn written_entry(entries: &[Entry<'_, '_>], index: usize, errors: &[Arc<ErrorRec
     push_alike(&mut entry, shown, errors);
     match (shown.suspects_of, shown.like) {
         (Some(other), _) => _ = write!(entry, "\n   Suspects: as those of {}", other + 1),
-        (None, Some(other)) if fails_in_checks(test) && !test.suspects.is_empty() => {
+        (None, Some(other)) if fails_in_checks(test) && has_suspects(test) => {
             push_other_suspects(&mut entry, &test.suspects, other, &entries[other].test.suspects);
         }
         (None, _) => push_suspects(&mut entry, &test.suspects, detail),
@@ -153,22 +112,18 @@ fn written_entry(entries: &[Entry<'_, '_>], index: usize, errors: &[Arc<ErrorRec
 
 /// The error that a test ended with.
 pub(super) fn error_of<'a>(test: &Test<'_>, errors: &'a [Arc<ErrorRecord>]) -> Option<&'a ErrorRecord> {
-    errors.get(usize::try_from(test.record.number("error")?).ok()?).map(Arc::as_ref)
-}
-
-pub(super) fn name(test: &Record) -> &str {
-    test.text("name").unwrap_or_default()
+    test.result.error_among(errors).map(Arc::as_ref)
 }
 
 /// The name of a test that failed and its place, after a newline.
-fn heading(number: usize, record: &Record) -> String {
-    let place = place(record).map_or_else(String::new, |place| format!("  {place}"));
-    format!("\n{number}. {}{place}", one_line(name(record), MAX_CALL))
+fn heading(number: usize, test: &TestResult) -> String {
+    let place = place(test).map_or_else(String::new, |place| format!("  {place}"));
+    format!("\n{number}. {}{place}", one_line(&test.name, MAX_CALL))
 }
 
 /// What the error of a test says, without its type.
-fn said(record: &Record, error: &ErrorRecord) -> String {
-    let said = record.text("message").map_or_else(|| clipped_message(&error.message), str::to_owned);
+fn said(test: &TestResult, error: &ErrorRecord) -> String {
+    let said = test.message.clone().unwrap_or_else(|| clipped_message(&error.message));
     said.strip_prefix(&format!("{}: ", error.kind)).map(str::to_owned).unwrap_or(said)
 }
 
@@ -185,7 +140,7 @@ struct Entry<'a, 'b> {
 
 /// True when checks of a test failed, whatever else did.
 fn fails_in_checks(test: &Test<'_>) -> bool {
-    test.details.iter().any(|detail| detail.kind == "check")
+    !test.checks.is_empty()
 }
 
 /// How a test ends.
@@ -203,7 +158,7 @@ impl Way {
             let mut said = String::new();
             push_checks(&mut said, test, usize::MAX);
             if let Some(error) = error_of(test, errors) {
-                said.push_str(&self::said(test.record, error));
+                said.push_str(&self::said(test.result, error));
             }
             return Some(Self::Checks(said));
         }
@@ -233,7 +188,7 @@ impl Common {
         match (way, error_of(test, errors)) {
             (Some(way @ Way::Checks(_)), _) => common.push(Self::Checks(way.clone(), functions)),
             (_, Some(error)) if !functions.is_empty() => {
-                common.push(Self::Said(error.kind.clone(), said(test.record, error), functions));
+                common.push(Self::Said(error.kind.clone(), said(test.result, error), functions));
             }
             _ => {}
         }
@@ -276,7 +231,7 @@ fn push_likeness(entry: &mut String, other: usize, test: &Test<'_>, errors: &[Ar
     match error_of(test, errors) {
         _ if fails_in_checks(test) => _ = write!(entry, "\n   The same as of {other}"),
         Some(error) => {
-            let said = one_line(&said(test.record, error), MAX_ALIKE);
+            let said = one_line(&said(test.result, error), MAX_ALIKE);
             _ = write!(entry, "\n   {} {said} (E{}, in the frames of {other})", escape_markers(&error.kind), error.id);
         }
         None => {}
@@ -285,11 +240,11 @@ fn push_likeness(entry: &mut String, other: usize, test: &Test<'_>, errors: &[Ar
 
 /// The tests that failed like the one of the entry: those whose errors say the same, and then each that says another thing.
 fn push_alike(target: &mut String, entry: &Entry<'_, '_>, errors: &[Arc<ErrorRecord>]) {
-    let message = |test: &Test<'_>| error_of(test, errors).map(|error| said(test.record, error)).unwrap_or_default();
+    let message = |test: &Test<'_>| error_of(test, errors).map(|error| said(test.result, error)).unwrap_or_default();
     let known = message(entry.test);
     let (same, other): (Vec<_>, Vec<_>) =
         entry.alike.iter().take(NAMES).map(|test| (test, message(test))).partition(|(_, message)| *message == known);
-    let title = |test: &Test<'_>| one_line(name(test.record), MAX_CALL);
+    let title = |test: &Test<'_>| one_line(&test.result.name, MAX_CALL);
     let mut lines = Vec::new();
     if !same.is_empty() {
         lines.push(same.iter().map(|(test, _)| title(test)).collect::<Vec<_>>().join(", "));
@@ -305,12 +260,10 @@ fn push_alike(target: &mut String, entry: &Entry<'_, '_>, errors: &[Arc<ErrorRec
 
 /// The first checks of a test that failed, so many at most.
 fn push_checks(entry: &mut String, test: &Test<'_>, most: usize) {
-    let checks: Vec<_> = test.details.iter().filter(|detail| detail.kind == "check").collect();
-    for detail in checks.iter().take(most) {
-        push_check(entry, detail);
+    for check in test.checks.iter().take(most) {
+        push_check(entry, check);
     }
-    let omitted: i64 = test.details.iter().filter_map(|detail| detail.number("count")).sum();
-    let more = checks.len().saturating_sub(most) + usize::try_from(omitted).unwrap_or(0);
+    let more = test.checks.len().saturating_sub(most) as u64 + test.more_checks;
     if more > 0 {
         _ = write!(entry, "\n   ... {more} more checks of this test failed");
     }
@@ -318,11 +271,10 @@ fn push_checks(entry: &mut String, test: &Test<'_>, most: usize) {
 
 /// How a test failed.
 fn push_failure(entry: &mut String, test: &Test<'_>, errors: &[Arc<ErrorRecord>], detail: &Detail) {
-    let record = test.record;
     push_checks(entry, test, detail.checks);
-    match (error_of(test, errors), record.text("message")) {
+    match (error_of(test, errors), &test.result.message) {
         (Some(error), _) => {
-            let (kind, said) = (escape_markers(&error.kind), one_line(&said(record, error), MAX_MESSAGE));
+            let (kind, said) = (escape_markers(&error.kind), one_line(&said(test.result, error), MAX_MESSAGE));
             _ = write!(
                 entry,
                 "\n   {kind} {said} (E{}{})",
@@ -339,18 +291,18 @@ fn push_failure(entry: &mut String, test: &Test<'_>, errors: &[Arc<ErrorRecord>]
 }
 
 /// `tests/parse.lisp:31`
-pub(super) fn place(record: &Record) -> Option<String> {
-    let file = one_line(record.text("file")?, MAX_CALL);
-    Some(match record.number("line") {
+pub(super) fn place(test: &TestResult) -> Option<String> {
+    let file = one_line(test.file.as_ref()?, MAX_CALL);
+    Some(match test.line {
         Some(line) if line > 0 => format!("{file}:{line}"),
         _ => file,
     })
 }
 
-fn push_check(entry: &mut String, check: &Record) {
-    let form = check.text("form").map(|form| one_line(form, MAX_FORM));
-    let expected = check.text("expected").map(|value| format!("expected {}", one_line(value, MAX_VALUE)));
-    let actual = check.text("actual").map(|value| format!("got {}", one_line(value, MAX_VALUE)));
+fn push_check(entry: &mut String, check: &Check) {
+    let form = check.form.as_ref().map(|form| one_line(form, MAX_FORM));
+    let expected = check.expected.as_ref().map(|value| format!("expected {}", one_line(value, MAX_VALUE)));
+    let actual = check.actual.as_ref().map(|value| format!("got {}", one_line(value, MAX_VALUE)));
     let values = [expected, actual].into_iter().flatten().collect::<Vec<_>>().join(", ");
     match form {
         Some(form) if length(&form) + length(&values) <= ONE_LINE => {
@@ -363,7 +315,7 @@ fn push_check(entry: &mut String, check: &Record) {
             }
         }
     }
-    if let Some(message) = check.text("message").filter(|message| !message.is_empty()) {
+    if let Some(message) = check.message.as_ref().filter(|message| !message.is_empty()) {
         _ = write!(entry, "\n   {}", one_line(message, MAX_MESSAGE));
     }
 }

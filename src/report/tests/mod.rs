@@ -5,11 +5,11 @@ mod suspects;
 
 use std::fmt::Write as _;
 
-use self::failures::{name, one_line, push_failures};
+use self::failures::{one_line, push_failures};
 use super::escape::escape_markers;
 use super::fit::{cut, length};
 use super::{Sections, clipped_message, omission};
-use crate::outcome::{Outcome, Record, TestCounts};
+use crate::outcome::{Outcome, PassingImage, Record, Suspects, TestCounts, TestResult, TestRun, TestStatus, of_kind};
 
 /// Characters of a form, and of a call or a name.
 const MAX_FORM: usize = 300;
@@ -29,8 +29,6 @@ const NAMES: usize = 20;
 /// Warnings that are shown, and characters of each: the tools that load say more.
 const WARNINGS: usize = 3;
 const MAX_WARNING: usize = 160;
-/// The kind of the record that says that suspects were looked for, and there are none.
-pub(crate) const NO_SUSPECTS: &str = "no-suspects";
 /// What is said where suspects were not asked for.
 const SUSPECTS_HINT: &str =
     "\nrun-tests with `suspects`: 3 also says which code these tests ran and passing ones did not.";
@@ -97,7 +95,7 @@ fn push_runs(target: &mut String, systems: &[(&str, Outcome)], mut room: usize) 
 
 /// True when tests of one of several systems could be run: else there is one that failed, called as the system.
 pub(crate) fn could_be_run(system: &str, records: &[Record]) -> bool {
-    records.iter().any(|record| record.kind == "test" && name(record) != system)
+    of_kind(records).any(|test: &TestResult| test.name != system)
 }
 
 /// What the tests of a system, or of whatever else, came to; the failures in this room. True when all that they printed is
@@ -120,8 +118,9 @@ fn push_run(target: &mut String, outcome: &Outcome, room: usize, hint: bool) -> 
 fn lacks_suspects(outcome: &Outcome) -> bool {
     let counts = TestCounts::of(outcome).unwrap_or_default();
     counts.failed + counts.errors > 0
-        && (!ran_test_op_alone(&outcome.records) || outcome.printed().trim().lines().count() > FEW_LINES)
-        && !outcome.records.iter().any(|record| ["suspects", NO_SUSPECTS].contains(&&*record.kind))
+        && (!TestRun::of(&outcome.records).is_test_operation_alone()
+            || outcome.printed().trim().lines().count() > FEW_LINES)
+        && !outcome.records.iter().any(|record| matches!(record, Record::Suspects(_) | Record::NoSuspects(_)))
 }
 
 /// What tests came to in a word, the worst last.
@@ -163,16 +162,6 @@ fn counts_text(counts: &TestCounts) -> String {
     format!("  {passed} passed, {failed} failed, {errors} error{plural}, {skipped} skipped in {seconds} s")
 }
 
-/// True for the record of a test operation that is one test itself.
-fn is_test_op(record: &Record) -> bool {
-    record.kind == "test" && record.text("framework") == Some("ASDF")
-}
-
-/// True when there is no other test than a test operation, and so nothing that its suspects could be told by.
-pub(crate) fn ran_test_op_alone(records: &[Record]) -> bool {
-    records.iter().filter(|record| record.kind == "test").all(is_test_op)
-}
-
 /// How many characters that the tests printed were not kept.
 fn omitted(outcome: &Outcome) -> u64 {
     outcome.stdout.omitted + outcome.stderr.omitted
@@ -181,7 +170,7 @@ fn omitted(outcome: &Outcome) -> u64 {
 /// What a test operation printed that is one test itself, the beginning and the end, as no more is known of its tests; and
 /// whether that is all. Lines of dots and the like, which show how far it is, are left out. Empty without such a test.
 fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
-    if !outcome.records.iter().any(is_test_op) {
+    if !of_kind(&outcome.records).any(TestResult::is_test_operation) {
         return (String::new(), false);
     }
     let printed = outcome.printed();
@@ -193,7 +182,7 @@ fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
         0 => String::new(),
         omitted => omission(omitted),
     };
-    let told = outcome.records.iter().any(|record| record.kind == "suspects" && record.text("printed").is_some());
+    let told = of_kind(&outcome.records).any(|suspects: &Suspects| suspects.printed.is_some());
     let [first, last] = if told { PRINTED_BESIDE_SUSPECTS } else { PRINTED };
     if characters <= first + last {
         return (format!("\nIt printed:\n{text}{end}"), end.is_empty());
@@ -207,14 +196,12 @@ fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
 /// Tests that pass in the session or in the fresh image alone.
 fn push_differences(target: &mut String, outcome: &Outcome) {
     for (passes, says) in [
-        ("session", "Stale state: only in this session, not in a fresh image, these pass"),
-        ("fresh", "Stale state: in this session, not in a fresh image, these fail"),
+        (PassingImage::Session, "Stale state: only in this session, not in a fresh image, these pass"),
+        (PassingImage::Fresh, "Stale state: in this session, not in a fresh image, these fail"),
     ] {
-        let differing = outcome.records.iter().filter(|record| record.kind == "differs");
-        let names: Vec<_> = differing
-            .filter(|record| record.text("passes") == Some(passes))
-            .map(|record| one_line(name(record), MAX_CALL))
-            .collect();
+        let differing = TestRun::of(&outcome.records).differences;
+        let differing = differing.iter().filter(|difference| difference.passes == passes);
+        let names: Vec<_> = differing.map(|difference| one_line(&difference.name, MAX_CALL)).collect();
         if !names.is_empty() {
             let shown = names.iter().take(NAMES).cloned().collect::<Vec<_>>().join(", ");
             let rest = if names.len() > NAMES { ", …" } else { "" };
@@ -225,9 +212,9 @@ fn push_differences(target: &mut String, outcome: &Outcome) {
 
 /// Tests that passed and checked nothing, which their frameworks count differently.
 fn push_without_checks(target: &mut String, outcome: &Outcome) {
-    let tests = outcome.records.iter().filter(|record| record.kind == "test" && !is_test_op(record));
-    let empty = tests.filter(|test| test.text("status") == Some("passed") && test.number("checks") == Some(0));
-    let names: Vec<_> = empty.map(|test| one_line(name(test), MAX_CALL)).collect();
+    let tests = of_kind(&outcome.records).filter(|test: &&TestResult| !test.is_test_operation());
+    let empty = tests.filter(|test| test.status == TestStatus::Passed && test.checks == Some(0));
+    let names: Vec<_> = empty.map(|test| one_line(&test.name, MAX_CALL)).collect();
     if !names.is_empty() {
         let shown = names.iter().take(NAMES).cloned().collect::<Vec<_>>().join(", ");
         let rest = if names.len() > NAMES { format!(" and {} more", names.len() - NAMES) } else { String::new() };
@@ -236,7 +223,7 @@ fn push_without_checks(target: &mut String, outcome: &Outcome) {
 }
 
 /// Seconds with as many places as say something.
-fn tenths(milliseconds: i64) -> String {
+fn tenths(milliseconds: u64) -> String {
     match milliseconds {
         ..100 => format!("0.{milliseconds:03}"),
         _ => format!("{}.{}", milliseconds / 1000, milliseconds % 1000 / 100),

@@ -10,9 +10,7 @@ use crate::config::Limits;
 use crate::image::{Event, Interrupt, Text};
 use crate::interruption::Stuck;
 use crate::listed;
-use crate::outcome::{
-    Changes, Clipped, DefiningForm, ErrorRecord, Field, FormRole, Outcome, Timing, Warning, interleaved,
-};
+use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, FormRole, Outcome, Timing, Warning, interleaved};
 use crate::session::operation::RecordsBuilder;
 
 /// Notices of an evaluation in the background, and characters of one.
@@ -267,9 +265,8 @@ impl OutcomeBuilder {
             }
             event @ Event::Record(_) => {
                 let enough = self.records.event(event);
-                let printed = self.turns.iter().copied().map(i64::from).sum();
                 if let Some(system) = self.records.begun_system() {
-                    system.fields.push(("printed".to_owned(), Field::Number(printed)));
+                    system.printed = self.turns.iter().copied().map(u64::from).sum();
                 }
                 return enough;
             }

@@ -1,0 +1,129 @@
+//! The Rust side of `lisp/records.sexp`, which says what its parts mean.
+
+use std::fmt::Write as _;
+
+/// What the Lisp reader reads, as far as the table uses it.
+#[derive(Debug, PartialEq)]
+enum Form {
+    List(Vec<Form>),
+    Symbol(String),
+    Text(String),
+}
+
+impl Form {
+    /// Reads all forms of `text`.
+    fn read_all(text: &str) -> Result<Vec<Self>, String> {
+        // The last one is the list that is open.
+        let mut open = vec![Vec::new()];
+        let mut characters = text.chars().peekable();
+        while let Some(character) = characters.next() {
+            let form = match character {
+                ';' => {
+                    characters.by_ref().find(|character| *character == '\n');
+                    continue;
+                }
+                '(' => {
+                    open.push(Vec::new());
+                    continue;
+                }
+                ')' => Self::List(open.pop().filter(|_| !open.is_empty()).ok_or("a `)` too many")?),
+                '"' => {
+                    let mut text = String::new();
+                    loop {
+                        match characters.next().ok_or("a string without end")? {
+                            '"' => break,
+                            '\\' => text.extend(characters.next()),
+                            character => text.push(character),
+                        }
+                    }
+                    Self::Text(text)
+                }
+                character if character.is_whitespace() => continue,
+                character => {
+                    let mut name = String::from(character);
+                    while let Some(next) = characters.next_if(|next| !next.is_whitespace() && !"()\";".contains(*next))
+                    {
+                        name.push(next);
+                    }
+                    Self::Symbol(name)
+                }
+            };
+            open.last_mut().ok_or("a `)` too many")?.push(form);
+        }
+        let all = open.pop().filter(|_| open.is_empty());
+        all.ok_or_else(|| "a `)` is missing".to_owned())
+    }
+}
+
+/// The Rust type of a field.
+fn rust_type(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "text" => "String",
+        "text?" => "Option<String>",
+        "number" => "u64",
+        "number?" => "Option<u64>",
+        "flag" => "bool",
+        "test-status" => "TestStatus",
+        "call-end" => "CallEnd",
+        "passing-image" => "PassingImage",
+        _ => return None,
+    })
+}
+
+/// Returns what the macro `records!` takes for a table of records.
+///
+/// # Errors
+/// A sentence that says what is wrong with the table.
+pub fn rust(table: &str) -> Result<String, String> {
+    let mut rust = String::from("records! {\n");
+    for record in Form::read_all(table)? {
+        let unknown = format!("this is no record: {record:?}");
+        let Form::List(parts) = record else { return Err(unknown) };
+        let [Form::Symbol(kind), Form::Symbol(name), Form::Text(says), fields @ ..] = &parts[..] else {
+            return Err(unknown);
+        };
+        _ = writeln!(rust, "    /// {says}\n    {} {name} {{", kind.replace('-', "_"));
+        for field in fields {
+            let unknown = || format!("this is no field of {kind}: {field:?}");
+            let Form::List(parts) = field else { return Err(unknown()) };
+            let [Form::Symbol(name), Form::Symbol(of), Form::Text(says), other @ ..] = &parts[..] else {
+                return Err(unknown());
+            };
+            _ = writeln!(rust, "        /// {says}");
+            match other {
+                [] => {}
+                [Form::Text(other)] => _ = writeln!(rust, "        #[serde(rename = {other:?})]"),
+                _ => return Err(unknown()),
+            }
+            _ = writeln!(rust, "        {}: {},", name.replace('-', "_"), rust_type(of).ok_or_else(unknown)?);
+        }
+        rust.push_str("    }\n");
+    }
+    rust.push_str("}\n");
+    Ok(rust)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rust;
+
+    #[test]
+    fn records_become_arguments_of_the_macro() {
+        let table =
+            ";; c\n(more-checks MoreChecks \"How \\\"many\\\".\" (count number \"It.\")\n (a-b text? \"That.\" \"c\"))";
+        assert_eq!(
+            rust(table).unwrap(),
+            "records! {\n    /// How \"many\".\n    more_checks MoreChecks {\n        /// It.\n        count: u64,\n        \
+             /// That.\n        #[serde(rename = \"c\")]\n        a_b: Option<String>,\n    }\n}\n"
+        );
+        for (table, expected) in [
+            ("(a", "a `)` is missing"),
+            ("a)", "a `)` too many"),
+            ("\"a", "a string without end"),
+            ("(a B)", "this is no record: List([Symbol(\"a\"), Symbol(\"B\")])"),
+            ("(a B \"c\" (d odd \"e\"))", "this is no field of a: List([Symbol(\"d\"), Symbol(\"odd\"), Text(\"e\")])"),
+        ] {
+            assert_eq!(rust(table).unwrap_err(), expected);
+        }
+    }
+}
