@@ -111,6 +111,7 @@ pub struct Warning {
 
 /// A restart that was available where an error happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
 pub struct Restart {
     /// Its number, from 1, in `compute-restarts`' order.
     pub number: u64,
@@ -160,6 +161,7 @@ pub enum LocalValue {
 
 /// A slot of a condition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
 pub struct Slot {
     /// Its name, without package.
     pub name: String,
@@ -169,6 +171,7 @@ pub struct Slot {
 
 /// Which top-level form of the submitted code failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
 pub struct FormPosition {
     /// Its number, from 1.
     pub number: u64,
@@ -661,6 +664,7 @@ pub struct EvaluationStatus {
 
 /// What kind of thing a [`Definition`] defines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DefinitionKind {
     /// Functions and generic functions.
@@ -679,6 +683,7 @@ pub enum DefinitionKind {
 
 /// One thing that the session defined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
 pub struct Definition {
     /// What it is.
     pub kind: DefinitionKind,

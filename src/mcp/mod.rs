@@ -1,6 +1,7 @@
 //! The MCP server: the session's tools over a client's stdin and stdout, or over any stream ([`spawn`]).
 
 pub(crate) mod beside;
+mod content;
 mod conversation;
 mod embedded;
 mod incoming;
@@ -9,7 +10,6 @@ mod recovery_context;
 mod reply;
 mod server;
 pub(crate) mod stdio;
-mod structured;
 mod tools;
 
 use std::io;

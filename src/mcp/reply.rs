@@ -1,129 +1,65 @@
 //! What a tool has to say, before it is worded.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 
-use super::tools::CheckpointReply;
-use crate::outcome::{
-    CallTree, Definitions, Expansion, FoundSymbols, Local, Profile, References, SymbolDescription, TestCounts,
-};
-use crate::report::{self, FrameRange, Page};
-use crate::{ErrorRecord, EvaluationError, EvaluationStatus, Limits, Outcome};
+use serde_json::Value;
 
-/// What a tool has to say, as plain data. The text and the structured content are made of the same.
+use super::content::{Refusal, json};
+use super::tools::reply_of;
+use crate::{Outcome, report};
+
+/// What a tool has to say, as plain data: its text and its structured content tell the same.
+pub(super) trait Finding: Debug + Send {
+    /// What a client reads. Lists are as long as there is room in `max` characters; what else is longer is cut by [`Reply`].
+    fn text(&self, max: usize) -> String;
+
+    /// Leaves out what is worth least, where the text has more than `max` characters.
+    fn fit(&mut self, _max: usize) {}
+
+    /// The structured content of an answer whose text has at most `max` characters.
+    fn content(&self, max: usize) -> Value;
+
+    /// True when the call has failed.
+    fn is_error(&self) -> bool {
+        false
+    }
+}
+
+/// The reply to a call.
 #[derive(Debug)]
-pub(super) enum Reply {
-    /// What an evaluation did.
-    Outcome(Arc<Outcome>),
-    /// What an evaluation did, and the calls that it came to.
-    Calls(Arc<Outcome>),
-    /// What an evaluation did, and where it spent its time.
-    Profile(Arc<Outcome>),
-    /// What tests came to.
-    Tests(Arc<Outcome>),
-    /// An error to describe, if there is one.
-    Error(Option<Arc<ErrorRecord>>),
-    /// These frames of an error, if there is one.
-    Backtrace(Option<Arc<ErrorRecord>>, FrameRange),
-    /// Errors, newest first, and how many older ones there are.
-    History(Vec<Arc<ErrorRecord>>, usize),
-    /// A reply about errors, while this cancelled evaluation has not ended.
-    Unsettled(u64, Box<Reply>),
-    /// The local variables of a frame.
-    Locals(Vec<Local>),
-    /// The held evaluation is given up.
-    Aborted,
-    /// What the session defined.
-    Definitions(Definitions),
-    /// What a symbol means.
-    Symbol(SymbolDescription),
-    /// Symbols and packages that a search found.
-    Symbols(FoundSymbols),
-    /// What stands in some relation to a name.
-    References(References),
-    /// What a form expands to.
-    Expansion(Expansion),
-    /// How far an evaluation is.
-    Status(Box<EvaluationStatus>),
-    /// A page of what is kept of an evaluation.
-    Page(Box<Page>),
-    /// Nothing has been evaluated in this image, for the reason given.
-    NoEvaluations(EvaluationError),
-    /// The session is as new; what there is to say of what it was.
-    Reset(Vec<String>),
-    /// What became of checkpoints.
-    Checkpoint(CheckpointReply),
-    /// The limits in force.
-    Limits(Limits),
-    /// A wrong value: a sentence for whoever chose it.
-    Refused(String),
+pub(super) struct Reply(Box<dyn Finding>);
+
+impl<F: Finding + 'static> From<F> for Reply {
+    fn from(finding: F) -> Self {
+        Self(Box::new(finding))
+    }
 }
 
 impl Reply {
-    /// What a client reads, in at most `max` characters; and what there is to be said in so many, if that is less.
+    /// What a client reads, in at most `max` characters; the content is what there is to be said in so many.
     pub(super) fn text(&mut self, max: usize) -> String {
-        let text = self.whole_text(max);
-        if let Self::Calls(outcome) | Self::Profile(outcome) = self {
-            // It is in its room already: what else is made of it is to be short, too.
-            *outcome = Arc::new(report::fitted(outcome, max));
-            return text;
-        }
+        let text = self.0.text(max);
         if text.len() <= max || text.chars().count() <= max {
             return text;
         }
-        match self {
-            Self::Outcome(outcome) => *outcome = Arc::new(report::fitted(outcome, max)),
-            Self::Error(Some(error)) => *error = Arc::new(report::fitted_error(error, max)),
-            Self::Page(page) => **page = Page::clone(page).fitted(max),
-            _ => {}
-        }
-        report::cut(self.whole_text(max), max)
+        self.0.fit(max);
+        report::cut(self.0.text(max), max)
     }
 
-    /// What there is to be said. Lists are as long as there is room in `max` characters.
-    fn whole_text(&self, max: usize) -> String {
-        match self {
-            Self::Outcome(outcome) => report::evaluation(outcome),
-            Self::Calls(outcome) => report::calls(outcome, max),
-            Self::Profile(outcome) => report::profile(outcome, max),
-            Self::Tests(outcome) => report::tests(outcome, max),
-            Self::Error(error) => report::last_error(error.as_deref()),
-            Self::Backtrace(error, range) => report::frames(error.as_deref(), range, max),
-            Self::History(errors, older) => report::error_history(errors, *older, max),
-            Self::Unsettled(evaluation, reply) => {
-                let notice = report::unsettled(*evaluation);
-                format!("{notice}\n\n{}", reply.whole_text(max.saturating_sub(notice.len() + 2)))
-            }
-            Self::Locals(locals) => report::locals(locals, max),
-            Self::Aborted => "Evaluation aborted.".to_owned(),
-            Self::Definitions(definitions) => report::definitions(definitions, max),
-            Self::Symbol(description) => report::symbol(description),
-            Self::Symbols(found) => report::symbols_found(found, max),
-            Self::References(found) => report::references_found(found, max),
-            Self::Expansion(expansion) => report::expansion(expansion),
-            Self::Status(status) => report::evaluation_status(status),
-            Self::Page(page) => report::evaluation_page(page),
-            Self::NoEvaluations(error) => error.to_string(),
-            Self::Reset(notices) => report::reset(notices),
-            Self::Checkpoint(CheckpointReply::List(all)) => report::checkpoints(all),
-            Self::Checkpoint(CheckpointReply::Saved(saved)) => {
-                report::checkpoint_saved(&saved.checkpoint, saved.stopped, &saved.threads, saved.timers)
-            }
-            Self::Checkpoint(CheckpointReply::Restored { checkpoint, forgotten, package, notices }) => {
-                report::checkpoint_restored(checkpoint, *forgotten, package, notices)
-            }
-            Self::Checkpoint(CheckpointReply::Deleted(name)) => format!("Deleted {name:?}."),
-            Self::Limits(limits) => report::limits(limits),
-            Self::Refused(sentence) => sentence.clone(),
-        }
+    /// The text of a part of an answer, which is not cut here.
+    pub(super) fn part(&self, max: usize) -> String {
+        self.0.text(max)
     }
 
+    /// The structured content of an answer whose text has at most `max` characters.
+    pub(super) fn content(&self, max: usize) -> Value {
+        self.0.content(max)
+    }
+
+    /// True when the call has failed.
     pub(super) fn is_error(&self) -> bool {
-        match self {
-            Self::Outcome(outcome) | Self::Calls(outcome) | Self::Profile(outcome) => outcome.is_error(),
-            Self::Expansion(expansion) => expansion.error.is_some(),
-            Self::Refused(_) => true,
-            _ => false,
-        }
+        self.0.is_error()
     }
 }
 
@@ -135,12 +71,24 @@ impl From<Outcome> for Reply {
 
 impl From<Arc<Outcome>> for Reply {
     fn from(outcome: Arc<Outcome>) -> Self {
-        let make = match () {
-            () if CallTree::of(&outcome.records).is_some() => Self::Calls,
-            () if Profile::of(&outcome.records).is_some() => Self::Profile,
-            () if !outcome.is_error() && TestCounts::of(&outcome).is_some() => Self::Tests,
-            () => Self::Outcome,
-        };
-        make(outcome)
+        reply_of(outcome)
+    }
+}
+
+/// A wrong value: a sentence for whoever chose it.
+#[derive(Debug)]
+pub(super) struct Refused(pub(super) String);
+
+impl Finding for Refused {
+    fn text(&self, _: usize) -> String {
+        self.0.clone()
+    }
+
+    fn content(&self, _: usize) -> Value {
+        json(&Refusal { refused: &self.0 })
+    }
+
+    fn is_error(&self) -> bool {
+        true
     }
 }

@@ -153,7 +153,7 @@ macro_rules! records {
         $(
             $(#[$about])*
             #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-            #[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
+            #[cfg_attr(feature = "mcp", derive(schemars::JsonSchema), schemars(!default))]
             #[serde(default, rename_all = "camelCase")]
             pub struct $name {
                 $($(#[$says])* #[serde(skip_serializing_if = "FieldType::is_absent")] pub $field: $type,)*

@@ -598,13 +598,12 @@ fn request_at_which_two_workers_stalled_is_answered_and_not_repeated() {
     for n in 0..8 {
         directory.write(&format!("{n}.asd"), &text);
     }
-    let names: Vec<_> = (0..20).map(|n| format!("s{n}")).collect();
     let mut server = Server::start_with(&["--watch-interval", "20"]);
     server.initialize("2025-11-25");
     server.evaluate("(defun f () 42)");
     // Each of these is refused after its search, so that nothing is evaluated meanwhile.
-    let arguments = json!({"system": names, "directory": &*directory, "timeout": -1});
-    let params = json!({"name": "run-tests", "arguments": arguments});
+    let arguments = json!({"system": "s", "directory": &*directory, "background": true, "on-error": "debug"});
+    let params = json!({"name": "load", "arguments": arguments});
     let call = |id: usize| json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params});
     server.send(&(0..100).map(call).collect());
     let answer = server.receive().expect("an answer");

@@ -1,173 +1,417 @@
-//! A call's arguments, taken out one by one and checked.
+//! A call's arguments: read into the type that a tool has for them.
+//!
+//! They are taken generously: numbers and booleans may be written as strings, names with underscores, and `null` or an empty
+//! text is none.
 
+use std::fmt::{self, Display};
 use std::ops::RangeInclusive;
 
-use rmcp::model::JsonObject;
+use rmcp::model::{JsonObject, Tool};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::value::StringDeserializer;
+use serde::de::{DeserializeOwned, DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, forward_to_deserialize_any};
 use serde_json::Value;
 
 use super::Fault;
+use crate::{Limits, TimeLimit};
 
-/// The arguments of one call. `null` is the same as none.
+/// Reads the arguments of a call of `tool`, whose schema is that of `T`.
+///
+/// # Errors
+/// A sentence for whoever chose them: one is missing, unknown, or has a wrong value.
+pub(super) fn read<T: DeserializeOwned>(tool: &Tool, map: JsonObject) -> Result<T, Fault> {
+    T::deserialize(Arguments { tool, map }).map_err(|Wrong(reason)| Fault::Value(reason))
+}
+
+/// What is wrong with arguments; within one, the end of a sentence about it.
 #[derive(Debug)]
-pub(super) struct Arguments {
-    tool: &'static str,
-    known: &'static [&'static str],
-    required: usize,
+struct Wrong(String);
+
+impl Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Wrong {}
+
+impl serde::de::Error for Wrong {
+    fn custom<T: Display>(text: T) -> Self {
+        Self(text.to_string())
+    }
+}
+
+/// Says that a value is none of what is allowed.
+pub(super) fn not(allowed: &str, value: &Value) -> String {
+    format!("{allowed}, not {}", shown_as(value.to_string()))
+}
+
+/// The error for a value that is none of what is allowed.
+fn wrong<E: serde::de::Error>(allowed: impl Display, value: &Value) -> E {
+    E::custom(not(&allowed.to_string(), value))
+}
+
+/// The arguments of one call.
+struct Arguments<'a> {
+    tool: &'a Tool,
     map: JsonObject,
 }
 
-impl Arguments {
-    /// For a tool that takes the arguments `known`, of which the first `required` must be there.
-    ///
-    /// Nothing is done when one is missing or unknown. `max_frames` is taken for `max-frames`.
-    pub(super) fn new(
-        tool: &'static str,
-        known: &'static [&'static str],
-        required: usize,
-        map: JsonObject,
-    ) -> Result<Self, Fault> {
-        let map = map.into_iter().map(|(name, value)| (known_name(known, name), value)).collect();
-        let arguments = Self { tool, known, required, map };
-        let missing = known[..required].iter().find(|name| arguments.map.get(**name).is_none_or(Value::is_null));
-        let unknown = arguments.map.keys().find(|name| !known.contains(&name.as_str()));
+impl<'a> Arguments<'a> {
+    fn required(&self) -> impl Iterator<Item = &'a str> {
+        let required = self.tool.input_schema.get("required").and_then(Value::as_array);
+        required.into_iter().flatten().filter_map(Value::as_str)
+    }
+
+    /// Checks the names, and has each be as the tool has it: with hyphens, where it was written with underscores. `known` are
+    /// all names, also those that are not told.
+    fn check(&mut self, known: &[&str]) -> Result<(), Wrong> {
+        let known_name = |name: String| {
+            let hyphenated = name.replace('_', "-");
+            if known.contains(&hyphenated.as_str()) { hyphenated } else { name }
+        };
+        self.map = std::mem::take(&mut self.map).into_iter().map(|(name, value)| (known_name(name), value)).collect();
+        let missing = self.required().find(|name| self.map.get(*name).is_none_or(Value::is_null));
+        let unknown = self.map.keys().find(|name| !known.contains(&name.as_str()));
         if missing.is_none() && unknown.is_none() {
-            return Ok(arguments);
+            return Ok(());
         }
+        let tool = &self.tool.name;
         let mut reason = missing.map_or_else(String::new, |name| format!("{tool} needs the argument {name}. "));
         if let Some(name) = unknown {
             reason += &format!("{tool} has no argument {}. ", shown(name));
         }
-        reason += &match known {
+        let told = self.tool.input_schema.get("properties").and_then(Value::as_object);
+        let told: Vec<_> =
+            known.iter().filter(|name| told.is_some_and(|told| told.contains_key(**name))).copied().collect();
+        reason += &match &told[..] {
             [] => "It takes no arguments.".to_owned(),
-            known => format!("It takes: {}.", known.join(", ")),
+            told => format!("It takes: {}.", told.join(", ")),
         };
-        Err(Fault::Value(reason))
+        Err(Wrong(reason))
+    }
+}
+
+impl<'de> Deserializer<'de> for Arguments<'_> {
+    type Error = Wrong;
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        mut self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Wrong> {
+        self.check(fields)?;
+        let required: Vec<_> = self.required().map(str::to_owned).collect();
+        // What must be there may be empty; for what need not, an empty text is none.
+        let is_given = |name: &str, value: &Value| {
+            !value.is_null() && (value != "" || required.iter().any(|required| required == name))
+        };
+        let given: Vec<_> = self.map.into_iter().filter(|(name, value)| is_given(name, value)).collect();
+        visitor.visit_map(Given { tool: &self.tool.name, given: given.into_iter(), value: None })
     }
 
-    /// A text that must be there.
-    pub(super) fn text(&mut self, name: &str) -> Result<String, Fault> {
-        self.optional_text(name).map(Option::unwrap_or_default)
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
+        self.deserialize_struct("", &[], visitor)
     }
 
-    /// A text. A number is one as it is written, and an empty text is none.
-    pub(super) fn optional_text(&mut self, name: &str) -> Result<Option<String>, Fault> {
-        match self.take(name) {
-            None => Ok(None),
-            Some(Value::String(text)) => {
-                Ok(Some(text.strip_prefix(BYTE_ORDER_MARK).map_or(text.clone(), str::to_owned)))
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
+/// The arguments that are given.
+struct Given<'a> {
+    tool: &'a str,
+    given: std::vec::IntoIter<(String, Value)>,
+    value: Option<(String, Value)>,
+}
+
+impl<'de> MapAccess<'de> for Given<'_> {
+    type Error = Wrong;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Wrong> {
+        self.value = self.given.next();
+        let Some((name, _)) = &self.value else { return Ok(None) };
+        let name: StringDeserializer<Wrong> = name.clone().into_deserializer();
+        seed.deserialize(name).map(Some)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Wrong> {
+        let (name, value) = self.value.take().ok_or_else(|| Wrong("no value is left".to_owned()))?;
+        let tool = self.tool;
+        seed.deserialize(One(value)).map_err(|Wrong(allowed)| Wrong(format!("{tool}: {name} must be {allowed}.")))
+    }
+}
+
+/// The value of one argument.
+struct One(Value);
+
+impl<'de> Deserializer<'de> for One {
+    type Error = Wrong;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
+        self.0.deserialize_any(visitor).map_err(|error| Wrong(error.to_string()))
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
+        visitor.visit_some(self)
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        words: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Wrong> {
+        match self.0 {
+            Value::String(word) if words.contains(&word.as_str()) => {
+                let word: StringDeserializer<Wrong> = word.into_deserializer();
+                visitor.visit_enum(word)
             }
-            Some(Value::Number(number)) => Ok(Some(number.to_string())),
-            Some(other) => Err(self.wrong(name, "a string", &other)),
+            other => Err(wrong(format!("one of {}", words.join(", ")), &other)),
         }
     }
 
-    /// Names, in an array or in one text, where commas or blanks part them, but for what is within parentheses or quoted.
-    pub(super) fn names(&mut self, name: &str) -> Result<Vec<String>, Fault> {
-        let mut names = self.texts(name)?;
-        if let [text] = &names[..] {
-            names = parted(text).into_iter().map(str::to_owned).collect();
-        }
-        names.retain(|name| !name.trim().is_empty());
-        Ok(names)
-    }
-
-    /// Texts. A single one may stand for a list of it.
-    fn texts(&mut self, name: &str) -> Result<Vec<String>, Fault> {
-        let values = match self.take(name) {
-            None => return Ok(Vec::new()),
-            Some(Value::Array(values)) => values,
-            Some(value) => vec![value],
-        };
-        let text = |value: Value| match value {
-            Value::String(text) => Ok(text),
-            other => Err(self.wrong(name, "an array of strings", &other)),
-        };
-        values.into_iter().map(text).collect()
-    }
-
-    /// A yes or no; no when it is not there.
-    pub(super) fn flag(&mut self, name: &str) -> Result<bool, Fault> {
-        let Some(value) = self.take(name) else { return Ok(false) };
-        let word = value.as_str().map(|word| word.trim().to_ascii_lowercase());
-        match (value.as_bool(), word.as_deref()) {
-            (Some(flag), _) => Ok(flag),
-            (_, Some("true")) => Ok(true),
-            (_, Some("false")) => Ok(false),
-            _ => Err(self.wrong(name, "true or false", &value)),
-        }
-    }
-
-    /// A number; `allowed` says in words which.
-    pub(super) fn number(
-        &mut self,
-        name: &str,
-        range: RangeInclusive<f64>,
-        allowed: impl Fn() -> String,
-    ) -> Result<Option<f64>, Fault> {
-        let Some(value) = self.take(name) else { return Ok(None) };
-        let number = float(&value).filter(|number| range.contains(number));
-        number.map(Some).ok_or_else(|| self.wrong(name, &allowed(), &value))
-    }
-
-    /// A whole number, 10.0 included.
-    pub(super) fn whole(
-        &mut self,
-        name: &str,
-        range: RangeInclusive<u64>,
-        allowed: &str,
-    ) -> Result<Option<u64>, Fault> {
-        let Some(value) = self.take(name) else { return Ok(None) };
-        let number = match &value {
-            Value::String(text) => whole(text),
-            Value::Number(number) => whole(&number.to_string()),
-            _ => None,
-        };
-        let number = number.filter(|number| range.contains(number));
-        number.map(Some).ok_or_else(|| self.wrong(name, allowed, &value))
-    }
-
-    /// A whole number from 1 to `most`; `default` when it is not there.
-    pub(super) fn count(&mut self, name: &str, most: u64, default: u64) -> Result<u64, Fault> {
-        let allowed = format!("a whole number from 1 to {most}");
-        Ok(self.whole(name, 1..=most, &allowed)?.unwrap_or(default))
-    }
-
-    /// A whole number of characters.
-    pub(super) fn characters(&mut self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, Fault> {
-        let allowed = format!("a whole number of characters from {} to {}", range.start(), range.end());
-        self.whole(name, range, &allowed)
-    }
-
-    /// One of some words.
-    pub(super) fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)]) -> Result<Option<T>, Fault> {
-        let Some(value) = self.take(name) else { return Ok(None) };
-        let chosen = choices.iter().find(|(word, _)| value == *word);
-        chosen.map(|(_, choice)| Some(*choice)).ok_or_else(|| {
-            let words: Vec<_> = choices.iter().map(|(word, _)| *word).collect();
-            self.wrong(name, &format!("one of {}", words.join(", ")), &value)
-        })
-    }
-
-    /// What must be there may be empty; for what need not, an empty text is none.
-    fn required(&self) -> &'static [&'static str] {
-        &self.known[..self.required]
-    }
-
-    fn take(&mut self, name: &str) -> Option<Value> {
-        debug_assert!(self.known.contains(&name));
-        self.map.remove(name).filter(|value| !value.is_null() && (value != "" || self.required().contains(&name)))
-    }
-
-    fn wrong(&self, name: &str, allowed: &str, value: &Value) -> Fault {
-        Fault::Value(format!("{}: {name} must be {allowed}, not {}.", self.tool, shown_as(value.to_string())))
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct newtype_struct seq
+        tuple tuple_struct map struct identifier ignored_any
     }
 }
 
-/// The argument's name, written with hyphens where the tool has it so.
-fn known_name(known: &[&str], name: String) -> String {
-    let hyphenated = name.replace('_', "-");
-    if known.contains(&hyphenated.as_str()) { hyphenated } else { name }
+/// Implements what an argument's type needs: its schema, and how it is made of a value; with `Err`, what is allowed.
+macro_rules! argument {
+    ($name:ident, $schema:tt, $from:expr) => {
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let value = Value::deserialize(deserializer)?;
+                let from: fn(&mut Value) -> Result<Self, String> = $from;
+                let mut taken = value;
+                from(&mut taken).map_err(|allowed| wrong(allowed, &taken))
+            }
+        }
+
+        impl JsonSchema for $name {
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!($schema)
+            }
+        }
+    };
 }
+
+/// A text. A number is one as it is written.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Text(pub(super) String);
+
+argument!(Text, {"type": "string"}, |value| match value {
+    Value::String(text) => {
+        let text = std::mem::take(text);
+        Ok(Self(text.strip_prefix(BYTE_ORDER_MARK).map_or_else(|| text.clone(), str::to_owned)))
+    }
+    Value::Number(number) => Ok(Self(number.to_string())),
+    _ => Err("a string".to_owned()),
+});
+
+/// The text, if there is one.
+pub(super) fn text(given: Option<Text>) -> Option<String> {
+    given.map(|text| text.0)
+}
+
+/// A yes or no; no when it is not there, which needs no saying.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub(super) struct Flag(pub(super) bool);
+
+argument!(Flag, {"type": "boolean"}, |value| {
+    let word = value.as_str().map(|word| word.trim().to_ascii_lowercase());
+    match (value.as_bool(), word.as_deref()) {
+        (Some(flag), _) => Ok(Self(flag)),
+        (_, Some("true")) => Ok(Self(true)),
+        (_, Some("false")) => Ok(Self(false)),
+        _ => Err("true or false".to_owned()),
+    }
+});
+
+/// Names, in an array or in one text, where commas or blanks part them, but for what is within parentheses or quoted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Names(pub(super) Vec<String>);
+
+argument!(Names, {"type": "array", "items": {"type": "string"}}, |value| {
+    let values = match std::mem::take(value) {
+        Value::Array(values) => values,
+        one => vec![one],
+    };
+    let mut names = Vec::new();
+    for given in values {
+        match given {
+            Value::String(name) => names.push(name),
+            other => {
+                *value = other;
+                return Err("an array of strings".to_owned());
+            }
+        }
+    }
+    if let [text] = &names[..] {
+        names = parted(text).into_iter().map(str::to_owned).collect();
+    }
+    names.retain(|name| !name.trim().is_empty());
+    Ok(Self(names))
+});
+
+/// Reads a whole number within a range, 10.0 included.
+fn whole_of(value: &Value, range: RangeInclusive<u64>) -> Option<u64> {
+    let number = match value {
+        Value::String(text) => whole(text),
+        Value::Number(number) => whole(&number.to_string()),
+        _ => None,
+    };
+    number.filter(|number| range.contains(number))
+}
+
+/// A whole number from 1 to `MOST`; `DEFAULT` when it is not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub(super) struct Count<const MOST: u64, const DEFAULT: u64>(pub(super) u64);
+
+impl<const MOST: u64, const DEFAULT: u64> Default for Count<MOST, DEFAULT> {
+    fn default() -> Self {
+        Self(DEFAULT)
+    }
+}
+
+impl<'de, const MOST: u64, const DEFAULT: u64> Deserialize<'de> for Count<MOST, DEFAULT> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        let number = whole_of(&value, 1..=MOST);
+        number.map(Self).ok_or_else(|| wrong(format!("a whole number from 1 to {MOST}"), &value))
+    }
+}
+
+impl<const MOST: u64, const DEFAULT: u64> JsonSchema for Count<MOST, DEFAULT> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        format!("Count{MOST}").into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "integer", "minimum": 1, "maximum": MOST})
+    }
+}
+
+/// Defines a whole number that is called something: its least value, the greatest one if there is one, and what is allowed.
+macro_rules! whole_number {
+    ($(#[$about:meta])* $name:ident, $least:expr, $most:expr, $allowed:expr) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+        #[serde(transparent)]
+        pub(super) struct $name(pub(super) u64);
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let value = Value::deserialize(deserializer)?;
+                let most: Option<u64> = $most;
+                let number = whole_of(&value, $least..=most.unwrap_or(u64::MAX));
+                number.map(Self).ok_or_else(|| wrong($allowed, &value))
+            }
+        }
+
+        impl JsonSchema for $name {
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                let mut schema = json_schema!({"type": "integer", "minimum": $least});
+                let most: Option<u64> = $most;
+                if let Some(most) = most {
+                    schema.insert("maximum".to_owned(), most.into());
+                }
+                schema
+            }
+        }
+    };
+}
+
+whole_number!(
+    /// The number of a frame.
+    FrameNumber, 0, None, "a frame's number, from 0"
+);
+whole_number!(
+    /// The number of an evaluation.
+    EvaluationNumber, 1, None, "an evaluation's number, from 1"
+);
+whole_number!(
+    /// The number of a character.
+    CharacterNumber, 0, None, "a character's number, from 0"
+);
+whole_number!(
+    /// How many there are to be, without an upper bound.
+    Most, 1, None, "a whole number from 1"
+);
+
+/// Says which characters may be asked for.
+fn characters(range: &RangeInclusive<u64>) -> String {
+    format!("a whole number of characters from {} to {}", range.start(), range.end())
+}
+
+whole_number!(
+    /// Characters of an evaluation's output.
+    OutputCharacters, *Limits::MAX_OUTPUT_RANGE.start(), Some(*Limits::MAX_OUTPUT_RANGE.end()),
+    characters(&Limits::MAX_OUTPUT_RANGE)
+);
+whole_number!(
+    /// Characters of an answer.
+    AnswerCharacters, *Limits::MAX_ANSWER_RANGE.start(), Some(*Limits::MAX_ANSWER_RANGE.end()),
+    characters(&Limits::MAX_ANSWER_RANGE)
+);
+/// Characters of a page, at most.
+const MAX_PAGE: u64 = 1_000_000;
+whole_number!(
+    /// Characters of a page.
+    PageCharacters, 1, Some(MAX_PAGE), characters(&(1..=MAX_PAGE))
+);
+whole_number!(
+    /// How many suspects to look for.
+    SuspectCount, 0, Some(super::MAX_SUSPECTS),
+    format!("a whole number of suspects, from 0 to {}", super::MAX_SUSPECTS)
+);
+
+/// A number, which may be written as a string, within a range.
+pub(super) fn seconds_of<E: serde::de::Error>(
+    value: &Value,
+    range: &RangeInclusive<f64>,
+    allowed: impl Display,
+) -> Result<f64, E> {
+    float(value).filter(|number| range.contains(number)).ok_or_else(|| wrong(allowed, value))
+}
+
+/// How long an evaluation may take: seconds, 0 for any time.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Timeout(pub(super) TimeLimit);
+
+argument!(Timeout, {"type": "number", "minimum": 0}, |value| {
+    let seconds = float(value).filter(|seconds| (0.0..=Limits::MAX_TIMEOUT_SECONDS).contains(seconds));
+    let limit = seconds.and_then(|seconds| Limits::timeout_from_seconds(seconds).ok());
+    let limit = limit.ok_or_else(|| format!("a number of seconds from 0 (for none) to {}", Limits::MAX_TIMEOUT_SECONDS))?;
+    Ok(Self(limit.map_or(TimeLimit::None, TimeLimit::Of)))
+});
 
 /// The parts of a text between commas and blanks that are not within parentheses, `"` or `|`.
 pub(crate) fn parted(text: &str) -> Vec<&str> {
@@ -217,54 +461,74 @@ pub(super) fn whole(text: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use serde_json::json;
 
-    fn arguments(value: Value) -> Result<Arguments, Fault> {
-        let Value::Object(map) = value else { panic!("not an object") };
-        Arguments::new("tool", &["code", "max-count", "flag", "name"], 1, map)
+    use super::*;
+    use crate::mcp::content::schema_of_arguments;
+
+    #[derive(Debug, Deserialize, JsonSchema)]
+    #[serde(rename_all = "kebab-case")]
+    struct Sample {
+        code: Text,
+        #[serde(default, alias = "top")]
+        max_count: Count<10, 4>,
+        #[serde(default)]
+        flag: Flag,
+        name: Option<Text>,
+        #[serde(default)]
+        names: Names,
+        word: Option<Word>,
     }
 
-    fn sentence<T>(result: Result<T, Fault>) -> String {
-        match result {
-            Err(Fault::Value(text)) => text,
-            Err(Fault::Protocol(error)) => format!("{} {}", error.code.0, error.message),
-            Ok(_) => "fine".to_owned(),
-        }
+    #[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
+    #[serde(rename_all = "lowercase")]
+    enum Word {
+        One,
+        Two,
+    }
+
+    #[derive(Debug, Deserialize, JsonSchema)]
+    struct Nothing {}
+
+    fn given<T: DeserializeOwned + JsonSchema>(arguments: Value) -> Result<T, String> {
+        let Value::Object(map) = arguments else { panic!("not an object") };
+        let tool = Tool::new("tool", "A tool.", schema_of_arguments::<T>());
+        read(&tool, map).map_err(|fault| match fault {
+            Fault::Value(text) => text,
+            Fault::Protocol(error) => format!("{} {}", error.code.0, error.message),
+        })
+    }
+
+    fn sample(arguments: Value) -> Result<Sample, String> {
+        given(arguments)
     }
 
     #[test]
     fn names_are_checked() {
-        assert_eq!(sentence(arguments(json!({"code": "1", "max-count": null}))), "fine");
+        assert!(sample(json!({"code": "1", "max-count": null})).is_ok());
+        let takes = "It takes: code, max-count, flag, name, names, word.";
         assert_eq!(
-            sentence(arguments(json!({"code": "1", "max-cuont": 2}))),
-            "tool has no argument \"max-cuont\". It takes: code, max-count, flag, name."
+            sample(json!({"code": "1", "max-cuont": 2})).unwrap_err(),
+            format!("tool has no argument \"max-cuont\". {takes}")
         );
+        assert_eq!(sample(json!({"code": null})).unwrap_err(), format!("tool needs the argument code. {takes}"));
+        assert_eq!(sample(json!({"code": "1", "top": 3})).unwrap().max_count.0, 3);
         assert_eq!(
-            sentence(arguments(json!({"code": null}))),
-            "tool needs the argument code. It takes: code, max-count, flag, name."
+            given::<Nothing>(json!({"x": 1})).unwrap_err(),
+            "tool has no argument \"x\". It takes no arguments."
         );
-        assert_eq!(
-            sentence(Arguments::new("bare", &[], 0, json!({"x": 1}).as_object().unwrap().clone())),
-            "bare has no argument \"x\". It takes no arguments."
-        );
-        let long = sentence(arguments(json!({"code": "1", ("x".repeat(1_000_000)): 1})));
+        let long = sample(json!({"code": "1", ("x".repeat(1_000_000)): 1})).unwrap_err();
         assert!(long.len() < 200, "{long}");
     }
 
     #[test]
     fn values_are_checked() {
-        let count = |value: Value| {
-            let mut arguments = arguments(json!({"code": "1", "max_count": value})).unwrap();
-            arguments
-                .whole("max-count", 1..=10, "a whole number from 1 to 10")
-                .map_err(|fault| sentence::<()>(Err(fault)))
-        };
+        let count = |value: Value| sample(json!({"code": "1", "max_count": value})).map(|sample| sample.max_count.0);
         for none in [json!(null), json!("")] {
-            assert_eq!(count(none), Ok(None));
+            assert_eq!(count(none), Ok(4));
         }
         for three in [json!(3), json!(3.0), json!("3"), json!(" 3.0 ")] {
-            assert_eq!(count(three), Ok(Some(3)));
+            assert_eq!(count(three), Ok(3));
         }
         for wrong in [json!(0), json!(-1), json!(1.5), json!("three"), json!([]), json!(1e300), json!(11), json!("NaN")]
         {
@@ -285,26 +549,47 @@ mod tests {
             ),
             (json!("a) b"), vec!["a)", "b"]),
         ] {
-            assert_eq!(arguments(json!({"code": "1", "name": given})).unwrap().names("name").unwrap(), expected);
+            assert_eq!(sample(json!({"code": "1", "names": given})).unwrap().names.0, expected);
         }
     }
 
     #[test]
-    fn texts_and_flags_are_taken_generously() {
+    fn texts_flags_and_words_are_taken_generously() {
         for (value, expected) in [(json!(7), "7"), (json!(1.5), "1.5"), (json!("\u{feff}(f)"), "(f)"), (json!(""), "")]
         {
-            let mut given = arguments(json!({"code": value})).unwrap();
-            assert_eq!(given.text("code").unwrap(), expected);
+            assert_eq!(sample(json!({"code": value})).unwrap().code.0, expected);
         }
         for (value, expected) in
             [(json!("TRUE"), true), (json!("false"), false), (json!(true), true), (json!(""), false)]
         {
-            let mut given = arguments(json!({"code": "1", "flag": value})).unwrap();
-            assert_eq!(given.flag("flag").unwrap(), expected);
+            assert_eq!(sample(json!({"code": "1", "flag": value})).unwrap().flag.0, expected);
         }
-        let mut given = arguments(json!({"code": ["x"], "flag": "yes", "name": ""})).unwrap();
-        assert_eq!(sentence(given.text("code")), "tool: code must be a string, not [\"x\"].");
-        assert_eq!(sentence(given.flag("flag")), "tool: flag must be true or false, not \"yes\".");
-        assert_eq!(given.optional_text("name").unwrap(), None);
+        let wrong = |arguments: Value| sample(arguments).unwrap_err();
+        assert_eq!(wrong(json!({"code": ["x"]})), "tool: code must be a string, not [\"x\"].");
+        assert_eq!(wrong(json!({"code": "1", "flag": "yes"})), "tool: flag must be true or false, not \"yes\".");
+        assert_eq!(sample(json!({"code": "1", "name": ""})).unwrap().name, None);
+        assert_eq!(sample(json!({"code": "1", "word": "two"})).unwrap().word, Some(Word::Two));
+        assert_eq!(wrong(json!({"code": "1", "word": "three"})), "tool: word must be one of one, two, not \"three\".");
+        assert_eq!(wrong(json!({"code": "1", "word": 3})), "tool: word must be one of one, two, not 3.");
+    }
+
+    #[test]
+    fn schema_says_what_every_client_understands() {
+        assert_eq!(
+            Value::Object(schema_of_arguments::<Sample>()),
+            json!({
+                "type": "object",
+                "properties": {
+                    "code": {"type": "string"},
+                    "max-count": {"type": "integer", "minimum": 1, "maximum": 10, "default": 4},
+                    "flag": {"type": "boolean"},
+                    "name": {"type": "string"},
+                    "names": {"type": "array", "items": {"type": "string"}},
+                    "word": {"type": "string", "enum": ["one", "two"]},
+                },
+                "required": ["code"],
+            })
+        );
+        assert_eq!(Value::Object(schema_of_arguments::<Nothing>()), json!({"type": "object", "properties": {}}));
     }
 }

@@ -86,7 +86,14 @@ enum Choice {
 }
 
 /// Lets the person decide for as long as the evaluation fails and is held; then answers.
-pub(super) fn settle(call: Call, asked: Asked, outcome: Arc<Outcome>) {
+pub(super) fn settle(call: Call, outcome: Arc<Outcome>) {
+    match call.asked {
+        Some(asked) => settle_round(call, asked, outcome),
+        None => call.reply(outcome),
+    }
+}
+
+fn settle_round(call: Call, asked: Asked, outcome: Arc<Outcome>) {
     let question = match &outcome.result {
         Err(error) if outcome.held && asked.rounds < ROUNDS => question(error),
         _ => return call.reply(outcome),
@@ -115,13 +122,8 @@ pub(super) fn settle(call: Call, asked: Asked, outcome: Arc<Outcome>) {
 }
 
 /// Goes on where a call ended that asked for its repetition.
-pub(super) fn go_on(
-    call: &Call,
-    arguments: &JsonObject,
-    state: &str,
-    responses: Option<InputResponses>,
-) -> Result<Step, Fault> {
-    let asked = Asked::new(&call.context, arguments);
+pub(super) fn go_on(call: &Call, state: &str, responses: Option<InputResponses>) -> Result<Step, Fault> {
+    let Some(asked) = call.asked else { return Err(Fault::Value("This tool asks nothing.".to_owned())) };
     let known = {
         let mut questions = call.context.questions.lock();
         let number = state.split_once('-').and_then(|(number, _)| number.parse().ok());
@@ -141,7 +143,7 @@ pub(super) fn go_on(
     let result = response.and_then(|response| serde_json::from_value(response).ok());
     later(move |call| match result {
         Some(result) => follow(call, asked, outcome, &result, asking),
-        None => settle(call, asked, outcome),
+        None => settle_round(call, asked, outcome),
     })
 }
 
@@ -276,5 +278,5 @@ fn followed(call: Call, asked: Asked, mut before: Outcome, number: u64, after: R
     } else {
         after.notices.push(format!("After {kind} the evaluation went on as the user chose: {number}. {name}."));
     }
-    settle(call, asked, Arc::new(before.followed_by(after)));
+    settle_round(call, asked, Arc::new(before.followed_by(after)));
 }

@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
-use super::{Arguments, Call, Fault, schema};
+use super::arguments::{Flag, seconds_of};
+use super::{Call, Fault};
 use crate::session::Aftermath;
 use crate::session::Operation;
 use crate::{Background, Evaluation, JobId, OnError, Outcome, Session};
@@ -13,21 +16,35 @@ use crate::{Background, Evaluation, JobId, OnError, Outcome, Session};
 /// The longest that a call may wait, in seconds.
 const MAX_WAIT: f64 = 86_400.0;
 
-/// Adds the two to the properties of a tool that evaluates.
-pub(super) fn add_properties(properties: &mut Value) {
-    properties["background"] = schema::flag("Answer at once; continue in the background.");
-    properties["wait"] = json!({
-        "type": "number",
-        "minimum": 0,
-        "description": "Wait this many seconds, then continue in the background.",
-    });
+/// For how long a call waits before its evaluation continues in the background.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Wait(Duration);
+
+impl<'de> Deserialize<'de> for Wait {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        let seconds = seconds_of(&value, &(0.0..=MAX_WAIT), format!("a number of seconds from 0 to {MAX_WAIT}"))?;
+        Ok(Self(Duration::from_secs_f64(seconds)))
+    }
+}
+
+impl JsonSchema for Wait {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Wait".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "number", "minimum": 0})
+    }
 }
 
 /// For how long a call waits for its evaluation: `None` to the end.
-pub(super) fn patience(arguments: &mut Arguments) -> Result<Option<Duration>, Fault> {
-    let allowed = || format!("a number of seconds from 0 to {MAX_WAIT}");
-    let wait = arguments.number("wait", 0.0..=MAX_WAIT, allowed)?.map(Duration::from_secs_f64);
-    Ok(if arguments.flag("background")? { Some(Duration::ZERO) } else { wait })
+pub(super) fn patience(background: Flag, wait: Option<Wait>) -> Option<Duration> {
+    if background.0 { Some(Duration::ZERO) } else { wait.map(|wait| wait.0) }
 }
 
 /// What a failure comes to: what was asked for, or what the session does. One that may be in the background is unwound.

@@ -8,9 +8,9 @@ use rmcp::model::{CallToolResult, ContentBlock, InputRequiredResult, MetaObject,
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Fault, Reply, ToolContext, with_package};
+use super::ask::Asked;
+use super::{Fault, Refused, Reply, ToolContext, with_package};
 use crate::mcp::peer::{PACKAGE, Peer, fitted};
-use crate::mcp::structured;
 use crate::rpc::inflight::{Inflight, NoAnswer, Responder};
 use crate::{JobId, Session};
 
@@ -21,12 +21,14 @@ pub(in crate::mcp) struct Call {
     pub(super) peer: Peer,
     /// The least number for a job that it asks for.
     pub(super) number: u64,
+    /// Present for a tool that asks a person how to go on.
+    pub(super) asked: Option<Asked>,
     responder: Responder,
 }
 
 impl Call {
     pub(in crate::mcp) fn new(context: Arc<ToolContext>, responder: Responder, peer: Peer, number: u64) -> Self {
-        Self { context, peer, number, responder }
+        Self { context, peer, number, asked: None, responder }
     }
 
     pub(super) fn session(&self) -> &Session {
@@ -49,7 +51,7 @@ impl Call {
     /// Answers with why a tool has nothing to say.
     pub(super) fn refuse(self, fault: impl Into<Fault>) {
         match fault.into() {
-            Fault::Value(sentence) => self.reply(Reply::Refused(sentence)),
+            Fault::Value(sentence) => self.reply(Refused(sentence)),
             Fault::Protocol(error) => self.responder.fail(error),
         }
     }
@@ -63,7 +65,7 @@ impl Call {
         let mut result =
             if reply.is_error() { CallToolResult::error(content) } else { CallToolResult::success(content) };
         let (for_person, structured) = (self.peer.is_for_person(), self.is_structured());
-        result.structured_content = structured.then(|| structured::content(&reply, max));
+        result.structured_content = structured.then(|| reply.content(max));
         if !for_person {
             return self.responder.answer(fitted(ServerResult::CallToolResult(result), &self.peer));
         }

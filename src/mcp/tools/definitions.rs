@@ -1,58 +1,98 @@
 //! list-definitions.
 
-use rmcp::model::{JsonObject, Tool};
-use serde_json::json;
+use rmcp::model::ToolAnnotations;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::schema::{choice, text, whole};
-use super::{Arguments, Fault, Reply, Step, define, inspection, later};
+use super::arguments::{Count, Text, text};
+use super::{Call, Fault, Finding, Offered, Step, Traits, inspection, later};
+use crate::mcp::content::json;
 use crate::mcp::recovery_context::RecoveryContext;
-use crate::outcome::{DefinitionFilter, DefinitionQuery, Definitions};
+use crate::outcome::{Definition, DefinitionFilter, DefinitionQuery, Definitions};
+use crate::report;
 
-pub(super) const NAME: &str = "list-definitions";
+/// The tool.
+pub(super) struct ListDefinitions;
 
-/// How many are listed unless asked otherwise.
-const DEFAULT_LIMIT: u64 = 100;
-const MAX_LIMIT: u64 = 10_000;
-
-const TYPES: &[(&str, DefinitionFilter)] = &[
-    ("all", DefinitionFilter::All),
-    ("functions", DefinitionFilter::Functions),
-    ("variables", DefinitionFilter::Variables),
-    ("macros", DefinitionFilter::Macros),
-    ("classes", DefinitionFilter::Classes),
-];
-
-pub(super) fn tool() -> Tool {
-    define(
-        NAME,
-        "List definitions",
-        "List what this session defined, with lambda lists and values: functions, variables, macros, classes, \
-        packages, loaded systems (counted).",
-        json!({
-            "type": choice(TYPES, Some("all"), "Which kind to list."),
-            "package": text("Only this package's, loaded systems' too."),
-            "limit": whole(1..=MAX_LIMIT, DEFAULT_LIMIT, "How many to list."),
-        }),
-        &[],
-        inspection(),
-    )
+#[derive(Deserialize, JsonSchema)]
+pub(super) struct Arguments {
+    /// Which kind to list.
+    #[serde(default, rename = "type")]
+    filter: Filter,
+    /// Only this package's, loaded systems' too.
+    package: Option<Text>,
+    /// How many to list.
+    #[serde(default)]
+    limit: Count<10_000, 100>,
 }
 
-pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
-    let mut arguments = Arguments::new(NAME, &["type", "package", "limit"], 0, arguments)?;
-    let query = DefinitionQuery {
-        filter: arguments.choice("type", TYPES)?.unwrap_or_default(),
-        package: arguments.optional_text("package")?,
-        limit: arguments.count("limit", MAX_LIMIT, DEFAULT_LIMIT)?,
-    };
-    // What is not there belongs to no kind and no package.
-    let is_all = query.filter == DefinitionFilter::All && query.package.is_none();
-    later(move |call| {
-        let session = call.session().clone();
-        session.definitions(&query, move |definitions| {
-            let unrestored = call.context.recovery.as_ref().filter(|_| is_all).map(RecoveryContext::unrestored);
-            let unrestored = unrestored.unwrap_or_default();
-            call.answer(definitions.map(|definitions| Reply::Definitions(Definitions { unrestored, ..definitions })));
-        });
-    })
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Filter {
+    #[default]
+    All,
+    Functions,
+    Variables,
+    Macros,
+    Classes,
+}
+
+impl From<Filter> for DefinitionFilter {
+    fn from(filter: Filter) -> Self {
+        match filter {
+            Filter::All => Self::All,
+            Filter::Functions => Self::Functions,
+            Filter::Variables => Self::Variables,
+            Filter::Macros => Self::Macros,
+            Filter::Classes => Self::Classes,
+        }
+    }
+}
+
+impl Offered for ListDefinitions {
+    const NAME: &'static str = "list-definitions";
+    const TITLE: &'static str = "List definitions";
+    const DESCRIPTION: &'static str = "List what this session defined, with lambda lists and values: functions, variables, macros, \
+        classes, packages, loaded systems (counted).";
+    const TRAITS: Traits = Traits { core: true, ..Traits::LOOKS };
+    type Arguments = Arguments;
+    type Content = Content;
+
+    fn hints() -> ToolAnnotations {
+        inspection()
+    }
+
+    fn call(_: &Call, arguments: Arguments) -> Result<Step, Fault> {
+        let Arguments { filter, package, limit } = arguments;
+        let query = DefinitionQuery { filter: filter.into(), package: text(package), limit: limit.0 };
+        // What is not there belongs to no kind and no package.
+        let is_all = query.filter == DefinitionFilter::All && query.package.is_none();
+        later(move |call| {
+            let session = call.session().clone();
+            session.definitions(&query, move |definitions| {
+                let unrestored = call.context.recovery.as_ref().filter(|_| is_all).map(RecoveryContext::unrestored);
+                let unrestored = unrestored.unwrap_or_default();
+                call.answer(definitions.map(|definitions| Definitions { unrestored, ..definitions }));
+            });
+        })
+    }
+}
+
+#[derive(Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Content {
+    definitions: Vec<Definition>,
+    more: u64,
+    not_restored: Vec<String>,
+}
+
+impl Finding for Definitions {
+    fn text(&self, max: usize) -> String {
+        report::definitions(self, max)
+    }
+
+    fn content(&self, _: usize) -> Value {
+        json(&Content { definitions: self.shown.clone(), more: self.more, not_restored: self.unrestored.clone() })
+    }
 }

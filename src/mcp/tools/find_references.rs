@@ -1,62 +1,90 @@
 //! find-references.
 
-use rmcp::model::{JsonObject, Tool};
-use serde_json::json;
+use rmcp::model::ToolAnnotations;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::schema::{choice, text, whole};
-use super::{Arguments, Fault, Reply, Step, define, inspection, query};
+use super::arguments::{Count, Text, text};
+use super::{Call, Fault, Finding, Offered, Step, Traits, inspection, query};
+use crate::mcp::content::json;
+use crate::outcome::References;
+use crate::report;
 use crate::session::Operation;
 
-pub(super) const NAME: &str = "find-references";
+/// The tool.
+pub(super) struct FindReferences;
 
-const DEFAULT_LIMIT: u64 = 50;
-const MAX_LIMIT: u64 = 1_000;
-
-/// As lisp/find-references.lisp has them.
-const RELATIONS: [&str; 9] =
-    ["callers", "callees", "references", "sets", "binds", "expansions", "methods", "subclasses", "tests"];
-
-fn relations() -> [(&'static str, &'static str); 9] {
-    RELATIONS.map(|relation| (relation, relation))
+#[derive(Deserialize, JsonSchema)]
+pub(super) struct Arguments {
+    /// As my-app:run or (setf slot).
+    name: Text,
+    /// callees: what it calls. references, sets, binds: of a variable. expansions: of a macro. methods: of a generic function or class. tests: those that call it, indirectly too. Default: callers.
+    relation: Option<Relation>,
+    /// How many to list.
+    #[serde(default)]
+    limit: Count<1_000, 50>,
+    /// Package for a name without prefix.
+    package: Option<Text>,
 }
 
-pub(super) fn tool() -> Tool {
-    define(
-        NAME,
-        "Find references",
-        "List who calls a function, or another relation, a line each: what, where, the line of source there. Works \
-        for loaded and evaluated code: {\"name\": \"*db*\", \"relation\": \"sets\"}.",
-        json!({
-            "name": text("As my-app:run or (setf slot)."),
-            "relation": choice(&relations(), None, "callees: what it calls. references, sets, binds: of a variable. \
-                expansions: of a macro. methods: of a generic function or class. tests: those that call it, \
-                indirectly too. Default: callers."),
-            "package": text("Package for a name without prefix."),
-            "limit": whole(1..=MAX_LIMIT, DEFAULT_LIMIT, "How many to list."),
-        }),
-        &["name"],
-        inspection(),
-    )
+/// As lisp/find-references.lisp has it.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Relation {
+    Callers,
+    Callees,
+    References,
+    Sets,
+    Binds,
+    Expansions,
+    Methods,
+    Subclasses,
+    Tests,
 }
 
-pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
-    let mut arguments = Arguments::new(NAME, &["name", "relation", "limit", "package"], 1, arguments)?;
-    let name = arguments.text("name")?;
-    let named = name.trim();
-    if named.is_empty() {
-        let reason =
-            "find-references: name must be that of a function, variable, macro or class, as my-app:run, not \"\".";
-        return Err(Fault::Value(reason.to_owned()));
+impl Offered for FindReferences {
+    const NAME: &'static str = "find-references";
+    const TITLE: &'static str = "Find references";
+    const DESCRIPTION: &'static str = "List who calls a function, or another relation, a line each: what, where, the line of source \
+        there. Works for loaded and evaluated code: {\"name\": \"*db*\", \"relation\": \"sets\"}.";
+    const TRAITS: Traits = Traits::LOOKS;
+    type Arguments = Arguments;
+    type Content = References;
+
+    fn hints() -> ToolAnnotations {
+        inspection()
     }
-    if named.starts_with("#:") {
-        return Err(Fault::Value(format!(
-            "find-references: nothing can refer to {named}: the reader makes another symbol each time."
-        )));
+
+    fn call(_: &Call, arguments: Arguments) -> Result<Step, Fault> {
+        let name = arguments.name.0;
+        let named = name.trim();
+        if named.is_empty() {
+            let reason =
+                "find-references: name must be that of a function, variable, macro or class, as my-app:run, not \"\".";
+            return Err(Fault::Value(reason.to_owned()));
+        }
+        if named.starts_with("#:") {
+            return Err(Fault::Value(format!(
+                "find-references: nothing can refer to {named}: the reader makes another symbol each time."
+            )));
+        }
+        let relation = arguments.relation.and_then(|relation| json(&relation).as_str().map(str::to_owned));
+        let operation = Operation::new(Self::NAME)
+            .with("name", name)
+            .maybe("relation", relation)
+            .maybe("package", text(arguments.package))
+            .with("limit", arguments.limit.0);
+        query::<References>(operation)
     }
-    let operation = Operation::new(NAME)
-        .with("name", name)
-        .maybe("relation", arguments.choice("relation", &relations())?)
-        .maybe("package", arguments.optional_text("package")?)
-        .with("limit", arguments.count("limit", MAX_LIMIT, DEFAULT_LIMIT)?);
-    query(operation, Reply::References)
+}
+
+impl Finding for References {
+    fn text(&self, max: usize) -> String {
+        report::references_found(self, max)
+    }
+
+    fn content(&self, _: usize) -> Value {
+        json(self)
+    }
 }

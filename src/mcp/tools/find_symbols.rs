@@ -1,52 +1,90 @@
 //! find-symbols.
 
-use rmcp::model::{JsonObject, Tool};
-use serde_json::json;
+use rmcp::model::ToolAnnotations;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value;
 
-use super::schema::{choice, flag, text, whole};
-use super::{Arguments, Fault, Reply, Step, define, inspection, query};
+use super::arguments::{Count, Flag, Text, text};
+use super::{Call, Fault, Finding, Offered, Step, Traits, inspection, query};
+use crate::mcp::content::json;
+use crate::outcome::FoundSymbols;
+use crate::report;
 use crate::session::Operation;
 
-pub(super) const NAME: &str = "find-symbols";
+/// The tool.
+pub(super) struct FindSymbols;
 
-const DEFAULT_LIMIT: u64 = 30;
-const MAX_LIMIT: u64 = 1_000;
-
-/// As lisp/find-symbols.lisp has them.
-const KINDS: &[(&str, &str)] = &[
-    ("function", "function"),
-    ("macro", "macro"),
-    ("variable", "variable"),
-    ("class", "class"),
-    ("package", "package"),
-];
-
-pub(super) fn tool() -> Tool {
-    define(
-        NAME,
-        "Find symbols",
-        "Search symbols and packages by name, best matches first, with kind, lambda list and first line of \
-        documentation: {\"query\": \"with-*-file\"}.[[describe-symbol| describe-symbol tells all about one.]]",
-        json!({
-            "query": text("Part of a name, a glob (* and ?), or several parts that it must have. alexandria:map \
-                searches that package; alexandria: lists it."),
-            "package": text("Only this package."),
-            "kind": choice(KINDS, None, "Only this kind."),
-            "external": flag("Only what packages export."),
-            "limit": whole(1..=MAX_LIMIT, DEFAULT_LIMIT, "How many to list."),
-        }),
-        &["query"],
-        inspection(),
-    )
+#[derive(Deserialize, JsonSchema)]
+pub(super) struct Arguments {
+    /// Part of a name, a glob (* and ?), or several parts that it must have. alexandria:map searches that package; alexandria: lists it.
+    query: Text,
+    /// Only this package.
+    package: Option<Text>,
+    /// Only this kind.
+    kind: Option<Kind>,
+    /// Only what packages export.
+    #[serde(default)]
+    external: Flag,
+    /// How many to list.
+    #[serde(default)]
+    limit: Count<1_000, 30>,
 }
 
-pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
-    let mut arguments = Arguments::new(NAME, &["query", "package", "kind", "external", "limit"], 1, arguments)?;
-    let operation = Operation::new(NAME)
-        .with("query", arguments.text("query")?)
-        .maybe("package", arguments.optional_text("package")?)
-        .maybe("kind", arguments.choice("kind", KINDS)?)
-        .with("external", arguments.flag("external")?)
-        .with("limit", arguments.count("limit", MAX_LIMIT, DEFAULT_LIMIT)?);
-    query(operation, Reply::Symbols)
+/// As lisp/find-symbols.lisp has it.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Function,
+    Macro,
+    Variable,
+    Class,
+    Package,
+}
+
+impl Kind {
+    /// What Lisp is told.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Function => "function",
+            Self::Macro => "macro",
+            Self::Variable => "variable",
+            Self::Class => "class",
+            Self::Package => "package",
+        }
+    }
+}
+
+impl Offered for FindSymbols {
+    const NAME: &'static str = "find-symbols";
+    const TITLE: &'static str = "Find symbols";
+    const DESCRIPTION: &'static str = "Search symbols and packages by name, best matches first, with kind, lambda list and first line \
+        of documentation: {\"query\": \"with-*-file\"}.[[describe-symbol| describe-symbol tells all about one.]]";
+    const TRAITS: Traits = Traits::LOOKS;
+    type Arguments = Arguments;
+    type Content = FoundSymbols;
+
+    fn hints() -> ToolAnnotations {
+        inspection()
+    }
+
+    fn call(_: &Call, arguments: Arguments) -> Result<Step, Fault> {
+        let operation = Operation::new(Self::NAME)
+            .with("query", arguments.query.0)
+            .maybe("package", text(arguments.package))
+            .maybe("kind", arguments.kind.map(Kind::name))
+            .with("external", arguments.external.0)
+            .with("limit", arguments.limit.0);
+        query::<FoundSymbols>(operation)
+    }
+}
+
+impl Finding for FoundSymbols {
+    fn text(&self, max: usize) -> String {
+        report::symbols_found(self, max)
+    }
+
+    fn content(&self, _: usize) -> Value {
+        json(self)
+    }
 }

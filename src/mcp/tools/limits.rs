@@ -1,102 +1,138 @@
 //! configure-limits.
 
-use rmcp::model::{JsonObject, Tool, ToolAnnotations};
-use serde_json::{Value, json};
+use rmcp::model::ToolAnnotations;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
-use super::schema::choice;
-use super::{Answer, Arguments, Fault, Reply, define};
+use super::arguments::{AnswerCharacters, OutputCharacters, Timeout};
+use super::{Call, Fault, Finding, Offered, Step, Traits, now};
 use crate::listed;
-use crate::{Limits, OnError, Session, TimeLimit};
+use crate::mcp::content::json;
+use crate::{Limits, OnError, TimeLimit, report};
 
-pub(super) const NAME: &str = "configure-limits";
+/// The tool.
+pub(super) struct ConfigureLimits;
 
-pub(super) fn tool() -> Tool {
-    define(
-        NAME,
-        "Configure limits",
-        "Show the session's limits and, with arguments, change them for later evaluations: when work needs longer \
-        (TIMEOUT) or output was cut[[debugger|, or to hold every failure (on-error)]].",
-        json!({
-            "timeout": {
-                "type": "number",
-                "minimum": 0,
-                "maximum": Limits::MAX_TIMEOUT_SECONDS,
-                "description": "Seconds for an evaluation; 0 for no limit.",
-            },
-            "max-output": {
-                "type": "integer",
-                "minimum": Limits::MAX_OUTPUT_RANGE.start(),
-                "maximum": Limits::MAX_OUTPUT_RANGE.end(),
-                "description": "Characters of output kept for each evaluation.",
-            },
-            "max-answer": {
-                "type": "integer",
-                "minimum": Limits::MAX_ANSWER_RANGE.start(),
-                "maximum": Limits::MAX_ANSWER_RANGE.end(),
-                "description": "Characters of one answer[[evaluation|; the tool evaluation shows what is left out]].",
-            },
-            "on-error": on_error_schema("What to do on a failure."),
-        }),
-        &[],
-        ToolAnnotations::new().read_only(false).destructive(false).idempotent(true).open_world(false),
-    )
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct Arguments {
+    /// Seconds for an evaluation; 0 for no limit.
+    #[serde(default)]
+    #[schemars(extend("maximum" = Limits::MAX_TIMEOUT_SECONDS))]
+    timeout: Timeout,
+    /// Characters of output kept for each evaluation.
+    max_output: Option<OutputCharacters>,
+    /// Characters of one answer[[evaluation|; the tool evaluation shows what is left out]].
+    max_answer: Option<AnswerCharacters>,
+    /// What to do on a failure.
+    on_error: Option<OnErrorChoice>,
 }
 
-pub(super) fn call(session: &Session, arguments: JsonObject) -> Answer {
-    let mut arguments = Arguments::new(NAME, &["timeout", "max-output", "max-answer", "on-error"], 0, arguments)?;
-    let mut limits = session.limits();
-    let before = limits;
-    match timeout(&mut arguments)? {
-        TimeLimit::Default => {}
-        TimeLimit::None => limits.timeout = None,
-        TimeLimit::Of(time) => limits.timeout = Some(time),
+impl Offered for ConfigureLimits {
+    const NAME: &'static str = "configure-limits";
+    const TITLE: &'static str = "Configure limits";
+    const DESCRIPTION: &'static str = "Show the session's limits and, with arguments, change them for later evaluations: when work \
+        needs longer (TIMEOUT) or output was cut[[debugger|, or to hold every failure (on-error)]].";
+    const TRAITS: Traits = Traits { repeatable: true, meanwhile: true, core: true, ..Traits::NONE };
+    type Arguments = Arguments;
+    type Content = Content;
+
+    fn hints() -> ToolAnnotations {
+        ToolAnnotations::new().read_only(false).destructive(false).idempotent(true).open_world(false)
     }
-    if let Some(characters) = arguments.characters("max-output", Limits::MAX_OUTPUT_RANGE)? {
-        limits.max_output = characters;
+
+    fn call(call: &Call, arguments: Arguments) -> Result<Step, Fault> {
+        let session = call.session();
+        let mut limits = session.limits();
+        let before = limits;
+        match arguments.timeout.0 {
+            TimeLimit::Default => {}
+            TimeLimit::None => limits.timeout = None,
+            TimeLimit::Of(time) => limits.timeout = Some(time),
+        }
+        if let Some(characters) = arguments.max_output {
+            limits.max_output = characters.0;
+        }
+        if let Some(characters) = arguments.max_answer {
+            limits.max_answer = characters.0;
+        }
+        if let Some(on_error) = arguments.on_error {
+            limits.on_error = on_error.0;
+        }
+        if limits != before {
+            session.set_limits(limits);
+        }
+        now(limits)
     }
-    if let Some(characters) = arguments.characters("max-answer", Limits::MAX_ANSWER_RANGE)? {
-        limits.max_answer = characters;
+}
+
+/// The limits in force.
+#[derive(Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Content {
+    #[schemars(range(min = 0), extend("says" = "0: none."))]
+    timeout: f64,
+    max_output: u64,
+    max_answer: u64,
+    on_error: OnErrorChoice,
+}
+
+impl Finding for Limits {
+    fn text(&self, _: usize) -> String {
+        report::limits(self)
     }
-    if let Some(on_error) = on_error(&mut arguments)? {
-        limits.on_error = on_error;
+
+    fn content(&self, _: usize) -> Value {
+        json(&Content {
+            timeout: self.timeout.map_or(0.0, |timeout| timeout.as_secs_f64()),
+            max_output: self.max_output,
+            max_answer: self.max_answer,
+            on_error: OnErrorChoice(self.on_error),
+        })
     }
-    if limits != before {
-        session.set_limits(limits);
+}
+
+/// What to do on a failure: `debug` only where there are tools for what is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct OnErrorChoice(pub(super) OnError);
+
+impl OnErrorChoice {
+    pub(super) fn of(given: Option<Self>) -> Option<OnError> {
+        given.map(|choice| choice.0)
     }
-    Ok(Reply::Limits(limits))
 }
 
-/// The argument `timeout`, in seconds, 0 for none.
-pub(super) fn timeout(arguments: &mut Arguments) -> Result<TimeLimit, Fault> {
-    let allowed = || format!("a number of seconds from 0 (for none) to {}", Limits::MAX_TIMEOUT_SECONDS);
-    let Some(seconds) = arguments.number("timeout", 0.0..=Limits::MAX_TIMEOUT_SECONDS, allowed)? else {
-        return Ok(TimeLimit::Default);
-    };
-    Ok(Limits::timeout_from_seconds(seconds)?.map_or(TimeLimit::None, TimeLimit::Of))
+impl<'de> Deserialize<'de> for OnErrorChoice {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        let offered = |choice: &OnError| *choice != OnError::Debug || listed::has(listed::DEBUGGER);
+        let offered = || OnError::ALL.into_iter().filter(offered);
+        offered().find(|choice| value == choice.name()).map(Self).ok_or_else(|| {
+            let names: Vec<_> = offered().map(OnError::name).collect();
+            D::Error::custom(super::arguments::not(&format!("one of {}", names.join(", ")), &value))
+        })
+    }
 }
 
-/// The schema of the argument `timeout` of a tool that evaluates, whose default is the session's limit.
-pub(super) fn timeout_schema() -> Value {
-    json!({"type": "number", "minimum": 0, "description": "Seconds; 0: no limit."})
+impl Serialize for OnErrorChoice {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.name())
+    }
 }
 
-/// The same of one that has a time limit of its own where none is given.
-pub(super) fn timeout_schema_with(default: &str) -> Value {
-    json!({"type": "number", "minimum": 0, "description": format!("Seconds; 0: no limit. Default: {default}.")})
-}
+impl JsonSchema for OnErrorChoice {
+    fn inline_schema() -> bool {
+        true
+    }
 
-/// Returns the values that the argument `on-error` may have: `debug` only where there are tools for what is held.
-fn on_errors() -> Vec<(&'static str, OnError)> {
-    let offered = |choice: &OnError| *choice != OnError::Debug || listed::has(listed::DEBUGGER);
-    OnError::ALL.into_iter().filter(offered).map(|choice| (choice.name(), choice)).collect()
-}
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "OnError".into()
+    }
 
-/// The argument `on-error`.
-pub(super) fn on_error(arguments: &mut Arguments) -> Result<Option<OnError>, Fault> {
-    arguments.choice("on-error", &on_errors())
-}
-
-/// Its schema, with all values: the tool set takes out what it does not offer.
-pub(super) fn on_error_schema(description: &str) -> Value {
-    choice(&OnError::ALL.map(|choice| (choice.name(), choice)), None, description)
+    /// With all values: the tool set takes out what it does not offer.
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string", "enum": OnError::ALL.map(OnError::name)})
+    }
 }

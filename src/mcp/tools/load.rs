@@ -5,75 +5,120 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rmcp::model::{JsonObject, Tool};
-use serde_json::json;
+use rmcp::model::ToolAnnotations;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-use super::ask::{self, Asked};
-use super::limits::{on_error, on_error_schema, timeout, timeout_schema_with};
-use super::schema::{choice, text};
+use super::arguments::{Flag, Text, Timeout, text};
+use super::background::{self, Wait};
+use super::limits::OnErrorChoice;
 use super::system::{Definitions, System, absolute, existing, pathname};
-use super::{Arguments, Call, Fault, Step, background, define, evaluation_hints, later};
+use super::{Call, Fault, Offered, Step, Traits, ask, evaluation_hints, later};
+use crate::mcp::content;
 use crate::session::Operation;
 use crate::{Evaluation, OnError, Session, TimeLimit, report};
-
-pub(super) const NAME: &str = "load";
-
-const DESCRIPTION: &str = "Load an ASDF system with its dependencies, or a Lisp file, into the session; compiles what \
-    changed on disk. Use it after editing files, in place of asdf:load-system. Finds a system by name, or by the .asd \
-    file in or near `directory`. [warnings] have file, line and form; [notice] names \
-    variables that keep an old value, and definitions that a file no longer has. Example: {\"system\": \"my-app\"}.";
-
-const FORCE: [(&str, Option<&str>); 3] = [("none", None), ("self", Some("self")), ("all", Some("all"))];
 
 /// The time limit where none is given.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-pub(super) fn tool() -> Tool {
-    let mut properties = json!({
-        "system": text("An ASDF system, as `my-app/tests`."),
-        "path": text("Or a .lisp, .fasl or .asd file, or a directory with an .asd."),
-        "force": choice(
-            &FORCE,
-            Some("none"),
-            "Reload what is up to date: the system it`self`, or `all` it depends on.",
-        ),
-        "directory": text("Where to look for the .asd first."),
-        "package": text("Current package meanwhile."),
-        "timeout": timeout_schema_with("600"),
-        "on-error": on_error_schema("What to do on a failure."),
-    });
-    background::add_properties(&mut properties);
-    define(NAME, "Load a system or file", DESCRIPTION, properties, &[], evaluation_hints())
+/// The tool.
+pub(super) struct Load;
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct Arguments {
+    /// An ASDF system, as `my-app/tests`.
+    system: Option<Text>,
+    /// Or a .lisp, .fasl or .asd file, or a directory with an .asd.
+    path: Option<Text>,
+    /// Reload what is up to date: the system it`self`, or `all` it depends on.
+    #[serde(default)]
+    force: Force,
+    /// Where to look for the .asd first.
+    directory: Option<Text>,
+    /// Current package meanwhile.
+    package: Option<Text>,
+    /// Seconds; 0: no limit. Default: 600.
+    #[serde(default)]
+    timeout: Timeout,
+    /// What to do on a failure.
+    on_error: Option<OnErrorChoice>,
+    /// Answer at once; continue in the background.
+    #[serde(default)]
+    background: Flag,
+    /// Wait this many seconds, then continue in the background.
+    wait: Option<Wait>,
 }
 
-pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
-    let session = call.session().clone();
-    let asked = Asked::new(&call.context, &arguments);
-    let known = &["system", "path", "force", "directory", "package", "timeout", "on-error", "background", "wait"];
-    let mut arguments = Arguments::new(NAME, known, 0, arguments)?;
-    let force = arguments.choice("force", &FORCE)?.flatten();
-    let system = arguments.optional_text("system")?;
-    let path = arguments.optional_text("path")?;
-    let directory = arguments.optional_text("directory")?;
-    let target = Target::of(system.as_deref(), path.as_deref(), directory.as_deref())?;
-    let mut evaluation = Evaluation::new(target.code(force));
-    let operation = target.operation(force);
-    evaluation.package = arguments.optional_text("package")?;
-    let patience = background::patience(&mut arguments)?;
-    evaluation.timeout = match timeout(&mut arguments)? {
-        TimeLimit::Default if patience.is_none() => TimeLimit::Of(TIMEOUT),
-        limit => limit,
-    };
-    let on_error = background::on_error(&session, on_error(&mut arguments)?, patience)?;
-    evaluation.hold = on_error != OnError::Abort;
-    let asks = on_error == OnError::Ask;
-    let job = background::Job::operation(evaluation, operation).reporting(Session::progress_so_far);
-    later(move |call| {
-        background::evaluate(call, job, patience, move |call, outcome| {
-            let outcome = if outcome.is_error() { outcome } else { Arc::new(report::with_brief_output(&outcome)) };
-            if asks { ask::settle(call, asked, outcome) } else { call.reply(outcome) }
-        });
-    })
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Force {
+    #[default]
+    None,
+    #[serde(rename = "self")]
+    System,
+    All,
+}
+
+impl Force {
+    /// What Lisp is told.
+    fn name(self) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::System => Some("self"),
+            Self::All => Some("all"),
+        }
+    }
+}
+
+/// What an evaluation did, and what it loaded.
+#[derive(JsonSchema)]
+#[allow(dead_code, reason = "the content of any evaluation has what was loaded: this is its schema")]
+pub(super) struct Content {
+    #[schemars(flatten)]
+    evaluation: content::Evaluation,
+    loaded: Option<content::LoadReport>,
+}
+
+impl Offered for Load {
+    const NAME: &'static str = "load";
+    const TITLE: &'static str = "Load a system or file";
+    const DESCRIPTION: &'static str = "Load an ASDF system with its dependencies, or a Lisp file, into the session; compiles what \
+        changed on disk. Use it after editing files, in place of asdf:load-system. Finds a system by name, or by the .asd \
+        file in or near `directory`. [warnings] have file, line and form; [notice] names \
+        variables that keep an old value, and definitions that a file no longer has. Example: {\"system\": \"my-app\"}.";
+    const TRAITS: Traits = Traits { searches: true, asks: true, core: true, ..Traits::NONE };
+    type Arguments = Arguments;
+    type Content = Content;
+
+    fn hints() -> ToolAnnotations {
+        evaluation_hints()
+    }
+
+    fn call(call: &Call, arguments: Arguments) -> Result<Step, Fault> {
+        let session = call.session().clone();
+        let force = arguments.force.name();
+        let [system, path, directory] = [arguments.system, arguments.path, arguments.directory].map(text);
+        let target = Target::of(system.as_deref(), path.as_deref(), directory.as_deref())?;
+        let mut evaluation = Evaluation::new(target.code(force));
+        let operation = target.operation(force);
+        evaluation.package = text(arguments.package);
+        let patience = background::patience(arguments.background, arguments.wait);
+        evaluation.timeout = match arguments.timeout.0 {
+            TimeLimit::Default if patience.is_none() => TimeLimit::Of(TIMEOUT),
+            limit => limit,
+        };
+        let on_error = background::on_error(&session, OnErrorChoice::of(arguments.on_error), patience)?;
+        evaluation.hold = on_error != OnError::Abort;
+        let asks = on_error == OnError::Ask;
+        let job = background::Job::operation(evaluation, operation).reporting(Session::progress_so_far);
+        later(move |call| {
+            background::evaluate(call, job, patience, move |call, outcome| {
+                let outcome = if outcome.is_error() { outcome } else { Arc::new(report::with_brief_output(&outcome)) };
+                if asks { ask::settle(call, outcome) } else { call.reply(outcome) }
+            });
+        })
+    }
 }
 
 /// What is to be loaded.

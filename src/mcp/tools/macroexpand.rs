@@ -1,39 +1,94 @@
 //! macroexpand.
 
-use rmcp::model::{JsonObject, Tool};
-use serde_json::json;
+use rmcp::model::ToolAnnotations;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::schema::{choice, text};
-use super::{Arguments, Fault, Reply, Step, define, inspection, query};
+use super::arguments::{Text, text};
+use super::{Call, Fault, Finding, Offered, Step, Traits, inspection, query};
+use crate::mcp::content::json;
+use crate::outcome::{Expansion, ExpansionError, ExpansionStep};
+use crate::report;
 use crate::session::Operation;
 
-pub(super) const NAME: &str = "macroexpand";
+/// The tool.
+pub(super) struct MacroExpand;
 
-/// As lisp/macroexpand.lisp has them.
-const DEPTHS: &[(&str, &str)] = &[("once", "once"), ("full", "full"), ("all", "all")];
-
-pub(super) fn tool() -> Tool {
-    define(
-        NAME,
-        "Expand macros",
-        "Expand a macro form, as source, with the steps named. Evaluates nothing but macro functions: {\"form\": \
-        \"(with-open-file (s p) (read s))\"}.",
-        json!({
-            "form": text("The form, as Lisp source."),
-            "depth": choice(DEPTHS, Some("full"), "once: one step. full: until the form itself is no macro form. all: \
-                subforms, too."),
-            "package": text("Package to read the form in."),
-        }),
-        &["form"],
-        inspection(),
-    )
+#[derive(Deserialize, JsonSchema)]
+pub(super) struct Arguments {
+    /// The form, as Lisp source.
+    form: Text,
+    /// once: one step. full: until the form itself is no macro form. all: subforms, too.
+    #[serde(default)]
+    depth: Depth,
+    /// Package to read the form in.
+    package: Option<Text>,
 }
 
-pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
-    let mut arguments = Arguments::new(NAME, &["form", "depth", "package"], 1, arguments)?;
-    let operation = Operation::new(NAME)
-        .with("form", arguments.text("form")?)
-        .with("depth", arguments.choice("depth", DEPTHS)?.unwrap_or("full"))
-        .maybe("package", arguments.optional_text("package")?);
-    query(operation, Reply::Expansion)
+/// As lisp/macroexpand.lisp has it.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Depth {
+    Once,
+    #[default]
+    Full,
+    All,
+}
+
+impl Offered for MacroExpand {
+    const NAME: &'static str = "macroexpand";
+    const TITLE: &'static str = "Expand macros";
+    const DESCRIPTION: &'static str = "Expand a macro form, as source, with the steps named. Evaluates nothing but macro functions: \
+        {\"form\": \"(with-open-file (s p) (read s))\"}.";
+    const TRAITS: Traits = Traits::LOOKS;
+    type Arguments = Arguments;
+    type Content = Content;
+
+    fn hints() -> ToolAnnotations {
+        inspection()
+    }
+
+    fn call(_: &Call, arguments: Arguments) -> Result<Step, Fault> {
+        let depth = match arguments.depth {
+            Depth::Once => "once",
+            Depth::Full => "full",
+            Depth::All => "all",
+        };
+        let operation = Operation::new(Self::NAME)
+            .with("form", arguments.form.0)
+            .with("depth", depth)
+            .maybe("package", text(arguments.package));
+        query::<Expansion>(operation)
+    }
+}
+
+/// What the form expands to.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Content {
+    steps: Vec<ExpansionStep>,
+    notes: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expansion: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<ExpansionError>,
+}
+
+impl Finding for Expansion {
+    fn text(&self, _: usize) -> String {
+        report::expansion(self)
+    }
+
+    fn content(&self, max: usize) -> Value {
+        json(&Content {
+            steps: self.steps.clone(),
+            notes: self.notes.clone(),
+            expansion: (!self.text.is_empty()).then(|| report::cut(self.text.clone(), max)),
+            error: self.error.clone(),
+        })
+    }
+
+    fn is_error(&self) -> bool {
+        self.error.is_some()
+    }
 }

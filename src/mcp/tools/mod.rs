@@ -18,23 +18,22 @@ mod macroexpand;
 mod profile;
 mod reset;
 mod run_tests;
-mod schema;
 mod symbol;
 mod system;
 mod tool_set;
 mod tracing;
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use parking_lot::Mutex;
 use rmcp::model::{CallToolRequestParams, ErrorData, JsonObject, MetaObject, Tool, ToolAnnotations};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
 
 use super::Offer;
+use super::content::{schema_of_arguments, schema_of_result};
 use super::recovery_context::RecoveryContext;
-use super::reply::Reply;
-use super::structured;
-use crate::Session;
+use super::reply::{Finding, Refused, Reply};
 use crate::outcome::{Image, Record, of_kind};
 use crate::recovery::checkpoint::save::Saver;
 use crate::recovery::checkpoint::store::Checkpoints;
@@ -43,10 +42,9 @@ use crate::recovery::restore::Restoration;
 use crate::rpc::inflight::Inflight;
 use crate::rpc::route::call_of_job;
 use crate::session::Operation;
-use arguments::Arguments;
+use crate::{Outcome, Session};
 pub(crate) use arguments::parted;
 pub(super) use call::Call;
-pub(super) use checkpoint::CheckpointReply;
 pub(crate) use run_tests::{MAX_SUSPECTS, TEST_TIMEOUT_RANGE};
 pub(super) use system::System;
 pub(crate) use tool_set::ToolSet;
@@ -75,7 +73,7 @@ impl ToolContext {
         offer: Offer,
     ) -> Arc<Self> {
         offer.tools.list();
-        if !offer.tools.has(reset::NAME) {
+        if !offer.tools.has(reset::ResetSession::NAME) {
             session.query(&Operation::new("forbid-resets"), |_| ());
         }
         Arc::new(Self { session, inflight, recovery, checkpoints, offer, questions: Mutex::default() })
@@ -129,10 +127,8 @@ impl ToolContext {
     /// What `tools/list` shows.
     pub(super) fn list(&self) -> Vec<Tool> {
         let mut tools = self.offer.tools.tools();
-        if self.offer.structured {
-            for tool in &mut tools {
-                tool.output_schema = structured::schema(&tool.name).map(Arc::new);
-            }
+        if !self.offer.structured {
+            tools.iter_mut().for_each(|tool| tool.output_schema = None);
         }
         tools
     }
@@ -158,8 +154,6 @@ impl<T: std::error::Error> From<T> for Fault {
     }
 }
 
-type Answer = Result<Reply, Fault>;
-
 /// What is done with a call once its arguments are found right: it is answered then, or later.
 type Step = Box<dyn FnOnce(Call) + Send>;
 
@@ -169,15 +163,16 @@ fn later(work: impl FnOnce(Call) + Send + 'static) -> Result<Step, Fault> {
 }
 
 /// Answers a call at once.
-fn now(reply: Reply) -> Result<Step, Fault> {
+fn now(reply: impl Into<Reply>) -> Result<Step, Fault> {
+    let reply = reply.into();
     later(move |call| call.reply(reply))
 }
 
 /// Answers a call with what this query finds.
-fn query<T: From<Vec<Record>> + 'static>(operation: Operation, reply: fn(T) -> Reply) -> Result<Step, Fault> {
+fn query<F: From<Vec<Record>> + Finding + 'static>(operation: Operation) -> Result<Step, Fault> {
     later(move |call| {
         let session = call.session().clone();
-        session.query(&operation, move |found| call.answer(found.map(|records| reply(records.into()))));
+        session.query(&operation, move |found| call.answer(found.map(F::from)));
     })
 }
 
@@ -188,19 +183,146 @@ fn with_package(session: &Session, then: impl FnOnce(Option<String>) + Send + 's
     });
 }
 
+/// A tool.
+trait Offered {
+    /// What it is called.
+    const NAME: &'static str;
+    /// What people read in its place.
+    const TITLE: &'static str;
+    /// What it does, and when to use it. What is within `[[tool|...]]` is said where that tool is listed.
+    const DESCRIPTION: &'static str;
+    /// What is promised of its calls, beside what they are asked.
+    const TRAITS: Traits = Traits::NONE;
+    /// The arguments of a call. Their documentation is their description.
+    type Arguments: DeserializeOwned + JsonSchema;
+    /// The structured content of a result.
+    type Content: JsonSchema;
+
+    /// What clients may expect of a call.
+    fn hints() -> ToolAnnotations;
+
+    /// Begins a call.
+    fn call(call: &Call, arguments: Self::Arguments) -> Result<Step, Fault>;
+}
+
+/// How calls of a tool are treated.
+#[derive(Debug, Clone, Copy)]
+struct Traits {
+    /// It may be called again when the image was lost before it answered.
+    repeatable: bool,
+    /// It answers while an image is being restored.
+    meanwhile: bool,
+    /// It tells of the error state, which a cancelled evaluation may be yet to become part of.
+    about_errors: bool,
+    /// It searches directories before it waits for Lisp, which may take seconds.
+    searches: bool,
+    /// A call may have to be repeated with what a person answered.
+    asks: bool,
+    /// It is part of the working loop: `--tools core`.
+    core: bool,
+    /// Clients that show tools only on demand show it at once.
+    shown_at_once: bool,
+}
+
+impl Traits {
+    const NONE: Self = Self {
+        repeatable: false,
+        meanwhile: false,
+        about_errors: false,
+        searches: false,
+        asks: false,
+        core: false,
+        shown_at_once: false,
+    };
+    /// Those of a tool that only looks.
+    const LOOKS: Self = Self { repeatable: true, ..Self::NONE };
+}
+
+/// A tool in the table of all.
+struct Entry {
+    name: &'static str,
+    traits: Traits,
+    define: fn() -> Tool,
+    call: fn(&Call, &Tool, JsonObject) -> Result<Step, Fault>,
+}
+
+const fn entry<T: Offered>() -> Entry {
+    Entry {
+        name: T::NAME,
+        traits: T::TRAITS,
+        define: define::<T>,
+        call: |call, tool, map| T::call(call, arguments::read(tool, map)?),
+    }
+}
+
+/// Makes a tool's definition.
+fn define<T: Offered>() -> Tool {
+    // What is so by default (MCP 2025-11-25, ToolAnnotations) takes room in every list.
+    let mut hints = T::hints();
+    hints.idempotent_hint = hints.idempotent_hint.filter(|idempotent| *idempotent);
+    hints.open_world_hint = hints.open_world_hint.filter(|open| !open);
+    let mut tool = Tool::new(T::NAME, T::DESCRIPTION, schema_of_arguments::<T::Arguments>())
+        .with_title(T::TITLE)
+        .with_annotations(hints);
+    tool.output_schema = Some(Arc::new(schema_of_result::<T::Content>()));
+    if T::TRAITS.shown_at_once {
+        tool.meta = Some(MetaObject(JsonObject::from_iter([("anthropic/alwaysLoad".to_owned(), true.into())])));
+    }
+    tool
+}
+
 /// The tools, in this order.
+static TOOLS: [Entry; 23] = [
+    entry::<evaluate::EvaluateLisp>(),
+    entry::<load::Load>(),
+    entry::<errors::DescribeLastError>(),
+    entry::<errors::GetBacktrace>(),
+    entry::<errors::ErrorHistory>(),
+    entry::<debugger::InvokeRestart>(),
+    entry::<debugger::FrameLocals>(),
+    entry::<debugger::EvalInFrame>(),
+    entry::<debugger::ReturnFromFrame>(),
+    entry::<debugger::RestartFrame>(),
+    entry::<debugger::AbortEvaluation>(),
+    entry::<run_tests::RunTests>(),
+    entry::<evaluation::Evaluation>(),
+    entry::<definitions::ListDefinitions>(),
+    entry::<symbol::DescribeSymbol>(),
+    entry::<find_symbols::FindSymbols>(),
+    entry::<find_references::FindReferences>(),
+    entry::<macroexpand::MacroExpand>(),
+    entry::<tracing::TraceCalls>(),
+    entry::<profile::ProfileCode>(),
+    entry::<checkpoint::Checkpoint>(),
+    entry::<reset::ResetSession>(),
+    entry::<limits::ConfigureLimits>(),
+];
+
+/// Their definitions, in the same order.
+static DEFINITIONS: LazyLock<Vec<Tool>> = LazyLock::new(|| TOOLS.iter().map(|tool| (tool.define)()).collect());
+
+/// The definition of each tool.
 fn all() -> Vec<Tool> {
-    let mut evaluate = evaluate::tool();
-    // Clients that show tools only on demand show this one at once.
-    evaluate.meta = Some(MetaObject(JsonObject::from_iter([("anthropic/alwaysLoad".to_owned(), json!(true))])));
-    let mut tools = vec![evaluate, load::tool()];
-    tools.extend(errors::tools());
-    tools.extend(debugger::tools());
-    tools.extend([run_tests::tool(), evaluation::tool(), definitions::tool(), symbol::tool()]);
-    tools.extend([find_symbols::tool(), find_references::tool(), macroexpand::tool()]);
-    tools.extend([tracing::tool(), profile::tool()]);
-    tools.extend([checkpoint::tool(), reset::tool(), limits::tool()]);
-    tools
+    DEFINITIONS.clone()
+}
+
+/// Finds a tool and its definition.
+fn find(name: &str) -> Option<(&'static Entry, &'static Tool)> {
+    TOOLS.iter().zip(&*DEFINITIONS).find(|(tool, _)| tool.name == name)
+}
+
+fn traits(name: &str) -> Traits {
+    find(name).map_or(Traits::NONE, |(tool, _)| tool.traits)
+}
+
+/// What an outcome is told as: by what it has in it.
+pub(super) fn reply_of(outcome: Arc<Outcome>) -> Reply {
+    match () {
+        () if tracing::is_traced(&outcome) => tracing::Traced(outcome).into(),
+        () if profile::is_profiled(&outcome) => profile::Profiled(outcome).into(),
+        () if run_tests::is_tested(&outcome) => run_tests::Tested(outcome).into(),
+        () => evaluate::Evaluated(outcome).into(),
+    }
 }
 
 /// How similar a name is, from 0 to 1, that may be what was meant.
@@ -208,42 +330,19 @@ const NEAR: f64 = 0.8;
 /// Characters of a name that are compared.
 const LONG: usize = 100;
 
-/// Tools that may be called again when the image was lost before they answered.
-const REPEATABLE: [&str; 11] = [
-    errors::DESCRIBE_NAME,
-    errors::BACKTRACE_NAME,
-    errors::HISTORY_NAME,
-    evaluation::NAME,
-    definitions::NAME,
-    symbol::NAME,
-    find_symbols::NAME,
-    find_references::NAME,
-    macroexpand::NAME,
-    reset::NAME,
-    limits::NAME,
-];
-
 /// Returns true for a tool that searches directories before it waits for Lisp, which may take seconds.
 pub(super) fn searches_directories(tool: &str) -> bool {
-    matches!(tool, load::NAME | run_tests::NAME)
-}
-
-/// Tools that answer while an image is being restored; those about errors not when it is yet to be told what became of an
-/// evaluation that was cancelled.
-const MEANWHILE: [&str; 5] =
-    [errors::DESCRIBE_NAME, errors::BACKTRACE_NAME, errors::HISTORY_NAME, reset::NAME, limits::NAME];
-
-fn is_about_errors(tool: &str) -> bool {
-    matches!(tool, errors::DESCRIBE_NAME | errors::BACKTRACE_NAME | errors::HISTORY_NAME)
+    traits(tool).searches
 }
 
 /// Calls a tool, as soon as the image is as it was.
 pub(super) fn call(call: Call, request: CallToolRequestParams) {
+    let traits = traits(&request.name);
     match call.context.recovery.clone() {
+        // One about errors does not answer when it is yet to be told what became of an evaluation that was cancelled.
         Some(recovery)
             if recovery.is_restoring()
-                && (!MEANWHILE.contains(&&*request.name)
-                    || is_about_errors(&request.name) && recovery.has_cancelled(call.session())) =>
+                && (!traits.meanwhile || traits.about_errors && recovery.has_cancelled(call.session())) =>
         {
             let progress = recovery.clone();
             call.waiting().report_waiting(move || progress.progress());
@@ -252,7 +351,7 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
                 _ if !call.is_awaited() => {}
                 Restoration::Over => call_now(call, request),
                 // Another image answers.
-                Restoration::GivenUp if REPEATABLE.contains(&&*request.name) => call.leave(),
+                Restoration::GivenUp if traits.repeatable => call.leave(),
                 Restoration::GivenUp => call.reply(replaced()),
             });
         }
@@ -260,54 +359,32 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
     }
 }
 
-fn call_now(call: Call, request: CallToolRequestParams) {
+fn call_now(mut call: Call, request: CallToolRequestParams) {
     let CallToolRequestParams { name, arguments, request_state, input_responses, .. } = request;
     let session = call.session().clone();
     if let Some(recovery) = &call.context.recovery {
         if let Some(lost) = recovery.lost_question(call.number) {
             return call.refuse(Fault::Value(lost));
         }
-        let returns = name == checkpoint::NAME && recovery.returned_for(call_of_job(call.number)).is_some();
-        if !REPEATABLE.contains(&&*name) && !returns && recovery.has_begun(call.number) {
+        let returns = name == checkpoint::Checkpoint::NAME && recovery.returned_for(call_of_job(call.number)).is_some();
+        if !traits(&name).repeatable && !returns && recovery.has_begun(call.number) {
             let lost = recovery.lost_outcome(&session);
             return call.reply(lost);
         }
         session.number_from(call.number);
     }
     let arguments = arguments.unwrap_or_default();
-    let step = match &*name {
-        hidden if !call.context.offer.tools.has(hidden) => Err(call.context.no_such_tool(hidden)),
-        evaluate::NAME => match request_state {
-            None => evaluate::call(&call, arguments),
-            Some(state) => ask::go_on(&call, &arguments, &state, input_responses),
-        },
-        load::NAME => match request_state {
-            None => load::call(&call, arguments),
-            Some(state) => ask::go_on(&call, &arguments, &state, input_responses),
-        },
-        errors::DESCRIBE_NAME | errors::BACKTRACE_NAME | errors::HISTORY_NAME => {
-            let name = name.into_owned();
-            later(move |call| session.when_settled(move |unended| errors::answer(call, &name, arguments, unended)))
+    let step = match find(&name).filter(|_| call.context.offer.tools.has(&name)) {
+        None => Err(call.context.no_such_tool(&name)),
+        Some((tool, definition)) => {
+            if tool.traits.asks {
+                call.asked = Some(ask::Asked::new(&call.context, &arguments));
+            }
+            match request_state.filter(|_| tool.traits.asks) {
+                None => (tool.call)(&call, definition, arguments),
+                Some(state) => ask::go_on(&call, &state, input_responses),
+            }
         }
-        debugger::RESTART
-        | debugger::LOCALS
-        | debugger::EVAL
-        | debugger::RETURN
-        | debugger::AGAIN
-        | debugger::ABORT => debugger::call(&name, arguments),
-        evaluation::NAME => evaluation::call(&session, arguments),
-        definitions::NAME => definitions::call(arguments),
-        run_tests::NAME => run_tests::call(arguments),
-        symbol::NAME => symbol::call(arguments),
-        find_symbols::NAME => find_symbols::call(arguments),
-        find_references::NAME => find_references::call(arguments),
-        macroexpand::NAME => macroexpand::call(arguments),
-        tracing::NAME => tracing::call(&call, arguments),
-        profile::NAME => profile::call(arguments),
-        checkpoint::NAME => checkpoint::call(&call, arguments),
-        reset::NAME => reset::call(arguments),
-        limits::NAME => limits::call(&session, arguments).and_then(now),
-        unknown => Err(call.context.no_such_tool(unknown)),
     };
     match step {
         Ok(step) => step(call),
@@ -334,28 +411,6 @@ fn no_such_tool(name: &str, all: &[Tool]) -> String {
     let near: Vec<_> = near.into_iter().take(3).map(|(_, name)| name).collect();
     let near = if near.is_empty() { String::new() } else { format!(" Did you mean {}?", near.join(", ")) };
     format!("There is no tool {}.{near} There are: {}.", arguments::shown(name), all.join(", "))
-}
-
-/// A tool's definition. `properties` is a JSON object of schemas, one an argument.
-fn define(
-    name: &'static str,
-    title: &str,
-    description: &'static str,
-    properties: Value,
-    required: &[&str],
-    hints: ToolAnnotations,
-) -> Tool {
-    let mut schema = JsonObject::new();
-    schema.insert("type".to_owned(), json!("object"));
-    schema.insert("properties".to_owned(), properties);
-    if !required.is_empty() {
-        schema.insert("required".to_owned(), json!(required));
-    }
-    // What is so by default (MCP 2025-11-25, ToolAnnotations) takes room in every list.
-    let mut hints = hints;
-    hints.idempotent_hint = hints.idempotent_hint.filter(|idempotent| *idempotent);
-    hints.open_world_hint = hints.open_world_hint.filter(|open| !open);
-    Tool::new(name, description, schema).with_title(title).with_annotations(hints)
 }
 
 /// Hints of a tool that evaluates whatever it is given.

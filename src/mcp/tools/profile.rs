@@ -1,70 +1,153 @@
 //! profile: where an evaluation spends its time, or what allocates.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use rmcp::model::{JsonObject, Tool};
-use serde_json::json;
+use rmcp::model::ToolAnnotations;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::background::{self, Job};
-use super::limits::{timeout, timeout_schema};
-use super::schema::{choice, text, whole};
-use super::{Arguments, Fault, Step, define, evaluation_hints, later};
-use crate::outcome::{Stack, of_kind};
+use super::arguments::{Count, Flag, Text, Timeout, text};
+use super::background::{self, Job, Wait};
+use super::{Call, Fault, Finding, Offered, Step, evaluation_hints, later};
+use crate::mcp::content::{self, json};
+use crate::outcome::{Profile, ProfileSummary, ProfiledFunction, Stack, of_kind};
 use crate::session::Aftermath;
 use crate::session::Operation;
-use crate::{Evaluation, Outcome};
+use crate::{Evaluation, Outcome, report};
 
-pub(super) const NAME: &str = "profile";
+/// The tool.
+pub(super) struct ProfileCode;
 
-/// Functions shown unless asked otherwise, and at most.
-const TOP: u64 = 20;
-const MAX_TOP: u64 = 500;
-
-const MODES: [(&str, &str); 3] = [("cpu", "cpu"), ("alloc", "alloc"), ("time", "time")];
-
-const DESCRIPTION: &str = "Evaluate Common Lisp code under SBCL's statistical profiler: the functions that took time or \
-    memory, with places, in all threads; then the code's own answer.";
-
-pub(super) fn tool() -> Tool {
-    let mut properties = json!({
-        "code": text("Common Lisp source."),
-        "mode": choice(
-            &MODES,
-            Some("cpu"),
-            "`time`: also where threads wait; `alloc`: what allocates memory.",
-        ),
-        "top": whole(1..=MAX_TOP, TOP, "How many functions to show."),
-        "save-to": text("A file for a flame graph (SVG)."),
-        "package": text("To read in."),
-        "timeout": timeout_schema(),
-    });
-    background::add_properties(&mut properties);
-    define(NAME, "Profile", DESCRIPTION, properties, &["code"], evaluation_hints())
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct Arguments {
+    /// Common Lisp source.
+    code: Text,
+    /// `time`: also where threads wait; `alloc`: what allocates memory.
+    #[serde(default)]
+    mode: Mode,
+    /// How many functions to show.
+    #[serde(default)]
+    top: Count<500, 20>,
+    /// A file for a flame graph (SVG).
+    save_to: Option<Text>,
+    /// To read in.
+    package: Option<Text>,
+    /// Seconds; 0: no limit.
+    #[serde(default)]
+    timeout: Timeout,
+    /// Answer at once; continue in the background.
+    #[serde(default)]
+    background: Flag,
+    /// Wait this many seconds, then continue in the background.
+    wait: Option<Wait>,
 }
 
-pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
-    let known = &["code", "mode", "top", "save-to", "package", "timeout", "background", "wait"];
-    let mut arguments = Arguments::new(NAME, known, 1, arguments)?;
-    let mut evaluation = Evaluation::new(arguments.text("code")?);
-    let mode = arguments.choice("mode", &MODES)?.unwrap_or("cpu");
-    let top = arguments.count("top", MAX_TOP, TOP)?;
-    let path = arguments.optional_text("save-to")?.map(PathBuf::from);
-    evaluation.package = arguments.optional_text("package")?;
-    evaluation.timeout = timeout(&mut arguments)?;
-    let patience = background::patience(&mut arguments)?;
-    let operation = Operation::new("profile").with("mode", mode).with("top", top).with("stacks", path.is_some());
-    let mut job = Job::operation(evaluation, operation);
-    if let Some(path) = path {
-        let work = move |mut outcome: Outcome| {
-            outcome.notices.push(match flame_graph(&outcome, mode, &path) {
-                Ok(()) => format!("Flame graph: {}", path.display()),
-                Err(reason) => format!("No flame graph in {}: {reason}", path.display()),
-            });
-            Ok(outcome)
-        };
-        job = job.before_end(Aftermath::new(work, || ()));
+/// As lisp/profiling.lisp has it.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Mode {
+    #[default]
+    Cpu,
+    Alloc,
+    Time,
+}
+
+impl Mode {
+    /// What Lisp is told.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Alloc => "alloc",
+            Self::Time => "time",
+        }
     }
-    later(move |call| background::evaluate(call, job, patience, |call, outcome| call.reply(outcome)))
+}
+
+/// What an evaluation did, with the functions it was seen in.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Content {
+    #[serde(flatten)]
+    evaluation: content::Evaluation,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profile: Option<Summary>,
+    functions: Vec<ProfiledFunction>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Summary {
+    mode: String,
+    samples: u64,
+    threads: u64,
+    milliseconds: u64,
+}
+
+impl Offered for ProfileCode {
+    const NAME: &'static str = "profile";
+    const TITLE: &'static str = "Profile";
+    const DESCRIPTION: &'static str = "Evaluate Common Lisp code under SBCL's statistical profiler: the functions that took time or \
+        memory, with places, in all threads; then the code's own answer.";
+    type Arguments = Arguments;
+    type Content = Content;
+
+    fn hints() -> ToolAnnotations {
+        evaluation_hints()
+    }
+
+    fn call(_: &Call, arguments: Arguments) -> Result<Step, Fault> {
+        let mut evaluation = Evaluation::new(arguments.code.0);
+        let mode = arguments.mode.name();
+        let path = text(arguments.save_to).map(PathBuf::from);
+        evaluation.package = text(arguments.package);
+        evaluation.timeout = arguments.timeout.0;
+        let patience = background::patience(arguments.background, arguments.wait);
+        let operation =
+            Operation::new("profile").with("mode", mode).with("top", arguments.top.0).with("stacks", path.is_some());
+        let mut job = Job::operation(evaluation, operation);
+        if let Some(path) = path {
+            let work = move |mut outcome: Outcome| {
+                outcome.notices.push(match flame_graph(&outcome, mode, &path) {
+                    Ok(()) => format!("Flame graph: {}", path.display()),
+                    Err(reason) => format!("No flame graph in {}: {reason}", path.display()),
+                });
+                Ok(outcome)
+            };
+            job = job.before_end(Aftermath::new(work, || ()));
+        }
+        later(move |call| background::evaluate(call, job, patience, |call, outcome| call.reply(outcome)))
+    }
+}
+
+/// True for an outcome that tells of a profile.
+pub(super) fn is_profiled(outcome: &Outcome) -> bool {
+    Profile::of(&outcome.records).is_some()
+}
+
+/// What an evaluation did, and where it spent its time.
+#[derive(Debug)]
+pub(super) struct Profiled(pub(super) Arc<Outcome>);
+
+impl Finding for Profiled {
+    fn text(&self, max: usize) -> String {
+        report::profile(&self.0, max)
+    }
+
+    fn content(&self, max: usize) -> Value {
+        // What else is told is short, too.
+        let outcome = report::fitted(&self.0, max);
+        let (profile, functions) = Profile::of(&outcome.records).map_or((None, Vec::new()), |profile| {
+            let ProfileSummary { mode, samples, threads, milliseconds, .. } = profile.summary.clone();
+            let functions = profile.functions.into_iter().cloned().collect();
+            (Some(Summary { mode, samples, threads, milliseconds }), functions)
+        });
+        json(&Content { evaluation: content::Evaluation::new(&outcome), profile, functions })
+    }
+
+    fn is_error(&self) -> bool {
+        self.0.is_error()
+    }
 }
 
 /// Writes the flame graph of a profile; or says why not.

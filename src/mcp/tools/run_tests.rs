@@ -2,14 +2,20 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
 
-use rmcp::model::{JsonObject, Tool, ToolAnnotations};
-use serde_json::json;
+use rmcp::model::ToolAnnotations;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
+use super::arguments::{Flag, Names, SuspectCount, Text, seconds_of, text};
+use super::background::{self, Wait};
 use super::system::{Definitions, System};
-use super::{Arguments, Call, Fault, Step, background, define, later};
+use super::{Call, Fault, Finding, Offered, Step, Traits, later};
 use crate::mcp::beside::{Handle, Tests};
+use crate::mcp::content::{self, json};
 use crate::outcome::{
     Difference, Directory, NoSuspects, PassingImage, Record, RunCounts, Suspect, Suspects, SystemToLoad, TestCounts,
     TestResult, TestRun, TestStatus, of_kind,
@@ -17,8 +23,6 @@ use crate::outcome::{
 use crate::session::Aftermath;
 use crate::session::recovery::failed;
 use crate::{Limits, Outcome, report};
-
-pub(super) const NAME: &str = "run-tests";
 
 /// What is said in place of the suspects of a test operation.
 const NOTHING_TO_COMPARE: &str = "There are no suspects: of a test operation one verdict is known, and what it printed tells of \
@@ -39,116 +43,158 @@ const TIMEOUT: f64 = 60.0;
 /// Seconds that a test may be given.
 pub(crate) const TEST_TIMEOUT_RANGE: RangeInclusive<f64> = 0.1..=Limits::MAX_TIMEOUT_SECONDS;
 
-const DESCRIPTION: &str = "Run the tests of a system or package, or one test or suite: the counts; then, for each failed \
-    test, file and line, the form, what was expected and what came, or the error with frames[[get-backtrace| and its \
-    identifier for get-backtrace]]. Knows FiveAM, Parachute, Rove, lisp-unit2, sb-rt and RT; else runs the ASDF test-op \
-    as one test.";
+/// The tool.
+pub(super) struct RunTests;
 
-pub(super) fn tool() -> Tool {
-    let mut properties = json!({
-        "system": {
-            "type": "string",
-            "description": "One or more ASDF systems: `a, b`. Or give package or name.",
-        },
-        "directory": {
-            "type": "string",
-            "description": "Where to look for the .asd first.",
-        },
-        "package": {
-            "type": "string",
-            "description": "Its tests.",
-        },
-        "name": {
-            "type": "string",
-            "description": "A test, suite or tag, as `my-tests::parse`.",
-        },
-        "timeout": {
+#[derive(Deserialize, JsonSchema)]
+pub(super) struct Arguments {
+    /// One or more ASDF systems: `a, b`. Or give package or name.
+    #[serde(default)]
+    #[schemars(with = "Option<Text>")]
+    system: Names,
+    /// Where to look for the .asd first.
+    directory: Option<Text>,
+    /// Its tests.
+    package: Option<Text>,
+    /// A test, suite or tag, as `my-tests::parse`.
+    name: Option<Text>,
+    /// Seconds for each test.
+    #[serde(default)]
+    timeout: TestSeconds,
+    /// First load what changed on disk.
+    #[serde(default)]
+    reload: Flag,
+    /// Run in a fresh image that loads the files only; name what differs.
+    #[serde(default)]
+    fresh: Flag,
+    /// For each failing test, list up to N functions that few passing tests ran, with the lines. Runs the tests again.
+    #[serde(default)]
+    suspects: SuspectCount,
+    /// Answer at once; continue in the background.
+    #[serde(default)]
+    background: Flag,
+    /// Wait this many seconds, then continue in the background.
+    wait: Option<Wait>,
+}
+
+/// Seconds that a test may take.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(transparent)]
+struct TestSeconds(f64);
+
+impl Default for TestSeconds {
+    fn default() -> Self {
+        Self(TIMEOUT)
+    }
+}
+
+impl<'de> Deserialize<'de> for TestSeconds {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        let range = TEST_TIMEOUT_RANGE;
+        seconds_of(&value, &range, format!("a number of seconds from {} to {}", range.start(), range.end())).map(Self)
+    }
+}
+
+impl JsonSchema for TestSeconds {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "TestSeconds".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
             "type": "number",
             "minimum": TEST_TIMEOUT_RANGE.start(),
             "maximum": TEST_TIMEOUT_RANGE.end(),
-            "default": TIMEOUT,
-            "description": "Seconds for each test.",
-        },
-        "reload": {
-            "type": "boolean",
-            "description": "First load what changed on disk.",
-        },
-        "fresh": {
-            "type": "boolean",
-            "description": "Run in a fresh image that loads the files only; name what differs.",
-        },
-        "suspects": {
-            "type": "integer",
-            "minimum": 0,
-            "maximum": MAX_SUSPECTS,
-            "default": 0,
-            "description": "For each failing test, list up to N functions that few passing tests ran, with the lines. Runs the tests again.",
-        },
-    });
-    background::add_properties(&mut properties);
-    define(
-        NAME,
-        "Run tests",
-        DESCRIPTION,
-        properties,
-        &[],
-        ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true),
-    )
+        })
+    }
 }
 
-/// Which tests, from the arguments.
-fn tests(arguments: &mut Arguments) -> Result<Tests, Fault> {
-    let [package, name] = ["package", "name"].map(|name| arguments.optional_text(name));
-    let (named, package, name) = (arguments.names("system")?, package?, name?);
-    if [!named.is_empty(), package.is_some(), name.is_some()].iter().filter(|given| **given).count() != 1 {
-        return Err(Fault::Value(format!("{NAME} needs one of system, package and name.")));
-    }
-    if named.len() > MAX_SYSTEMS {
-        return Err(Fault::Value(format!("{NAME} takes at most {MAX_SYSTEMS} systems at once.")));
-    }
-    let directory = arguments.optional_text("directory")?;
-    let known = Definitions::default();
-    let mut systems: Vec<System> = Vec::new();
-    for name in named {
-        let system = System::find(&name, directory.as_deref(), &known)?;
-        if !systems.iter().any(|known| known.is_same(&system)) {
-            systems.push(system);
+impl Arguments {
+    /// Which tests.
+    fn tests(&self) -> Result<Tests, Fault> {
+        let name = RunTests::NAME;
+        let given = [!self.system.0.is_empty(), self.package.is_some(), self.name.is_some()];
+        if given.iter().filter(|given| **given).count() != 1 {
+            return Err(Fault::Value(format!("{name} needs one of system, package and name.")));
         }
+        if self.system.0.len() > MAX_SYSTEMS {
+            return Err(Fault::Value(format!("{name} takes at most {MAX_SYSTEMS} systems at once.")));
+        }
+        let [directory, package, name] = [&self.directory, &self.package, &self.name].map(|given| text(given.clone()));
+        let known = Definitions::default();
+        let mut systems: Vec<System> = Vec::new();
+        for name in &self.system.0 {
+            let system = System::find(name, directory.as_deref(), &known)?;
+            if !systems.iter().any(|known| known.is_same(&system)) {
+                systems.push(system);
+            }
+        }
+        let timeout = u64::try_from(Duration::from_secs_f64(self.timeout.0).as_millis()).unwrap_or(u64::MAX);
+        Ok(Tests { systems, package, name, timeout, reload: self.reload.0, ..Tests::default() })
     }
-    let allowed = || format!("a number of seconds from {} to {}", TEST_TIMEOUT_RANGE.start(), TEST_TIMEOUT_RANGE.end());
-    let timeout = arguments.number("timeout", TEST_TIMEOUT_RANGE, allowed)?.unwrap_or(TIMEOUT);
-    let timeout = u64::try_from(Duration::from_secs_f64(timeout).as_millis()).unwrap_or(u64::MAX);
-    let reload = arguments.flag("reload")?;
-    Ok(Tests { systems, package, name, timeout, reload, ..Tests::default() })
 }
 
-pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
-    let known =
-        &["system", "directory", "package", "name", "timeout", "reload", "fresh", "suspects", "background", "wait"];
-    let mut arguments = Arguments::new(NAME, known, 0, arguments)?;
-    let tests = tests(&mut arguments)?;
-    let fresh = arguments.flag("fresh")?;
-    let allowed = format!("a whole number of suspects, from 0 to {MAX_SUSPECTS}");
-    let suspects = arguments.whole("suspects", 0..=MAX_SUSPECTS, &allowed)?.unwrap_or(0);
-    let beside = Beside { fresh, suspects };
+impl Offered for RunTests {
+    const NAME: &'static str = "run-tests";
+    const TITLE: &'static str = "Run tests";
+    const DESCRIPTION: &'static str = "Run the tests of a system or package, or one test or suite: the counts; then, for each failed \
+        test, file and line, the form, what was expected and what came, or the error with frames[[get-backtrace| and its \
+        identifier for get-backtrace]]. Knows FiveAM, Parachute, Rove, lisp-unit2, sb-rt and RT; else runs the ASDF test-op \
+        as one test.";
+    const TRAITS: Traits = Traits { searches: true, core: true, ..Traits::NONE };
+    type Arguments = Arguments;
+    type Content = content::Tests;
 
-    let patience = background::patience(&mut arguments)?;
-    let mut operation = tests.operation().with("way", fresh || suspects > 0).with("beside", fresh);
-    if !fresh {
-        operation = operation.with_errors();
+    fn hints() -> ToolAnnotations {
+        ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true)
     }
-    let mut job = background::Job::operation(tests.evaluation(), operation);
-    if fresh || suspects > 0 {
-        let handle = Handle::default();
-        let cancelled = handle.clone();
-        let work = move |outcome| {
-            if beside.is_needed(&outcome) { run_beside(&handle, tests, beside, outcome) } else { Ok(outcome) }
-        };
-        job = job.before_end(Aftermath::new(work, move || cancelled.end()));
+
+    fn call(_: &Call, arguments: Arguments) -> Result<Step, Fault> {
+        let tests = arguments.tests()?;
+        let beside = Beside { fresh: arguments.fresh.0, suspects: arguments.suspects.0 };
+        let is_beside = beside.fresh || beside.suspects > 0;
+        let patience = background::patience(arguments.background, arguments.wait);
+        let mut operation = tests.operation().with("way", is_beside).with("beside", beside.fresh);
+        if !beside.fresh {
+            operation = operation.with_errors();
+        }
+        let mut job = background::Job::operation(tests.evaluation(), operation);
+        if is_beside {
+            let handle = Handle::default();
+            let cancelled = handle.clone();
+            let work = move |outcome| {
+                if beside.is_needed(&outcome) { run_beside(&handle, tests, beside, outcome) } else { Ok(outcome) }
+            };
+            job = job.before_end(Aftermath::new(work, move || cancelled.end()));
+        }
+        later(move |call: Call| {
+            background::evaluate(call, job, patience, |call, outcome| call.answer(Ok::<_, Fault>(outcome)));
+        })
     }
-    later(move |call: Call| {
-        background::evaluate(call, job, patience, |call, outcome| call.answer(Ok::<_, Fault>(outcome)));
-    })
+}
+
+/// True for an outcome that tells of tests.
+pub(super) fn is_tested(outcome: &Outcome) -> bool {
+    !outcome.is_error() && TestCounts::of(outcome).is_some()
+}
+
+/// What tests came to.
+#[derive(Debug)]
+pub(super) struct Tested(pub(super) Arc<Outcome>);
+
+impl Finding for Tested {
+    fn text(&self, max: usize) -> String {
+        report::tests(&self.0, max)
+    }
+
+    fn content(&self, _: usize) -> Value {
+        json(&content::Tests::new(&self.0))
+    }
 }
 
 /// What is done in other images.

@@ -1,36 +1,90 @@
 //! describe-symbol.
 
-use rmcp::model::{JsonObject, Tool};
-use serde_json::json;
+use rmcp::model::ToolAnnotations;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::schema::{flag, text};
-use super::{Arguments, Fault, Reply, Step, define, inspection, later};
+use super::arguments::{Flag, Text, text};
+use super::{Call, Fault, Finding, Offered, Step, Traits, inspection, later};
+use crate::mcp::content::json;
+use crate::outcome::{Role, SymbolDescription};
+use crate::report;
 
-pub(super) const NAME: &str = "describe-symbol";
+/// The tool.
+pub(super) struct DescribeSymbol;
 
-pub(super) fn tool() -> Tool {
-    define(
-        NAME,
-        "Describe symbol",
-        "Describe a symbol, SBCL's own too: function, macro, variable with its value, class, type, with argument \
-        list, documentation and source location. Suggests similar names when nothing matches.",
-        json!({
-            "name": text("The symbol, as car or my-app:run."),
-            "package": text("Package for a name without prefix."),
-            "source": flag("Add the text of each definition."),
-        }),
-        &["name"],
-        inspection(),
-    )
+#[derive(Deserialize, JsonSchema)]
+pub(super) struct Arguments {
+    /// The symbol, as car or my-app:run.
+    name: Text,
+    /// Package for a name without prefix.
+    package: Option<Text>,
+    /// Add the text of each definition.
+    #[serde(default)]
+    source: Flag,
 }
 
-pub(super) fn call(arguments: JsonObject) -> Result<Step, Fault> {
-    let mut arguments = Arguments::new(NAME, &["name", "package", "source"], 1, arguments)?;
-    let name = arguments.text("name")?;
-    let package = arguments.optional_text("package")?;
-    let source = arguments.flag("source")?;
-    later(move |call| {
-        let session = call.session().clone();
-        session.describe_symbol(&name, package.as_deref(), source, move |found| call.answer(found.map(Reply::Symbol)));
-    })
+impl Offered for DescribeSymbol {
+    const NAME: &'static str = "describe-symbol";
+    const TITLE: &'static str = "Describe symbol";
+    const DESCRIPTION: &'static str = "Describe a symbol, SBCL's own too: function, macro, variable with its value, class, type, \
+        with argument list, documentation and source location. Suggests similar names when nothing matches.";
+    const TRAITS: Traits = Traits::LOOKS;
+    type Arguments = Arguments;
+    type Content = Content;
+
+    fn hints() -> ToolAnnotations {
+        inspection()
+    }
+
+    fn call(_: &Call, arguments: Arguments) -> Result<Step, Fault> {
+        let Arguments { name, package, source } = arguments;
+        let package = text(package);
+        later(move |call| {
+            let session = call.session().clone();
+            session.describe_symbol(&name.0, package.as_deref(), source.0, move |found| call.answer(found));
+        })
+    }
+}
+
+/// What the symbol means.
+#[derive(Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Content {
+    roles: Vec<RoleContent>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_found: Option<String>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct RoleContent {
+    title: String,
+    details: Vec<Detail>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Detail {
+    label: String,
+    text: String,
+}
+
+impl RoleContent {
+    fn new(role: &Role) -> Self {
+        let details = role.details.iter().map(|(label, text)| Detail { label: label.clone(), text: text.clone() });
+        Self { title: role.title.clone(), details: details.collect() }
+    }
+}
+
+impl Finding for SymbolDescription {
+    fn text(&self, _: usize) -> String {
+        report::symbol(self)
+    }
+
+    fn content(&self, _: usize) -> Value {
+        json(&match self {
+            Self::Found(roles) => Content { roles: roles.iter().map(RoleContent::new).collect(), not_found: None },
+            Self::NotFound(sentence) => Content { roles: Vec::new(), not_found: Some(sentence.clone()) },
+        })
+    }
 }

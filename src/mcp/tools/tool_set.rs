@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rmcp::model::{JsonObject, Tool};
 use serde_json::Value;
 
-use super::{all, checkpoint, no_such_tool, reset};
+use super::{Offered, all, checkpoint, no_such_tool, reset, traits};
 use crate::listed;
 
 /// Which tools are listed. One that is not listed cannot be called either: it is as if there were none, so that whoever
@@ -22,19 +22,6 @@ pub(crate) enum ToolSet {
     /// These.
     Named(Vec<String>),
 }
-
-/// The tools that the specification has, and those of the working loop: load, test, look after what runs.
-const CORE: [&str; 9] = [
-    "evaluate-lisp",
-    "load",
-    "run-tests",
-    "describe-last-error",
-    "get-backtrace",
-    "list-definitions",
-    "evaluation",
-    "reset-session",
-    "configure-limits",
-];
 
 /// What a server tells a model of itself.
 const INSTRUCTIONS: &str = include_str!("../instructions.md");
@@ -111,8 +98,8 @@ impl ToolSet {
     pub(super) fn has(&self, name: &str) -> bool {
         match self {
             Self::All => true,
-            Self::Core => CORE.contains(&name),
-            Self::Embedded => ![reset::NAME, checkpoint::NAME].contains(&name),
+            Self::Core => traits(name).core,
+            Self::Embedded => ![reset::ResetSession::NAME, checkpoint::Checkpoint::NAME].contains(&name),
             Self::Named(names) => names.iter().any(|known| known == name),
         }
     }

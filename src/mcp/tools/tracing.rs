@@ -1,80 +1,139 @@
 //! trace-calls: the calls of chosen functions while code is evaluated.
 
-use rmcp::model::{JsonObject, Tool};
-use serde_json::json;
+use std::sync::Arc;
 
-use super::background::{self, Job};
-use super::limits::{timeout, timeout_schema};
-use super::schema::{choice, text, whole};
-use super::{Arguments, Call, Fault, Step, define, evaluation_hints, later};
+use rmcp::model::ToolAnnotations;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::arguments::{Count, Flag, Names, Text, Timeout, not, text};
+use super::background::{self, Job, Wait};
+use super::limits::OnErrorChoice;
+use super::{Call, Fault, Finding, Offered, Step, evaluation_hints, later};
 use crate::listed;
-use crate::report::calls_shown;
+use crate::mcp::content::{self, json};
+use crate::outcome::{CallTree, TracedCall};
+use crate::report::{self, calls_shown};
 use crate::session::Operation;
-use crate::{Evaluation, OnError};
+use crate::{Evaluation, OnError, Outcome};
 
-pub(super) const NAME: &str = "trace-calls";
+/// The tool.
+pub(super) struct TraceCalls;
 
-/// How deep recorded calls may be in each other, and how many are recorded, unless asked otherwise and at most.
-const DEPTH: u64 = 5;
-const MAX_DEPTH: u64 = 100;
-const LIMIT: u64 = 200;
-const MAX_LIMIT: u64 = 5_000;
-
-/// What the argument `on-error` may be; `debug` where there are tools for what is held.
-const ON_ERROR: [(&str, OnError); 2] = [("abort", OnError::Abort), ("debug", OnError::Debug)];
-
-const DESCRIPTION: &str = "Evaluate Common Lisp code with functions traced: the tree of their calls, in all threads, with \
-    arguments, values or error, and time; then the code's own answer. Macros and inlined calls are \
-    not seen. Example: {\"code\": \"(run)\", \"functions\": [\"parse\"]}.";
-
-pub(super) fn tool() -> Tool {
-    let mut properties = json!({
-        "code": text("Common Lisp source."),
-        "functions": {
-            "type": "array",
-            "items": {"type": "string"},
-            "description": "Also (setf f), (method f :around (integer)), (labels g :in f).",
-        },
-        "package": text("Trace all of this package's."),
-        "depth": whole(1..=MAX_DEPTH, DEPTH, "Deeper calls are counted."),
-        "limit": whole(1..=MAX_LIMIT, LIMIT, "Further ones are counted."),
-        "timeout": timeout_schema(),
-        "on-error": choice(&ON_ERROR, None, "Default: abort."),
-    });
-    background::add_properties(&mut properties);
-    define(NAME, "Trace Calls", DESCRIPTION, properties, &["code"], evaluation_hints())
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct Arguments {
+    /// Common Lisp source.
+    code: Text,
+    /// Also (setf f), (method f :around (integer)), (labels g :in f).
+    #[serde(default)]
+    functions: Names,
+    /// Trace all of this package's.
+    package: Option<Text>,
+    /// Deeper calls are counted.
+    #[serde(default)]
+    depth: Count<100, 5>,
+    /// Further ones are counted.
+    #[serde(default)]
+    limit: Count<5_000, 200>,
+    /// Seconds; 0: no limit.
+    #[serde(default)]
+    timeout: Timeout,
+    /// Default: abort.
+    #[schemars(extend("enum" = ["abort", "debug"]))]
+    on_error: Option<OnErrorChoice>,
+    /// Answer at once; continue in the background.
+    #[serde(default)]
+    background: Flag,
+    /// Wait this many seconds, then continue in the background.
+    wait: Option<Wait>,
 }
 
-pub(super) fn call(call: &Call, arguments: JsonObject) -> Result<Step, Fault> {
-    let known = &["code", "functions", "package", "depth", "limit", "timeout", "on-error", "background", "wait"];
-    let mut arguments = Arguments::new(NAME, known, 1, arguments)?;
-    let mut evaluation = Evaluation::new(arguments.text("code")?);
-    let functions = arguments.names("functions")?;
-    let package = arguments.optional_text("package")?;
-    if functions.is_empty() == package.is_none() {
-        let reason = "trace-calls needs either functions, a list of names, or package: whose functions to trace.";
-        return Err(Fault::Value(reason.to_owned()));
+/// What an evaluation did, with the calls that were recorded.
+#[derive(Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Content {
+    #[serde(flatten)]
+    evaluation: content::Evaluation,
+    calls: Vec<TracedCall>,
+    omitted_calls: u64,
+}
+
+impl Offered for TraceCalls {
+    const NAME: &'static str = "trace-calls";
+    const TITLE: &'static str = "Trace Calls";
+    const DESCRIPTION: &'static str = "Evaluate Common Lisp code with functions traced: the tree of their calls, in all threads, with \
+        arguments, values or error, and time; then the code's own answer. Macros and inlined calls are \
+        not seen. Example: {\"code\": \"(run)\", \"functions\": [\"parse\"]}.";
+    type Arguments = Arguments;
+    type Content = Content;
+
+    fn hints() -> ToolAnnotations {
+        evaluation_hints()
     }
-    let depth = arguments.count("depth", MAX_DEPTH, DEPTH)?;
-    let limit = arguments.count("limit", MAX_LIMIT, LIMIT)?;
-    evaluation.timeout = timeout(&mut arguments)?;
-    let on_error =
-        arguments.choice("on-error", if listed::has(listed::DEBUGGER) { &ON_ERROR } else { &ON_ERROR[..1] })?;
-    let patience = background::patience(&mut arguments)?;
-    let mut operation = Operation::new("trace-calls")
-        .maybe("package", package)
-        .with("depth", depth)
-        .with("limit", limit)
-        .with("foreground", patience.is_none());
-    if !functions.is_empty() {
-        operation = operation.with("functions", functions);
+
+    fn call(call: &Call, arguments: Arguments) -> Result<Step, Fault> {
+        let mut evaluation = Evaluation::new(arguments.code.0);
+        let functions = arguments.functions.0;
+        let package = text(arguments.package);
+        if functions.is_empty() == package.is_none() {
+            let reason = "trace-calls needs either functions, a list of names, or package: whose functions to trace.";
+            return Err(Fault::Value(reason.to_owned()));
+        }
+        evaluation.timeout = arguments.timeout.0;
+        let on_error = OnErrorChoice::of(arguments.on_error).unwrap_or(OnError::Abort);
+        if on_error == OnError::Ask {
+            let choices = if listed::has(listed::DEBUGGER) { "one of abort, debug" } else { "one of abort" };
+            let reason = not(choices, &Value::from(on_error.name()));
+            return Err(Fault::Value(format!("{}: on-error must be {reason}.", Self::NAME)));
+        }
+        let patience = background::patience(arguments.background, arguments.wait);
+        let mut operation = Operation::new("trace-calls")
+            .maybe("package", package)
+            .with("depth", arguments.depth.0)
+            .with("limit", arguments.limit.0)
+            .with("foreground", patience.is_none());
+        if !functions.is_empty() {
+            operation = operation.with("functions", functions);
+        }
+        // What is held is traced until it is released: only who asks for that gets it.
+        let on_error = background::on_error(call.session(), Some(on_error), patience)?;
+        evaluation.hold = on_error == OnError::Debug;
+        if !call.is_structured() {
+            operation = operation.with("shown", calls_shown(call.context.max_answer()));
+        }
+        let job = Job::operation(evaluation, operation);
+        later(move |call| background::evaluate(call, job, patience, |call, outcome| call.reply(outcome)))
     }
-    // What is held is traced until it is released: only who asks for that gets it.
-    let on_error = background::on_error(call.session(), on_error.or(Some(OnError::Abort)), patience)?;
-    evaluation.hold = on_error == OnError::Debug;
-    if !call.is_structured() {
-        operation = operation.with("shown", calls_shown(call.context.max_answer()));
+}
+
+/// True for an outcome that tells of traced calls.
+pub(super) fn is_traced(outcome: &Outcome) -> bool {
+    CallTree::of(&outcome.records).is_some()
+}
+
+/// What an evaluation did, and the calls that it came to.
+#[derive(Debug)]
+pub(super) struct Traced(pub(super) Arc<Outcome>);
+
+impl Finding for Traced {
+    fn text(&self, max: usize) -> String {
+        report::calls(&self.0, max)
     }
-    let job = Job::operation(evaluation, operation);
-    later(move |call| background::evaluate(call, job, patience, |call, outcome| call.reply(outcome)))
+
+    fn content(&self, max: usize) -> Value {
+        // What else is told is short, too.
+        let outcome = report::fitted(&self.0, max);
+        let tree = CallTree::of(&outcome.records);
+        json(&Content {
+            evaluation: content::Evaluation::new(&outcome),
+            omitted_calls: tree.as_ref().map_or(0, |tree| tree.trace.omitted),
+            calls: tree.map(|tree| tree.calls.into_iter().cloned().collect()).unwrap_or_default(),
+        })
+    }
+
+    fn is_error(&self) -> bool {
+        self.0.is_error()
+    }
 }
