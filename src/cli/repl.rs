@@ -806,15 +806,8 @@ fn section<'a>(text: &'a str, marker: &str) -> Option<&'a str> {
 
 /// The processes that the process `parent` has started: where it is a server, those that hold Lisp.
 fn workers_of(parent: u32) -> Vec<rustix::process::Pid> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let children = entries.filter_map(|entry| {
-        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
-        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-        // pid (name) state parent: proc(5).
-        let of: u32 = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
-        (of == parent).then(|| rustix::process::Pid::from_raw(pid)).flatten()
-    });
-    children.collect()
+    let parent = i32::try_from(parent).ok().and_then(rustix::process::Pid::from_raw);
+    parent.map(crate::supervisor::processes::children).unwrap_or_default()
 }
 
 /// A person's REPL, on an image of its own or that of a server that runs.

@@ -1,8 +1,11 @@
 //! The processes that descend from this one. Orphans of a worker become the supervisor's children, and go when it does.
 
-use std::collections::HashMap;
+use std::fs;
+use std::io::ErrorKind;
 
-use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, kill_process_group};
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus, getpid, kill_process, kill_process_group, waitid,
+};
 
 /// Rounds of looking for processes, which may be making others.
 const ROUNDS: usize = 5;
@@ -65,7 +68,7 @@ pub(super) fn kill(pid: Pid, parent: Pid) {
     use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
     // Whatever it is that is looked at after this is what is signalled.
     let process = pidfd_open(pid, PidfdFlags::empty());
-    if stat(pid).is_some_and(|(_, of)| of == parent) {
+    if children(parent).contains(&pid) {
         let _ = match process {
             Ok(process) => pidfd_send_signal(process, Signal::KILL),
             Err(rustix::io::Errno::SRCH) => Ok(()),
@@ -80,36 +83,50 @@ pub(super) fn kill(pid: Pid, _parent: Pid) {
     let _ = kill_process(pid, Signal::KILL);
 }
 
-/// True for a process that a signal has stopped, where the system says so.
-pub(super) fn is_stopped(pid: Pid) -> bool {
-    stat(pid).is_some_and(|(state, _)| state == b'T')
+/// True for a child that a signal has stopped.
+pub(super) fn is_stopped(child: Pid) -> bool {
+    let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    waitid(WaitId::Pid(child), options).is_ok_and(|status| status.is_some_and(|status| status.stopped()))
 }
 
-/// A process' state and its parent, where the system has them.
-fn stat(pid: Pid) -> Option<(u8, Pid)> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command's name, in parentheses, may hold anything.
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    let state = *fields.next()?.as_bytes().first()?;
-    Some((state, Pid::from_raw(fields.next()?.parse().ok()?)?))
+/// True unless the process has ended, or is about to: it has no program any more (proc(5), `exe`).
+fn runs(pid: Pid) -> bool {
+    !fs::read_link(format!("/proc/{pid}/exe")).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+}
+
+/// Returns the children of a process, of all its threads; none when it has ended.
+pub(crate) fn children(parent: Pid) -> Vec<Pid> {
+    let mut found = Vec::new();
+    for thread in fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten() {
+        match fs::read_to_string(thread.path().join("children")) {
+            Ok(text) => found.extend(text.split_ascii_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?))),
+            // This kernel has no such files, unless the thread is gone.
+            Err(_) if thread.path().exists() => return children_among_all(parent),
+            Err(_) => {}
+        }
+    }
+    found
+}
+
+/// Returns the same from a look at every process of the machine: however many there are.
+fn children_among_all(parent: Pid) -> Vec<Pid> {
+    let is_child = |pid: &Pid| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok();
+        // The command's name, in parentheses, may hold anything.
+        let of = stat.as_ref().and_then(|stat| stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok());
+        of == Some(parent.as_raw_nonzero().get())
+    };
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
+    pids.filter(is_child).collect()
 }
 
 /// What descends from the process `root`, and not from `but`, and still runs, with the parent of each.
 fn descendants(root: Pid, but: &[Pid]) -> Vec<(Pid, Pid)> {
-    let mut children: HashMap<Pid, Vec<Pid>> = HashMap::new();
-    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let pid = entry.file_name().to_str().and_then(|name| Pid::from_raw(name.parse().ok()?));
-        if let Some(pid) = pid
-            && let Some((state, parent)) = stat(pid)
-            && !matches!(state, b'Z' | b'X')
-        {
-            children.entry(parent).or_default().push(pid);
-        }
-    }
     let mut found = Vec::new();
     let mut pending = vec![root];
     while let Some(parent) = pending.pop() {
-        for child in children.remove(&parent).unwrap_or_default().into_iter().filter(|child| !but.contains(child)) {
+        for child in children(parent).into_iter().filter(|child| !but.contains(child) && runs(*child)) {
             found.push((child, parent));
             pending.push(child);
         }
@@ -121,7 +138,33 @@ fn descendants(root: Pid, but: &[Pid]) -> Vec<(Pid, Pid)> {
 #[cfg(target_os = "linux")]
 mod tests {
     use super::*;
-    use std::os::unix::process::ExitStatusExt;
+    use std::os::unix::process::{CommandExt, ExitStatusExt};
+
+    #[test]
+    fn children_are_found_in_either_way() {
+        let mut shell = std::process::Command::new("/bin/sh");
+        let mut child = shell.args(["-c", "sleep 1000; :"]).process_group(0).spawn().unwrap();
+        let shell = Pid::from_child(&child);
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while children(shell).is_empty() && std::time::Instant::now() < end {
+            std::thread::yield_now();
+        }
+        let [sleep] = children(shell)[..] else { panic!("one child") };
+        assert_eq!(children_among_all(shell), [sleep]);
+        assert!(children(getpid()).contains(&shell) && children_among_all(getpid()).contains(&shell));
+        assert!(runs(sleep) && !is_stopped(shell));
+        kill_process(shell, Signal::STOP).unwrap();
+        while !is_stopped(shell) && std::time::Instant::now() < end {
+            std::thread::yield_now();
+        }
+        assert!(is_stopped(shell) && is_stopped(shell));
+        end_tree(shell);
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+        while runs(sleep) && std::time::Instant::now() < end {
+            std::thread::yield_now();
+        }
+        assert!(!runs(sleep) && children(shell).is_empty());
+    }
 
     #[test]
     fn only_the_process_that_is_meant_is_killed() {
