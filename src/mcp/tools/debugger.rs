@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::{FrameNumber, Text, Timeout, shown, text, whole};
-use super::{Call, Fault, Finding, Offered, Reply, Step, Traits, evaluation_hints, inspection, later};
+use super::{Call, Fault, Finding, Offered, Reply, Step, evaluation_hints, inspection, later};
 use crate::mcp::content::{self, LocalVariable, json};
 use crate::outcome::Local;
 use crate::report;
@@ -222,7 +222,6 @@ impl Offered for AbortEvaluation {
     const TITLE: &'static str = "Abort evaluation";
     const DESCRIPTION: &'static str =
         "Abort the held evaluation (on-error `debug`): unwinds and runs its cleanup forms.";
-    const TRAITS: Traits = Traits::NONE;
     type Arguments = NoArguments;
     type Content = AbortedContent;
 
