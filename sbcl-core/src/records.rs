@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// What the Lisp reader reads, as far as the table uses it.
+/// A form of the table, as the Lisp reader reads it.
 #[derive(Debug, PartialEq)]
 enum Form {
     List(Vec<Form>),

@@ -88,7 +88,7 @@ impl Drop for InLisp {
     }
 }
 
-/// What stands behind the filter.
+/// The handlers behind the filter.
 struct Table {
     /// As it was before SBCL was booted.
     before: [MaybeUninit<libc::sigaction>; LAST_SIGNAL],

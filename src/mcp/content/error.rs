@@ -1,4 +1,4 @@
-//! What is told of an error.
+//! The structured content for an error.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -8,7 +8,7 @@ use crate::ErrorRecord;
 use crate::outcome::{FormPosition, Frame, Local, LocalValue, Restart, Slot};
 use crate::report;
 
-/// What error-history says of an error.
+/// The summary of an error that error-history lists.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Summary {

@@ -1,4 +1,4 @@
-//! What is told of an evaluation.
+//! The structured content for an evaluation.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -8,7 +8,7 @@ use crate::Outcome;
 use crate::outcome::{self, Loaded, ReadUpTo, of_kind};
 use crate::report;
 
-/// What an evaluation did.
+/// The result of an evaluation.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Evaluation {
@@ -19,7 +19,7 @@ pub(crate) struct Evaluation {
     warnings: Vec<Warning>,
     warnings_omitted: u64,
     held: bool,
-    /// How much was read of the code, for clients that send it form by form.
+    /// The end of the code that was read, for clients that send it form by form.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
     read: Option<u64>,
@@ -110,7 +110,7 @@ impl Timing {
     }
 }
 
-/// What was loaded.
+/// The report of a load.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct LoadReport {

@@ -1,9 +1,9 @@
 //! The structured content of a tool's result: what its text says, as JSON, and the schemas of that.
 //!
 //! Text is as Lisp wrote it: nothing is escaped here, since nothing can pass for a marker. What was cut ends as in the
-//! text, with the number of characters that were left out. Where there is nothing to tell of, a property is missing.
+//! text, with the number of characters that were left out. A property without a value is missing.
 //!
-//! What one tool alone tells of is in the file of that tool.
+//! The content that one tool alone has is in the file of that tool.
 
 mod error;
 mod evaluation;

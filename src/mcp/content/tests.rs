@@ -1,4 +1,4 @@
-//! What is told of a run of tests.
+//! The structured content for a run of tests.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -7,7 +7,7 @@ use super::{Evaluation, Summary, seconds};
 use crate::Outcome;
 use crate::outcome::{PassingImage, Suspect, SuspectLine, SuspectList, Test, TestCounts, TestRun, TestStatus};
 
-/// What tests came to.
+/// The result of a run of tests.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Tests {
     #[serde(flatten)]
