@@ -692,7 +692,9 @@ pub struct Definition {
 }
 
 /// Which definitions to list.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
 pub enum DefinitionFilter {
     /// All of them, packages and systems too.
     #[default]

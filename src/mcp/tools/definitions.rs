@@ -19,35 +19,12 @@ pub(super) struct ListDefinitions;
 pub(super) struct Arguments {
     /// Which kind to list.
     #[serde(default, rename = "type")]
-    filter: Filter,
+    filter: DefinitionFilter,
     /// Only this package's, loaded systems' too.
     package: Option<Text>,
     /// How many to list.
     #[serde(default)]
     limit: Count<10_000, 100>,
-}
-
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-enum Filter {
-    #[default]
-    All,
-    Functions,
-    Variables,
-    Macros,
-    Classes,
-}
-
-impl From<Filter> for DefinitionFilter {
-    fn from(filter: Filter) -> Self {
-        match filter {
-            Filter::All => Self::All,
-            Filter::Functions => Self::Functions,
-            Filter::Variables => Self::Variables,
-            Filter::Macros => Self::Macros,
-            Filter::Classes => Self::Classes,
-        }
-    }
 }
 
 impl Offered for ListDefinitions {
@@ -65,7 +42,7 @@ impl Offered for ListDefinitions {
 
     fn call(_: &Call, arguments: Arguments) -> Result<Step, Fault> {
         let Arguments { filter, package, limit } = arguments;
-        let query = DefinitionQuery { filter: filter.into(), package: text(package), limit: limit.0 };
+        let query = DefinitionQuery { filter, package: text(package), limit: limit.0 };
         // What is not there belongs to no kind and no package.
         let is_all = query.filter == DefinitionFilter::All && query.package.is_none();
         later(move |call| {
