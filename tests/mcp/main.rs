@@ -1,6 +1,11 @@
 //! Everything that drives the server's binary: one module a theme. `cargo test --release --test mcp debugger::` runs one,
 //! `cargo test --release --test mcp plain` what runs without a supervisor.
 
+/// The tests run side by side in one process, and some of them time answers. With the allocator of glibc, a thread that
+/// allocates without a pause can keep the lock of an arena from another thread for a second.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 mod client;
 mod libraries;
 mod mode;
