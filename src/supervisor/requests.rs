@@ -42,6 +42,9 @@ struct Pending {
     stalls: u32,
     /// True when the line did not reach the last worker.
     missed: bool,
+    /// True for a line that may cancel requests. This is found out when the line comes: looking through all lines that wait
+    /// takes too long when a worker is lost.
+    may_cancel: bool,
 }
 
 /// A line or a piece of a line, marked for the worker.
@@ -67,7 +70,9 @@ impl Requests {
     /// Adds a line of a client.
     pub(super) fn add(&mut self, connection: u64, line: &[u8]) {
         *self.bytes.entry(connection).or_default() += line.len() + OVERHEAD;
-        let line = Pending { number: None, connection, text: line.into(), awaited: None, stalls: 0, missed: false };
+        let may_cancel = line.len() <= LONG && memchr::memmem::find(line, b"cancelled").is_some();
+        let text = line.into();
+        let line = Pending { number: None, connection, text, awaited: None, stalls: 0, missed: false, may_cancel };
         self.waiting.entry(connection).or_default().push_back(line);
         self.give_turn(connection);
     }
@@ -237,13 +242,9 @@ impl Requests {
     /// Makes requests that a later waiting line cancels into notifications: no worker may have handled the cancellation.
     pub(super) fn apply_cancellations(&mut self) {
         for (connection, lines) in &mut self.waiting {
-            let cancels =
-                |line: &Pending| line.text.len() <= LONG && memchr::memmem::find(&line.text, b"cancelled").is_some();
-            if !lines.iter().any(cancels) {
-                continue;
-            }
+            let Some(last) = lines.iter().rposition(|line| line.may_cancel) else { continue };
             let mut asked = HashMap::new();
-            for place in 0..lines.len() {
+            for place in 0..=last {
                 if lines[place].text.len() > LONG {
                     // `IdScanner` finds no id in a batch.
                     if let Some(id) = IdScanner::scan(&lines[place].text) {
