@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Version of this contract: a core that speaks another is refused at boot. */
-#define SBCL_HOST_CONTRACT 16u
+#define SBCL_HOST_CONTRACT 17u
 
 /* The Lisp threads, each of which pulls its own kind of job. */
 enum sbcl_lane {
@@ -32,7 +32,7 @@ enum sbcl_job_kind {
   SBCL_JOB_INTERRUPT = 5,   /* argument: the job to interrupt; flags: an sbcl_interrupt */
   /* For an evaluation that is held where it failed: only the thread that holds it gets these. */
   SBCL_JOB_INVOKE_RESTART = 6,    /* argument: number from 1, or 0; name: name; text: expressions for its arguments */
-  SBCL_JOB_FRAME_LOCALS = 7,      /* argument: frame number */
+  SBCL_JOB_FRAME_LOCALS = 7,      /* argument: number of the first frame; flags: how many frames */
   SBCL_JOB_EVAL_IN_FRAME = 8,     /* argument: frame number; text: code */
   SBCL_JOB_RETURN_FROM_FRAME = 9, /* argument: frame number; text: code */
   SBCL_JOB_RESTART_FRAME = 10,    /* argument: frame number */

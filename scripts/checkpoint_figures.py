@@ -109,7 +109,7 @@ def libraries(binary, state, plain, systems):
     server = Server(binary, state)
     loaded = []
     for system in systems:
-        if server.call("load", system=system, timeout=600)[0].startswith(("Loaded", system)):
+        if server.call("load-system", system=system, timeout=600)[0].startswith(("Loaded", system)):
             loaded.append(system)
 
     def lost():

@@ -64,7 +64,7 @@ def measure(figures):
     present = [name for name in LIBRARIES if "NIL" not in figures.text(
         "evaluate-lisp", code=f'(and (asdf:find-system "{name}" nil) t)')]
     for name in present:
-        figures.text("load", system=name, timeout=600)
+        figures.text("load-system", system=name, timeout=600)
     symbols = figures.text("evaluate-lisp", code="(let ((n 0)) (do-all-symbols (s) (incf n)) n)").split()[-1]
     print(f"{len(present)} libraries are loaded: {', '.join(present)}; {symbols} symbols in all packages")
 
@@ -79,12 +79,12 @@ def measure(figures):
     # In turn, as a machine has its moods.
     loads, own = [], []
     for _ in range(4 * LONG):
-        loads.append(figures.milliseconds("load", system="esrap"))
+        loads.append(figures.milliseconds("load-system", system="esrap"))
         own.append(figures.inside('(asdf:load-system "esrap")'))
     figures.say("load of an up-to-date system, to ASDF's own time", statistics.median(loads) / statistics.median(own),
                 1.1, "times")
 
-    figures.text("load", system="esrap/tests", timeout=600)
+    figures.text("load-system", system="esrap/tests", timeout=600)
     runs, own = [], []
     by_framework = ("(let ((fiveam:*test-dribble* (make-broadcast-stream))) "
                     "(fiveam:run (intern \"ESRAP\" \"ESRAP-TESTS\")))")

@@ -34,7 +34,7 @@ def start(binary, sources, home):
 
 def load(server, system):
     """Returns the answer's text, and whether it is an error."""
-    answer = server.call("load", system=system, timeout=600)
+    answer = server.call("load-system", system=system, timeout=600)
     return answer["content"][0]["text"], answer.get("isError", False)
 
 

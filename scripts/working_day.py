@@ -137,7 +137,7 @@ def main():
         day = Day(os.path.abspath(sys.argv[1]), root)
         registry = " ".join(f'#p"{root / library}/"' for library in ("esrap", "alexandria"))
         day.call("evaluate-lisp", code=f"(setf asdf:*central-registry* (list {registry}))")
-        day.call("load", system="esrap/tests")
+        day.call("load-system", system="esrap/tests")
         wrong, located, kinds = [], Counter(), Counter()
         for system, faults in (("esrap", ESRAP), ("alexandria", ALEXANDRIA)):
             answer = day.call("run-tests", system=system)

@@ -1,26 +1,25 @@
 //! The tools that this process offers to its clients: no text names another one.
 
-use std::sync::OnceLock;
+use parking_lot::RwLock;
 
-/// The names of the listed tools; unset in a process that is no server, where every tool may be named.
-static LISTED: OnceLock<Vec<String>> = OnceLock::new();
+/// The names of the listed tools; `None` in a process that is no server, where every tool may be named.
+static LISTED: RwLock<Option<Vec<String>>> = RwLock::new(None);
 
 /// The tools for a held evaluation, which together have the name [`DEBUGGER`] in conditions.
-const DEBUGGER_TOOLS: [&str; 6] =
-    ["invoke-restart", "frame-locals", "eval-in-frame", "return-from-frame", "restart-frame", "abort-evaluation"];
+const DEBUGGER_TOOLS: [&str; 3] = ["invoke-restart", "eval-in-frame", "resume-from-frame"];
 
 /// Stands for any of the tools for a held evaluation.
 pub(crate) const DEBUGGER: &str = "debugger";
 
-/// Sets the listed tools. The first call counts: a process has one set of tools.
+/// Sets the listed tools of the process.
 #[cfg(feature = "mcp")]
 pub(crate) fn set(names: Vec<String>) {
-    let _ = LISTED.set(names);
+    *LISTED.write() = Some(names);
 }
 
 /// Returns true if texts may name the tool.
 pub(crate) fn has(tool: &str) -> bool {
-    LISTED.get().is_none_or(|names| is_among(tool, |name| names.iter().any(|listed| listed == name)))
+    LISTED.read().as_ref().is_none_or(|names| is_among(tool, |name| names.iter().any(|listed| listed == name)))
 }
 
 /// Returns `text` if all of `tools` may be named, or else nothing.
@@ -28,9 +27,11 @@ pub(crate) fn with<'a>(tools: &[&str], text: &'a str) -> &'a str {
     if tools.iter().all(|tool| has(tool)) { text } else { "" }
 }
 
-/// Returns the names of the tools for a held evaluation that may be named.
+/// Returns what a client can call about a held evaluation, as far as it may be named.
 pub(crate) fn debugger() -> impl Iterator<Item = &'static str> {
-    DEBUGGER_TOOLS.into_iter().filter(|tool| has(tool))
+    let look = [("get-backtrace", "get-backtrace with locals")];
+    let act = DEBUGGER_TOOLS.into_iter().chain(["abort-evaluation"]).map(|tool| (tool, tool));
+    look.into_iter().chain(act).filter(|(tool, _)| has(tool)).map(|(_, text)| text)
 }
 
 /// Returns whether the tool, or any of [`DEBUGGER`], is one of those that `has` knows.
@@ -70,6 +71,6 @@ mod tests {
         let with = |tools: &[&str]| resolve(text, |tool| tools.contains(&tool));
         assert_eq!(with(&["x"]), "a x.");
         assert_eq!(with(&["x", "y"]), "a x both.");
-        assert_eq!(with(&["restart-frame"]), "a none held.");
+        assert_eq!(with(&["resume-from-frame"]), "a none held.");
     }
 }

@@ -147,6 +147,15 @@ pub struct Local {
     pub value: LocalValue,
 }
 
+/// The local variables of one frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FrameLocals {
+    /// The frame's number, from 0.
+    pub frame: u64,
+    /// Its variables, in the order of the code.
+    pub locals: Vec<Local>,
+}
+
 /// The value of a local variable, as far as SBCL knows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -216,6 +225,17 @@ impl ErrorRecord {
         let text = &*self.message.text;
         let end = ["; ", ". "].iter().filter_map(|mark| text.find(mark)).min();
         text[..end.unwrap_or(text.len())].trim_end_matches('.')
+    }
+
+    /// Returns the record with these local variables in place of its own.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn with_locals(&self, mut locals: Vec<FrameLocals>) -> Self {
+        let mut record = self.clone();
+        for frame in &mut record.frames {
+            let of_frame = locals.iter_mut().find(|locals| locals.frame == frame.number);
+            frame.locals = of_frame.map(|locals| std::mem::take(&mut locals.locals)).unwrap_or_default();
+        }
+        record
     }
 
     /// How much room it takes, about: in memory, and as JSON where that is more.

@@ -151,14 +151,14 @@ fn panic_in_withdrawn_refused_or_inspection_reply_ends_no_thread() {
 }
 
 #[test]
-fn queued_abort_held_frame_locals_and_restart_frame_can_be_cancelled() {
+fn queued_abort_held_locals_and_restart_frame_can_be_cancelled() {
     let session = SESSION.connect();
     let blocker = session.submit(Evaluation::new("(loop)"), |_| ());
     let (send, answers) = mpsc::channel();
     let (aborted, locals, continued) = (send.clone(), send.clone(), send);
     let queued = [
         session.abort_held(move |reply| aborted.send(reply.unwrap_err().to_string()).expect("somebody waits")),
-        session.frame_locals(0, move |reply| locals.send(reply.unwrap_err().to_string()).expect("somebody waits")),
+        session.held_locals(0, 1, move |reply| locals.send(reply.unwrap_err().to_string()).expect("somebody waits")),
         session.restart_frame(0, move |reply| {
             let outcome = reply.expect("an outcome of its own");
             continued.send(outcome.result.as_ref().unwrap_err().kind.clone()).expect("somebody waits");

@@ -259,6 +259,8 @@ fn omission_marker_gives_the_from_position_of_the_missing_output() {
         let from: usize = tail.split("\"from\": ").nth(1).unwrap().split('}').next().unwrap().parse().unwrap();
         let rest: String = printed.chars().skip(from - 100).take(9).collect();
         assert_eq!(rest, format!("{stream} {next:04}\n"), "{section}");
-        assert!(tail.starts_with(|digit: char| digit.is_ascii_digit()) && tail.contains("evaluation {\"id\": 12, "));
+        assert!(
+            tail.starts_with(|digit: char| digit.is_ascii_digit()) && tail.contains("check-evaluation {\"id\": 12, ")
+        );
     }
 }

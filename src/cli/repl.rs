@@ -255,7 +255,7 @@ impl Repl {
             &format!("; SBCL {}{whose}. :help lists commands, Ctrl-D leaves.\n", crate::SBCL_VERSION),
         )?;
         // Any answer says which package it is.
-        self.ask("evaluation", &json!({})).map(drop)
+        self.ask("check-evaluation", &json!({})).map(drop)
     }
 
     /// Reads, evaluates and prints until there is no more.
@@ -342,7 +342,7 @@ impl Repl {
             }
             ":load" => {
                 let arguments = self.with_options(load_arguments(rest));
-                self.run("load", &arguments)?;
+                self.run("load-system", &arguments)?;
             }
             ":test" => match test_arguments(&parted(rest)) {
                 Ok(arguments) => self.run("run-tests", &arguments)?,
@@ -370,7 +370,7 @@ impl Repl {
                 self.frame = number.unwrap_or(self.frame);
                 self.show_frames(&json!({"from": self.frame, "max-frames": 1}))?;
             }
-            ":locals" => self.show("frame-locals", &json!({"frame": number.unwrap_or(self.frame)}))?,
+            ":locals" => self.show_locals(number.unwrap_or(self.frame))?,
             ":restart" => self.restart(rest)?,
             ":take" => {
                 let params = number.map_or_else(|_| json!({}), |id| json!({"id": id}));
@@ -378,8 +378,8 @@ impl Repl {
                 self.settle(came)?;
             }
             ":return" => {
-                let arguments = json!({"frame": self.frame, "code": rest});
-                self.run("return-from-frame", &arguments)?;
+                let arguments = json!({"frame": self.frame, "return": rest});
+                self.run("resume-from-frame", &arguments)?;
             }
             _ => {
                 self.show("abort-evaluation", &json!({}))?;
@@ -511,6 +511,27 @@ impl Repl {
                 Some(all) => format!("{frames}\n{count}; :bt {all} shows them all."),
                 None => frames.to_owned(),
             };
+        }
+        self.report(came)
+    }
+
+    /// Shows the local variables of a frame, a line each.
+    fn show_locals(&mut self, frame: u64) -> Result<(), Stop> {
+        let mut came = self.ask("get-backtrace", &json!({"from": frame, "max-frames": 1, "locals": true}))?;
+        if let Came::Answer(answer) = &mut came
+            && let Some(locals) = answer.content["error"]["frames"][0]["locals"].as_array()
+        {
+            let name = |local: &Value| local["name"].as_str().unwrap_or_default().to_owned();
+            let known = |local: &Value| Some(format!("{} = {}", name(local), local["value"].as_str()?));
+            let mut lines: Vec<_> = locals.iter().filter_map(known).collect();
+            let missing: Vec<_> = locals.iter().filter(|local| local["value"].is_null()).map(name).collect();
+            if !missing.is_empty() {
+                lines.push(format!("not available: {}", missing.join(", ")));
+            }
+            if lines.is_empty() {
+                lines.push("No local variables: the frame is of SBCL's own code, or SBCL kept none of it.".to_owned());
+            }
+            answer.text = lines.join("\n");
         }
         self.report(came)
     }

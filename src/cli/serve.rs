@@ -33,7 +33,7 @@ impl Serve {
     /// How tools are offered.
     fn offer(&self) -> mcp::Offer {
         let joinable = self.socket || self.session.is_some();
-        mcp::Offer { structured: self.structured_content, tools: self.tools.clone(), joinable }
+        mcp::Offer { structured: self.structured_content, registry: mcp::Registry::fixed(self.tools.clone()), joinable }
     }
 
     /// Begins the recording that was asked for, if one was; or a sentence that says why not.

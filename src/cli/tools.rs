@@ -34,8 +34,8 @@ const ADVICE: [(&str, &str); 6] = [
 ];
 /// The same of what is gone with the image.
 const ADVICE_ON_WHAT_LASTS: [(&str, &str); 2] = [
-    (r"(\nThe tests printed [^\n:]+): evaluation \{[^\n}]+\} shows [a-z]+\.", "$1."),
-    (r"; evaluation \{[^\n}]+\} shows them\]", "]"),
+    (r"(\nThe tests printed [^\n:]+): check-evaluation \{[^\n}]+\} shows [a-z]+\.", "$1."),
+    (r"; check-evaluation \{[^\n}]+\} shows them\]", "]"),
 ];
 
 /// What is asked of a server, with a time limit in seconds if one was given.
@@ -101,7 +101,7 @@ impl Request {
             Self::Load { what, timeout } => {
                 let mut arguments = with_timeout(load_arguments(what), *timeout);
                 arguments["on-error"] = "abort".into();
-                Ok(("load", arguments))
+                Ok(("load-system", arguments))
             }
             Self::Test(tests) => {
                 let names: Vec<_> = tests.what.iter().map(String::as_str).collect();
@@ -158,7 +158,7 @@ pub(super) fn for_shell(text: &str, lasts: bool) -> String {
 
 /// Calls a tool and waits; what it reports meanwhile goes to stderr, if somebody looks at that.
 fn ask(client: &mut Client, tool: &str, arguments: &Value) -> Result<Answer, Failure> {
-    let is_seen = io::stderr().is_terminal() && tool == "load";
+    let is_seen = io::stderr().is_terminal() && tool == "load-system";
     let id = client.begin_call(tool, arguments)?;
     loop {
         match client.next(None) {
@@ -239,7 +239,7 @@ pub(super) fn load_arguments(what: &str) -> Value {
 /// A sentence about names of which it takes one at a time.
 pub(super) fn test_arguments(names: &[&str]) -> Result<Value, String> {
     match names {
-        [name] if name.ends_with(':') => Ok(json!({"package": name.trim_end_matches(':')})),
+        [name] if name.ends_with(':') => Ok(json!({"test-package": name.trim_end_matches(':')})),
         [name] if name.contains(':') => Ok(json!({"name": name})),
         _ => match names.iter().find(|name| name.contains(':')) {
             Some(name) => {

@@ -84,8 +84,13 @@ pub(crate) enum JobKind {
     },
     /// Invoke a restart of the held evaluation: this number (from 1), or 0 for the name; the text has its arguments.
     InvokeRestart(u64),
-    /// Show the local variables of this frame of the held evaluation.
-    FrameLocals(u64),
+    /// Show the local variables of `count` frames of the held evaluation, from frame `from` on.
+    FrameLocals {
+        /// The number of the first frame.
+        from: u64,
+        /// The number of frames.
+        count: u32,
+    },
     /// Evaluate the text in this frame of the held evaluation.
     EvalInFrame(u64),
     /// Return the values of the text from this frame of the held evaluation.
@@ -123,7 +128,7 @@ impl JobKind {
         matches!(
             self,
             Self::InvokeRestart(_)
-                | Self::FrameLocals(_)
+                | Self::FrameLocals { .. }
                 | Self::EvalInFrame(_)
                 | Self::ReturnFromFrame(_)
                 | Self::RestartFrame(_)
@@ -166,7 +171,7 @@ impl Job {
                 0,
             ),
             JobKind::InvokeRestart(number) => (sbcl_job_kind::SBCL_JOB_INVOKE_RESTART, 0, number),
-            JobKind::FrameLocals(frame) => (sbcl_job_kind::SBCL_JOB_FRAME_LOCALS, 0, frame),
+            JobKind::FrameLocals { from, count } => (sbcl_job_kind::SBCL_JOB_FRAME_LOCALS, count, from),
             JobKind::EvalInFrame(frame) => (sbcl_job_kind::SBCL_JOB_EVAL_IN_FRAME, 0, frame),
             JobKind::ReturnFromFrame(frame) => (sbcl_job_kind::SBCL_JOB_RETURN_FROM_FRAME, 0, frame),
             JobKind::RestartFrame(frame) => (sbcl_job_kind::SBCL_JOB_RESTART_FRAME, 0, frame),

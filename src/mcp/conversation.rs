@@ -1,6 +1,6 @@
 //! A conversation with one client: how it is opened, and what its messages ask for.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use rmcp::model::{
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::incoming::{Fault, Incoming, Message, decode};
 use super::peer::{Peer, fitted};
-use super::tools::{self, Call, ToolContext};
+use super::tools::{self, Call, Listener, ToolContext};
 use crate::attach;
 use crate::outcome::{Package, of_kind};
 use crate::recovery::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
@@ -42,8 +42,8 @@ const LAST_WITH_HANDSHAKE: ProtocolVersion = ProtocolVersion::V_2025_11_25;
 #[derive(Debug)]
 pub(super) struct Conversation {
     tools: Arc<ToolContext>,
-    /// Made once: schemas do not change while the server runs.
-    listed: ListToolsResult,
+    /// The answer to `tools/list`, and the version of the registry that it was made for: making it takes time.
+    listed: Mutex<(u64, ListToolsResult)>,
     opened: Mutex<Option<Opened>>,
 }
 
@@ -68,13 +68,33 @@ struct Place<'a> {
 impl Conversation {
     /// Answers go to the context's `inflight`.
     pub(super) fn new(tools: Arc<ToolContext>) -> Arc<Self> {
+        let version = tools.registry().version();
         let listed = ListToolsResult::with_all_items(tools.list());
-        Arc::new(Self { tools, listed, opened: Mutex::default() })
+        Self::with_list(tools, (version, listed))
     }
 
     /// With another client, by a connection of its own.
     pub(super) fn beside(&self, tools: Arc<ToolContext>) -> Arc<Self> {
-        Arc::new(Self { tools, listed: self.listed.clone(), opened: Mutex::default() })
+        let listed = self.listed.lock().clone();
+        Self::with_list(tools, listed)
+    }
+
+    fn with_list(tools: Arc<ToolContext>, listed: (u64, ListToolsResult)) -> Arc<Self> {
+        let registry = tools.registry().clone();
+        let conversation = Arc::new(Self { tools, listed: Mutex::new(listed), opened: Mutex::default() });
+        let told: Weak<Self> = Arc::downgrade(&conversation);
+        registry.tell(told);
+        conversation
+    }
+
+    /// Returns the answer to `tools/list`.
+    fn listed(&self) -> ListToolsResult {
+        let version = self.tools.registry().version();
+        let mut listed = self.listed.lock();
+        if listed.0 != version {
+            *listed = (version, ListToolsResult::with_all_items(self.tools.list()));
+        }
+        listed.1.clone()
     }
 
     pub(super) fn tools(&self) -> &Arc<ToolContext> {
@@ -243,7 +263,7 @@ impl Conversation {
     fn answer(&self, method: &str, params: &JsonObject, peer: &Peer) -> Result<ServerResult, ErrorData> {
         match method {
             "ping" if !peer.is_modern() => Ok(ServerResult::empty(())),
-            "tools/list" if params.get("cursor").is_none_or(Value::is_null) => Ok(self.listed.clone().into()),
+            "tools/list" if params.get("cursor").is_none_or(Value::is_null) => Ok(self.listed().into()),
             "tools/list" => Err(ErrorData::invalid_params("unknown cursor: tools/list has one page", None)),
             "server/discover" => Ok(DiscoverResult::from_server_info(REVISIONS.to_vec(), self.info()).into()),
             _ => {
@@ -258,7 +278,9 @@ impl Conversation {
     fn info(&self) -> ServerConfig {
         let name = Implementation::new("sbcl-mcp", crate::VERSION).with_title("SBCL (Common Lisp)");
         let mut capabilities = ServerCapabilities::default();
-        capabilities.tools = Some(ToolsCapability::default());
+        let mut tools = ToolsCapability::default();
+        tools.list_changed = self.tools.registry().may_change().then_some(true);
+        capabilities.tools = Some(tools);
         ServerConfig::new(capabilities).with_server_info(name).with_instructions(self.tools.instructions())
     }
 
@@ -320,6 +342,16 @@ impl Conversation {
     }
 }
 
+impl Listener for Conversation {
+    fn tools_changed(&self) {
+        // Clients without a handshake ask for what they want to hear of (MCP 2026-07-28).
+        if matches!(&*self.opened.lock(), Some(Opened::Handshake { .. })) {
+            let notification = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
+            self.inflight().output.send(&notification);
+        }
+    }
+}
+
 /// The error for an `initialize` that is too large to be handed to the next worker.
 fn too_large_handshake(bytes: usize) -> ErrorData {
     let limit = MAX_HANDSHAKE_MESSAGE;
@@ -332,12 +364,14 @@ fn tool_call(mut params: JsonObject) -> Result<CallToolRequestParams, String> {
     let Some(Value::String(name)) = params.remove("name") else {
         return Err("the params of tools/call must have the name of a tool, a string".to_owned());
     };
-    let mut call = CallToolRequestParams::new(name);
-    call.arguments = match params.remove("arguments") {
-        None | Some(Value::Null) => None,
-        Some(Value::Object(arguments)) => Some(arguments),
+    let arguments = match params.remove("arguments") {
+        None | Some(Value::Null) => JsonObject::new(),
+        Some(Value::Object(arguments)) => arguments,
         Some(_) => return Err("the arguments of tools/call must be an object".to_owned()),
     };
+    let (name, arguments) = tools::translated(name, arguments);
+    let mut call = CallToolRequestParams::new(name);
+    call.arguments = Some(arguments);
     call.input_responses = match params.remove("inputResponses").map(serde_json::from_value).transpose() {
         Ok(responses) => responses.flatten(),
         Err(error) => return Err(format!("the inputResponses of tools/call: {error}")),

@@ -5,8 +5,8 @@ use std::io;
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::Offer;
 use super::conversation::Conversation;
 use super::server::SingleClient;
-use super::tools::{ToolContext, ToolSet};
+use super::tools::{Registry, ToolContext, ToolSet};
 use crate::Lisp;
 use crate::attach::{Listener, MAX_GUESTS};
 use crate::poll_set::PollSet;
@@ -94,8 +94,25 @@ impl Served {
     }
 }
 
+/// The tools of the clients of this program's image.
+static OFFERED: LazyLock<Registry> = LazyLock::new(|| Registry::changing(ToolSet::default().embedded()));
+
+/// Chooses the tools that the MCP clients of this program's image have, those that are connected and those to come: `all`,
+/// `core`, or names with commas between them, as `list-definitions,describe-symbol`. reset-session and checkpoint are never among
+/// them. Connected clients are told (`notifications/tools/list_changed`), and calls of other tools are refused at once.
+///
+/// This is no protection from a client that has a tool which evaluates.
+///
+/// # Errors
+/// A sentence that names an unknown tool and all that there are.
+pub fn set_tools(tools: &str) -> Result<(), String> {
+    OFFERED.set(ToolSet::parse(tools)?.embedded());
+    Ok(())
+}
+
 /// Serves an MCP client on this program's own image: what it looks at and repairs is the application that runs. It has
-/// the tools of the server, but for reset-session and checkpoint, which would take the program's own definitions away,
+/// the tools of the server ([`set_tools`] chooses some), but for reset-session and checkpoint, which would take the program's own
+/// definitions away,
 /// and a connection of its own ([`Session::connect`](crate::Session::connect)): its error state, held evaluation and
 /// `*package*` concern nobody else, and the program's calls go on beside its evaluations.
 ///
@@ -117,7 +134,7 @@ impl Served {
 pub fn spawn(lisp: &Lisp, stream: impl Into<Stream>) -> io::Result<Served> {
     let (input, output, waker) = stream.into().open()?;
     let session = lisp.session().connect();
-    let offer = Offer { structured: false, tools: ToolSet::Embedded, joinable: false };
+    let offer = Offer { structured: false, registry: OFFERED.clone(), joinable: false };
     let tools = ToolContext::new(session, Inflight::new(output.clone()), None, None, offer);
     let guest = SingleClient::new(Conversation::new(tools));
     let over = Arc::new(AtomicBool::new(false));

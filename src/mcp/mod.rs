@@ -36,12 +36,12 @@ use crate::rpc::output::{self, Output};
 use crate::rpc::waker::Waker;
 pub(crate) use conversation::revisions;
 use conversation::{Conversation, first_request};
-pub use embedded::{Served, Stream, spawn};
+pub use embedded::{Served, Stream, set_tools, spawn};
 pub(crate) use peer::{FOR_PERSON, ONE_FORM, PACKAGE};
 use server::{Server, SingleClient};
 use stdio::Stdio;
 use tools::ToolContext;
-pub(crate) use tools::{MAX_SUSPECTS, TEST_TIMEOUT_RANGE, ToolSet, parted};
+pub(crate) use tools::{MAX_SUSPECTS, Registry, TEST_TIMEOUT_RANGE, ToolSet, parted};
 
 /// How long the client may take to read the last answers.
 const FAREWELL: Duration = Duration::from_millis(150);
@@ -92,8 +92,8 @@ impl Connection {
 pub(crate) struct Offer {
     /// Results have structured content, too.
     pub(crate) structured: bool,
-    /// Which tools there are.
-    pub(crate) tools: ToolSet,
+    /// The tools.
+    pub(crate) registry: Registry,
     /// Others can join, as by commands in a shell.
     pub(crate) joinable: bool,
 }
@@ -110,7 +110,7 @@ pub(crate) fn serve(
     offer: Offer,
 ) -> io::Result<(i32, Option<Pid>)> {
     // What became of the image before is worded before there are tools.
-    offer.tools.list();
+    offer.registry.name_listed_tools();
     let connection = Connection::open(stdio, output::Reader::Supervisor)?;
     let state = connection.recovery_state()?;
     let (handshakes, next_line) = (server::handshakes(&state), state.next_line);

@@ -52,6 +52,11 @@ impl Reply {
         self.0.text(max)
     }
 
+    /// Leaves out what is worth least, where the text has more than `max` characters.
+    pub(super) fn fit(&mut self, max: usize) {
+        self.0.fit(max);
+    }
+
     /// The structured content of an answer whose text has at most `max` characters.
     pub(super) fn content(&self, max: usize) -> Value {
         self.0.content(max)

@@ -8,13 +8,13 @@ use super::{NO_FRAMES, PREVIEW_FRAMES, call, clipped_message, push_restarts};
 use crate::listed;
 use crate::outcome::{ErrorRecord, Frame, Local, LocalValue, Slot};
 
-/// Characters of a message in [`error_history`].
+/// Characters of a message in [`error_list`].
 const HISTORY_MESSAGE: usize = 70;
 
 /// Characters of a failing form that are shown.
 const FORM_TEXT: usize = 200;
 
-/// Characters of the line of [`error_history`] that says that there are more.
+/// Characters of the line of [`error_list`] that says that there are more.
 const OLDER: usize = 200;
 
 /// Characters around the frames of a backtrace: what comes before and after them, and where some are missing.
@@ -93,39 +93,6 @@ pub fn backtrace_with_locals(error: Option<&ErrorRecord>, max_frames: u64) -> St
     frames(error, &FrameRange { from: 0, max_frames, locals: true }, usize::MAX)
 }
 
-/// Characters of a value when not all fit.
-const SHORT_VALUE: usize = 200;
-
-/// Characters of what says that values, or variables, are missing.
-const ABOUT_LOCALS: usize = 200;
-
-/// Local variables, a line each, in at most `max` characters.
-#[must_use]
-pub fn locals(locals: &[Local], max: usize) -> String {
-    if locals.is_empty() {
-        return "No local variables: the frame is of SBCL's own code, or SBCL kept none of it.".to_owned();
-    }
-    let mut lines = local_lines(locals);
-    let size = |lines: &[String]| lines.iter().map(|line| length(line) + 1).sum::<usize>();
-    let all = lines.len();
-    if size(&lines) <= max {
-        return lines.join("\n");
-    }
-    lines = lines.into_iter().map(|line| cut(line, SHORT_VALUE)).collect();
-    while size(&lines) + ABOUT_LOCALS > max && lines.len() > 1 {
-        lines.pop();
-    }
-    let more = match all - lines.len() {
-        0 => String::new(),
-        more => format!("... {more} more lines, for which there is no room here. "),
-    };
-    let one = listed::with(&["eval-in-frame"], "eval-in-frame shows one variable, whole. ");
-    let room = listed::with(&["configure-limits"], "A larger max-answer (configure-limits) makes room.");
-    lines.push(format!("{more}{one}{room}").trim_end().to_owned());
-    lines.retain(|line| !line.is_empty());
-    lines.join("\n")
-}
-
 /// A line for each variable that has a value, and one for those whose values SBCL cannot give.
 fn local_lines(locals: &[Local]) -> Vec<String> {
     let mut lines = Vec::new();
@@ -143,10 +110,10 @@ fn local_lines(locals: &[Local]) -> Vec<String> {
     lines
 }
 
-/// The answer of error-history, of at most `max` characters. `errors` come newest first; `older` says how many more
-/// there are.
+/// Lists errors in at most `max` characters. `errors` come newest first; `older` is the number of errors that are left out
+/// already.
 #[must_use]
-pub fn error_history(errors: &[std::sync::Arc<ErrorRecord>], older: usize, max: usize) -> String {
+pub fn error_list(errors: &[std::sync::Arc<ErrorRecord>], older: usize, max: usize) -> String {
     if errors.is_empty() {
         return "No errors in this session.".to_owned();
     }
@@ -165,7 +132,7 @@ pub fn error_history(errors: &[std::sync::Arc<ErrorRecord>], older: usize, max: 
     text.pop();
     match (errors.len() - shown, older) {
         (0, 0) => {}
-        (0, older) => _ = write!(text, "\n... {older} older ones (a larger limit shows them)"),
+        (0, older) => _ = write!(text, "\n... {older} older ones (a larger `list` shows them)"),
         (left, older) => {
             let one = listed::with(&["describe-last-error"], "; describe-last-error shows one of them (error-id)");
             let room = listed::with(&["configure-limits"], "; a larger max-answer (configure-limits) makes room");
@@ -255,10 +222,51 @@ impl FrameRange {
 /// The answer of get-backtrace, of at most `max` characters.
 #[must_use]
 pub fn frames(error: Option<&ErrorRecord>, range: &FrameRange, max: usize) -> String {
-    let Some(error) = error else { return NO_ERROR.to_owned() };
+    error.map_or_else(|| NO_ERROR.to_owned(), |error| titled_frames("Backtrace", error, range, max))
+}
+
+/// The answer of get-backtrace, of at most `max` characters, about an evaluation that is held. The local variables of `error`
+/// have their present values. When these do not fit, all of them are cut.
+#[cfg(feature = "mcp")]
+pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -> String {
+    const TITLE: &str = "Backtrace (live)";
+    /// Number of characters of a value when not all values fit, and of the line that says so.
+    const SHORT_VALUE: usize = 200;
+    const ABOUT_LOCALS: usize = 100;
+    let shown = range.within(error, usize::MAX);
+    let mut text = titled_frames(TITLE, error, range, usize::MAX);
+    if !shown.is_empty() && shown.iter().all(|frame| frame.locals.is_empty()) {
+        text += "\nNo local variables: the code is SBCL's own, or SBCL kept none of them.";
+    }
+    if length(&text) <= max {
+        return text;
+    }
+    let mut short = error.clone();
+    for local in short.frames.iter_mut().flat_map(|frame| &mut frame.locals) {
+        if let LocalValue::Value(value) = &mut local.value {
+            *value = cut(std::mem::take(value), SHORT_VALUE);
+        }
+    }
+    let text = titled_frames(TITLE, &short, range, max.saturating_sub(ABOUT_LOCALS));
+    let one = listed::with(&["eval-in-frame"], ": eval-in-frame shows one variable, whole");
+    format!("{text}\nLong values are cut{one}.")
+}
+
+/// The line with the identifier of an error that an answer has told of.
+#[cfg(feature = "mcp")]
+pub(crate) fn error_id(id: u64) -> String {
+    let tools: Vec<_> = ["describe-last-error", "get-backtrace"].into_iter().filter(|tool| listed::has(tool)).collect();
+    match &tools[..] {
+        [] => format!("Error id: E{id}"),
+        [one] => format!("Error id: E{id} ({one} takes it as error-id)"),
+        all => format!("Error id: E{id} ({} take it as error-id)", all.join(" and ")),
+    }
+}
+
+fn titled_frames(title: &str, error: &ErrorRecord, range: &FrameRange, max: usize) -> String {
     let shown = range.within(error, max);
     let total = error.total_frames;
-    let mut text = format!("Backtrace for {} ({} of {total} frames):", escape_markers(&error.kind), shown.len());
+    let mut text = format!("{title} for {} ({} of {total} frames):", escape_markers(&error.kind), shown.len());
     let mut next = range.from;
     for frame in shown {
         if frame.number > next {

@@ -1,4 +1,4 @@
-//! The tool evaluation: how far one is, and what is kept of it.
+//! check-evaluation: the progress of an evaluation, and what is kept of it.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -47,7 +47,7 @@ impl EvaluationPart {
     }
 }
 
-/// The answer of the tool evaluation: status.
+/// The answer of check-evaluation: the progress.
 #[must_use]
 pub fn evaluation_status(status: &EvaluationStatus) -> String {
     let mut text = format!("Evaluation {}: ", status.id);
@@ -140,7 +140,7 @@ impl Page {
     }
 }
 
-/// The answer of the tool evaluation: a page of what is kept.
+/// The answer of check-evaluation: a page.
 #[must_use]
 pub fn evaluation_page(page: &Page) -> String {
     let Page { evaluation, part, text, from, total, omitted } = page;

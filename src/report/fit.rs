@@ -125,14 +125,14 @@ impl Rest {
     fn marker(self, characters: u64, from: u64) -> String {
         let (id, part) = match self {
             Self::Lost => return omission(characters),
-            _ if !listed::has("evaluation") => return omission(characters),
-            Self::Output(id) => (id, ""),
-            Self::Values(id) => (id, "\"part\": \"values\", "),
-            Self::Error(id) => (id, "\"part\": \"error\", "),
+            _ if !listed::has("check-evaluation") => return omission(characters),
+            Self::Output(id) => (id, "output"),
+            Self::Values(id) => (id, "values"),
+            Self::Error(id) => (id, "error"),
         };
         format!(
-            "[... {characters} characters omitted; evaluation {{\"id\": {id}, \"action\": \"output\", {part}\"from\": \
-             {from}}} shows them]"
+            "[... {characters} characters omitted; check-evaluation {{\"id\": {id}, \"part\": \"{part}\", \"from\": {from}}} \
+             shows them]"
         )
     }
 }

@@ -26,9 +26,9 @@ pub(crate) use calls::{calls, calls_shown, profile};
 #[cfg(feature = "mcp")]
 pub(crate) use checkpoints::{age, checkpoint_restored, checkpoint_saved, checkpoints, running, sessions};
 pub(crate) use errors::signalled_error;
-pub use errors::{FrameRange, backtrace, backtrace_with_locals, error_history, frames, last_error, locals};
+pub use errors::{FrameRange, backtrace, backtrace_with_locals, error_list, frames, last_error};
 #[cfg(feature = "mcp")]
-pub(crate) use errors::{is_unsettled, time, unsettled};
+pub(crate) use errors::{error_id, is_unsettled, live_frames, time, unsettled};
 pub use escape::{escape_markers, escape_output, unescape_markers};
 pub use evaluation::evaluation;
 pub use evaluations::{EvaluationPart, Page, evaluation_page, evaluation_status};

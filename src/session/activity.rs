@@ -12,7 +12,7 @@ use super::scheduler::Hold;
 use crate::config::Limits;
 use crate::error::{HoldError, InspectError};
 use crate::image::Event;
-use crate::outcome::{Definitions, Local, Outcome, Record, SymbolDescription};
+use crate::outcome::{Definitions, FrameLocals, Outcome, Record, SymbolDescription};
 
 /// What is asked of Lisp, before it has begun.
 pub(super) enum Asked {
@@ -56,8 +56,8 @@ pub(super) enum HeldRequest {
     Resume(Box<OutcomeBuilder>, Reply<Result<Resumed, HoldError>>),
     /// An evaluation inside it.
     Evaluate(Box<OutcomeBuilder>, Reply<Result<Arc<Outcome>, HoldError>>),
-    /// The local variables of a frame.
-    Locals(InspectionBuilder, Reply<Result<Vec<Local>, HoldError>>),
+    /// The local variables of some frames.
+    Locals(InspectionBuilder, Reply<Result<Vec<FrameLocals>, HoldError>>),
     /// It is to be unwound; the session may want that by itself.
     Release(Option<Reply<Result<(), HoldError>>>),
 }

@@ -232,8 +232,7 @@ impl Inner {
         }
     }
 
-    /// Takes note of the outcome of an evaluation in the background, which leaves the error state alone until somebody
-    /// is given it.
+    /// Records the outcome of an evaluation in the background. The last error stays as it is.
     pub(super) fn evaluated_in_background(
         &self,
         board: &mut Board,
@@ -252,24 +251,13 @@ impl Inner {
                 state.notice(failed_in_background(outcome.evaluation, error));
             }
         }
-        if delivered {
-            state.set_by(outcome);
-        } else {
-            board.evaluations.undelivered(outcome.evaluation);
-        }
         self.tell_observer(connection, &state, outcome);
     }
 
-    /// Sets the error state by the outcome of an evaluation in the background, which is delivered now: nobody needs to
-    /// be told any more that it failed.
-    pub(super) fn delivered(&self, connection: &Connection, outcome: &Outcome) {
-        let mut state = connection.state();
+    /// Withdraws the notice that an evaluation failed in the background, when its client gets the outcome.
+    pub(super) fn withdraw_failure_notice(connection: &Connection, outcome: &Outcome) {
         if let Err(error) = &outcome.result {
-            state.withdraw(failed_in_background(outcome.evaluation, error));
-        }
-        state.set_by(outcome);
-        if let Some(observer) = self.observer.get() {
-            observer.errors(connection.id, None, state.last_error.as_ref());
+            connection.state().withdraw(failed_in_background(outcome.evaluation, error));
         }
     }
 

@@ -46,8 +46,6 @@ pub(super) struct Entry {
     outcome: Option<Arc<Outcome>>,
     /// What that takes of [`BYTES`].
     bytes: usize,
-    /// It ended in the background, and nobody has been given what it came to.
-    undelivered: bool,
 }
 
 impl Entry {
@@ -111,7 +109,6 @@ impl Evaluations {
             took: Duration::ZERO,
             outcome: None,
             bytes: 0,
-            undelivered: false,
         });
         self.last
     }
@@ -192,21 +189,9 @@ impl Evaluations {
         Ended { outcome, waiters, forgotten }
     }
 
-    /// Somebody is given what this evaluation came to. False when somebody was before, or it ended in the foreground.
-    fn deliver(&mut self, id: u64) -> bool {
-        self.entry(id).is_some_and(|entry| std::mem::take(&mut entry.undelivered))
-    }
-
     /// True when somebody waits who is given what this evaluation comes to.
     pub(super) fn is_awaited(&self, id: u64) -> bool {
         self.waiters.iter().any(|waiter| waiter.evaluation == id && waiter.delivers)
-    }
-
-    /// Nobody is given what this evaluation comes to, which ends in the background.
-    pub(super) fn undelivered(&mut self, id: u64) {
-        if let Some(entry) = self.entry(id) {
-            entry.undelivered = true;
-        }
     }
 
     /// The evaluation that is done by this job.
@@ -345,8 +330,8 @@ impl Session {
         Ok((text, omitted))
     }
 
-    /// Has `reply` called with the outcome of an evaluation when it is over, or held; at once if it is. One of this
-    /// connection's that ended in the background sets the error state by that, the first time.
+    /// Has `reply` called with the outcome of an evaluation when it is over, or held; at once if it is. The error state stays
+    /// as it is. The next answer of the connection that began the evaluation does not mention its failure any more.
     ///
     /// # Errors
     /// As [`evaluation`](Self::evaluation).
@@ -439,8 +424,8 @@ impl Inner {
             if outcome.held && !board.is_held(id) {
                 Arc::make_mut(&mut outcome).held = false;
             }
-            if delivers && board.evaluations.deliver(id) {
-                self.delivered(&connection, &outcome);
+            if delivers {
+                Self::withdraw_failure_notice(&connection, &outcome);
             }
             drop(board);
             reply(outcome);

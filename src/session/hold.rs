@@ -9,7 +9,7 @@ use super::scheduler::{Board, Request};
 use super::{Answer, Inner, JobId, Reply, Session, TimeLimit, answer};
 use crate::error::HoldError;
 use crate::image::{JobKind, Lane};
-use crate::outcome::{Local, Outcome};
+use crate::outcome::{ErrorRecord, FrameLocals, Outcome};
 
 /// What the next answer says of an evaluation that was released.
 pub(super) const RELEASED: &str = "The evaluation that was held for debugging has been released.";
@@ -100,15 +100,35 @@ impl Session {
         self.resume(JobKind::InvokeRestart(number), values, name, Box::new(reply))
     }
 
-    /// Shows the local variables of a frame of the held evaluation.
-    pub fn frame_locals(
+    /// Returns the number of the failed evaluation that is held for this connection.
+    #[must_use]
+    pub fn held_evaluation(&self) -> Option<u64> {
+        let board = self.inner.board.lock();
+        board.hold_of(self.connection.id).map(|hold| hold.builder.evaluation())
+    }
+
+    /// Returns the error of the evaluation that is held for this connection, with the frames and values that it had when it
+    /// failed. `None` when none is held, or when its error was too large to be kept.
+    #[must_use]
+    pub fn held_error(&self) -> Option<Arc<ErrorRecord>> {
+        let evaluation = self.held_evaluation()?;
+        let outcome = self.inner.board.lock().evaluations.held_outcome(evaluation);
+        let held = outcome.and_then(|outcome| outcome.result.as_ref().err().cloned());
+        held.or_else(|| self.last_error().filter(|error| error.evaluation == evaluation))
+    }
+
+    /// Reads the present values of the local variables of the held evaluation: of `count` frames, 50 at most, from the frame
+    /// with the number `from` on. Fewer frames when there are not so many.
+    pub fn held_locals(
         &self,
-        frame: u64,
-        reply: impl FnOnce(Result<Vec<Local>, HoldError>) + Send + 'static,
+        from: u64,
+        count: u64,
+        reply: impl FnOnce(Result<Vec<FrameLocals>, HoldError>) + Send + 'static,
     ) -> JobId {
         let timeout = self.inner.limits.lock().timeout;
         let asked = Asked::Held(HeldRequest::Locals(InspectionBuilder::default(), Box::new(reply)));
-        self.enqueue(Lane::Evaluation, self.inner.job(JobKind::FrameLocals(frame), "", ""), timeout, asked)
+        let kind = JobKind::FrameLocals { from, count: u32::try_from(count).unwrap_or(u32::MAX) };
+        self.enqueue(Lane::Evaluation, self.inner.job(kind, "", ""), timeout, asked)
     }
 
     /// Evaluates code with the variables of a frame of the held evaluation visible. Neither an error in it nor its

@@ -30,6 +30,7 @@ impl Agent {
         agent.post("initialize", &json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}));
         let answer = agent.answer();
         assert_eq!(answer["result"]["protocolVersion"], "2025-11-25");
+        assert_eq!(answer["result"]["capabilities"], json!({"tools": {"listChanged": true}}));
         agent.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
         let instructions = answer["result"]["instructions"].as_str().expect("instructions");
         (agent, served, instructions.to_owned())

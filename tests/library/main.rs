@@ -410,6 +410,24 @@ fn mcp_spawn_serves_several_clients_on_the_program_image() {
     }
     assert!(instructions.contains("part of a running program"), "{instructions}");
 
+    // The program may change what they have.
+    let all = tools.len();
+    let wrong = sbcl::mcp::set_tools("evaluate-lips").unwrap_err();
+    assert!(wrong.contains("Did you mean evaluate-lisp"), "{wrong}");
+    sbcl::mcp::set_tools("describe-symbol,reset-session").unwrap();
+    for agent in [&mut one, &mut other] {
+        assert_eq!(agent.next().expect("a message")["method"], "notifications/tools/list_changed");
+        assert_eq!(agent.tools(), ["describe-symbol"]);
+        agent.post("tools/call", &serde_json::json!({"name": "evaluate-lisp", "arguments": {"code": "1"}}));
+        let refused = agent.answer()["error"]["message"].as_str().expect("a message").to_owned();
+        assert!(refused.ends_with("There are: describe-symbol."), "{refused}");
+    }
+    sbcl::mcp::set_tools("all").unwrap();
+    for agent in [&mut one, &mut other] {
+        assert_eq!(agent.next().expect("a message")["method"], "notifications/tools/list_changed");
+        assert_eq!(agent.tools().len(), all);
+    }
+
     // Both are on the program's image, and it sees what they do.
     assert!(one.evaluate("(list *of-program* (answer))").contains("(12 41)"));
     one.evaluate("(defun answer () 42)");

@@ -1,6 +1,6 @@
 //! How long answers are, what of them is kept, and how to see the rest: max-answer, and the tool evaluation.
 
-use crate::client::{DEADLINE, Server, bad, fail, good};
+use crate::client::{DEADLINE, NO_LOCALS, Server, bad, error_id, fail, frame_locals, good};
 use crate::mode::{Mode, both_modes};
 use crate::processes::kill_worker;
 use rstest_reuse::apply;
@@ -17,7 +17,7 @@ fn length(text: &str) -> usize {
 
 /// The arguments in the first marker of `text`.
 fn next_call(text: &str) -> Option<Value> {
-    let (_, rest) = text.split_once(" characters omitted; evaluation ")?;
+    let (_, rest) = text.split_once(" characters omitted; check-evaluation ")?;
     let (call, _) = rest.split_once(" shows them]")?;
     Some(serde_json::from_str(call).expect("JSON"))
 }
@@ -26,7 +26,7 @@ fn next_call(text: &str) -> Option<Value> {
 fn pages(server: &mut Server, text: &str) -> String {
     let (mut call, mut all) = (next_call(text), String::new());
     while let Some(arguments) = call {
-        let page = good(server, "evaluation", arguments);
+        let page = good(server, "check-evaluation", arguments);
         assert!(length(&page) <= ANSWER, "{}", length(&page));
         call = next_call(&page);
         let (_, shown) = page.split_once(":\n").expect("a heading");
@@ -38,7 +38,7 @@ fn pages(server: &mut Server, text: &str) -> String {
 /// Waits for something that an evaluation prints.
 fn await_printed(server: &mut Server, words: &str) {
     let end = std::time::Instant::now() + DEADLINE;
-    while !server.call_tool("evaluation", json!({"action": "output"})).0.contains(words) {
+    while !server.call_tool("check-evaluation", json!({"part": "output"})).0.contains(words) {
         assert!(std::time::Instant::now() < end, "{words} is not printed");
     }
 }
@@ -67,23 +67,20 @@ fn evaluation_output_merges_streams_and_escapes_markers(mode: Mode) {
         "(format t \"out~%\") (format *error-output* \"[ERROR]~%\") (write-string \"=> 3\") (terpri *error-output*)",
     );
     assert_eq!(
-        good(&mut server, "evaluation", json!({"action": "output"})),
+        good(&mut server, "check-evaluation", json!({"part": "output"})),
         "Evaluation 1, output, characters 0 to 16 of 17:\nout\n[ERROR\\]\n\\=> 3\n"
     );
     // Characters as printed: the backslashes do not count.
     assert_eq!(
-        good(&mut server, "evaluation", json!({"action": "output", "from": 4, "characters": 7})),
-        "Evaluation 1, output, characters 4 to 10 of 17:\n[ERROR\\][... 6 characters omitted; evaluation {\"id\": 1, \
-         \"action\": \"output\", \"from\": 11} shows them]"
+        good(&mut server, "check-evaluation", json!({"part": "output", "from": 4, "limit": 7})),
+        "Evaluation 1, output, characters 4 to 10 of 17:\n[ERROR\\][... 6 characters omitted; check-evaluation {\"id\": 1, \
+         \"part\": \"output\", \"from\": 11} shows them]"
     );
     assert_eq!(
-        good(&mut server, "evaluation", json!({"action": "output", "from": 17})),
+        good(&mut server, "check-evaluation", json!({"part": "output", "from": 17})),
         "Evaluation 1, output: no characters from 17 on, there are 17."
     );
-    assert_eq!(
-        good(&mut server, "evaluation", json!({"action": "output", "part": "error"})),
-        "Evaluation 1, error: none."
-    );
+    assert_eq!(good(&mut server, "check-evaluation", json!({"part": "error"})), "Evaluation 1, error: none.");
 }
 
 #[apply(both_modes)]
@@ -106,7 +103,7 @@ fn long_values_are_cut_in_the_middle_and_short_output_stays_whole(mode: Mode) {
     assert_eq!(next_call(&text).unwrap()["part"], "values");
     let rest = pages(&mut server, &text);
     assert!(rest.starts_with("vvv") && rest.ends_with("\"\n=> :LAST"), "{rest}");
-    let all = good(&mut server, "evaluation", json!({"action": "output", "part": "values", "from": 40_000}));
+    let all = good(&mut server, "check-evaluation", json!({"part": "values", "from": 40_000}));
     assert!(all.starts_with("Evaluation 1, values, characters 40000 to "), "{all}");
 }
 
@@ -123,7 +120,7 @@ fn long_error_report_keeps_its_message_and_ten_frames(mode: Mode) {
     assert!(text.contains(&"m".repeat(2_000)) && text.contains("\n9: (DEEP 8)\n"), "{text}");
     let described = crate::client::last_error(&mut server);
     assert!(length(&described) <= ANSWER && described.contains("\n  4: (DEEP 3)\n"), "{described}");
-    let shown = good(&mut server, "evaluation", json!({"action": "output", "part": "error", "from": 8_990}));
+    let shown = good(&mut server, "check-evaluation", json!({"part": "error", "from": 8_990}));
     assert_eq!(shown, "Evaluation 1, error, characters 8990 to 8999 of 9000:\nmmmmmmmmmm");
 }
 
@@ -145,7 +142,7 @@ fn every_tool_answer_stays_within_max_answer(mode: Mode) {
         ("describe-last-error", json!({})),
         ("get-backtrace", json!({"locals": true})),
         ("get-backtrace", json!({"locals": true, "max-frames": 1000})),
-        ("error-history", json!({"limit": 200})),
+        ("describe-last-error", json!({"list": 200})),
     ] {
         let text = good(&mut server, tool, arguments.clone());
         assert!(length(&text) <= ANSWER, "{tool} {arguments}: {}", length(&text));
@@ -189,18 +186,15 @@ fn truncated_lists_count_the_omitted_entries_and_say_how_to_narrow_down(mode: Mo
     let uses: String = (0..60).map(|n| format!("v{n} ")).collect();
     let code = format!("(defun f () (let ({locals}) (cerror \"go\" \"x\") (list {uses})))\n(f)");
     bad(&mut server, "evaluate-lisp", json!({"code": code, "on-error": "debug"}));
-    let text = good(&mut server, "frame-locals", json!({"frame": 1}));
+    let text = frame_locals(&mut server, 1);
     assert!(length(&text) <= ANSWER && text.starts_with("V0 = \"lll") && text.contains("\nV59 = "), "{text}");
-    assert!(
-        text.ends_with("\neval-in-frame shows one variable, whole. A larger max-answer (configure-limits) makes room."),
-        "{text}"
-    );
-    assert_eq!(good(&mut server, "frame-locals", json!({"frame": 0})).lines().count(), 1);
+    assert!(text.ends_with("\nLong values are cut: eval-in-frame shows one variable, whole."), "{text}");
+    assert_eq!(frame_locals(&mut server, 0), NO_LOCALS);
     good(&mut server, "abort-evaluation", json!({}));
     for number in 0..150 {
         fail(&mut server, &format!("(error \"error number {number}, and so on, and so on, and so on, and so on\")"));
     }
-    let history = good(&mut server, "error-history", json!({"limit": 200}));
+    let history = good(&mut server, "describe-last-error", json!({"list": 200}));
     let (shown, rest) = history.rsplit_once("\n... ").unwrap();
     let last: u64 = shown.lines().last().unwrap()[1..].split(' ').next().unwrap().parse().unwrap();
     assert!(rest.contains(&format!(" older ones, E{} and before, ", last - 1)), "{rest}");
@@ -213,7 +207,7 @@ fn error_history_keeps_the_last_200_errors(mode: Mode) {
         fail(&mut server, &format!("(error \"n{number}\")"));
     }
     good(&mut server, "configure-limits", json!({"max-answer": 50_000}));
-    let history = good(&mut server, "error-history", json!({"limit": 200}));
+    let history = good(&mut server, "describe-last-error", json!({"list": 200}));
     assert_eq!(history.lines().count(), 200, "{history}");
     assert!(history.starts_with("E205  ") && history.lines().last().unwrap().starts_with("E6  "), "{history}");
 }
@@ -247,20 +241,23 @@ fn configured_limits_survive_reset_and_image_loss() {
 #[apply(both_modes)]
 fn last_20_evaluations_are_kept_in_at_most_16_megabytes(mode: Mode) {
     let mut server = mode.ready();
-    assert_eq!(good(&mut server, "evaluation", json!({})), "No evaluations yet.");
+    assert_eq!(good(&mut server, "check-evaluation", json!({})), "No evaluations yet.");
     for number in 1..=22 {
         server.evaluate(&format!("(print {number})"));
     }
     let gone = "is no longer kept: the last 20 are, in at most 16 MB, until the session is reset or its image lost.";
     for id in [1, 2] {
-        assert_eq!(bad(&mut server, "evaluation", json!({"id": id})), format!("Evaluation {id} {gone}"));
+        assert_eq!(bad(&mut server, "check-evaluation", json!({"id": id})), format!("Evaluation {id} {gone}"));
     }
-    let third = good(&mut server, "evaluation", json!({"id": 3}));
+    let third = good(&mut server, "check-evaluation", json!({"id": 3}));
     assert!(third.starts_with("Evaluation 3: succeeded after 0.0 s\n(print 3)\n"), "{third}");
     assert!(third.ends_with("\nOutput: 3 characters\nValues: 4 characters"), "{third}");
-    assert_eq!(bad(&mut server, "evaluation", json!({"id": 23})), "There is no evaluation 23: the newest one is 22.");
+    assert_eq!(
+        bad(&mut server, "check-evaluation", json!({"id": 23})),
+        "There is no evaluation 23: the newest one is 22."
+    );
     // Waiting for what is over: as evaluate-lisp answered.
-    assert_eq!(good(&mut server, "evaluation", json!({"id": 22, "action": "wait"})), "[stdout]\n\n22 \n\n=> 22");
+    assert_eq!(good(&mut server, "check-evaluation", json!({"id": 22, "wait": 25})), "[stdout]\n\n22 \n\n=> 22");
     // Large ones make room for each other, and what is too large has to go at once.
     good(&mut server, "configure-limits", json!({"max-output": 10_000_000}));
     let large = |characters: u64| {
@@ -269,11 +266,11 @@ fn last_20_evaluations_are_kept_in_at_most_16_megabytes(mode: Mode) {
     for _ in 0..3 {
         server.evaluate(&large(2_000));
     }
-    assert!(bad(&mut server, "evaluation", json!({"id": 23})).ends_with(gone));
-    good(&mut server, "evaluation", json!({"id": 24}));
+    assert!(bad(&mut server, "check-evaluation", json!({"id": 23})).ends_with(gone));
+    good(&mut server, "check-evaluation", json!({"id": 24}));
     let text = server.evaluate(&large(5_000));
     assert!(text.contains(" characters omitted]") && next_call(&text).is_none(), "{text}");
-    assert!(bad(&mut server, "evaluation", json!({"id": 26})).ends_with(gone));
+    assert!(bad(&mut server, "check-evaluation", json!({"id": 26})).ends_with(gone));
 }
 
 const NO_EVALUATIONS_SINCE_2: &str =
@@ -286,12 +283,12 @@ fn evaluation_numbers_are_not_reused_after_reset_or_image_loss(mode: Mode) {
     server.evaluate("(defun place () (error \"here\"))");
     server.evaluate("2");
     assert_eq!(good(&mut server, "reset-session", json!({})), RESET);
-    for action in ["status", "wait", "output", "cancel"] {
-        assert_eq!(good(&mut server, "evaluation", json!({"action": action})), NO_EVALUATIONS_SINCE_2);
+    for arguments in [json!({}), json!({"wait": 1}), json!({"part": "output"})] {
+        assert_eq!(good(&mut server, "check-evaluation", arguments), NO_EVALUATIONS_SINCE_2);
     }
     server.evaluate("(defun place () (error \"there\"))");
-    assert!(good(&mut server, "evaluation", json!({})).starts_with("Evaluation 3: succeeded"));
-    assert!(bad(&mut server, "evaluation", json!({"id": 2})).contains("no longer kept"));
+    assert!(good(&mut server, "check-evaluation", json!({})).starts_with("Evaluation 3: succeeded"));
+    assert!(bad(&mut server, "check-evaluation", json!({"id": 2})).contains("no longer kept"));
     fail(&mut server, "(place)");
     let trace = good(&mut server, "get-backtrace", json!({}));
     assert!(trace.contains(": (PLACE)\n     at evaluation 3, line 1"), "{trace}");
@@ -300,16 +297,16 @@ fn evaluation_numbers_are_not_reused_after_reset_or_image_loss(mode: Mode) {
     server.evaluate("1");
     server.evaluate("(defun place () (error \"here\"))");
     kill_worker(&server);
-    assert_eq!(good(&mut server, "evaluation", json!({})), NO_EVALUATIONS_SINCE_2);
+    assert_eq!(good(&mut server, "check-evaluation", json!({})), NO_EVALUATIONS_SINCE_2);
     let (lost, _) = server.call_tool(
         "evaluate-lisp",
         json!({"code": "(sb-alien:alien-funcall (sb-alien:extern-alien \"abort\" (function sb-alien:void)))"}),
     );
     assert!(lost.contains("[ERROR] IMAGE-LOST"), "{lost}");
-    let first = bad(&mut server, "evaluation", json!({"id": 2}));
+    let first = bad(&mut server, "check-evaluation", json!({"id": 2}));
     assert!(first.contains("no longer kept"), "{first}");
     fail(&mut server, "(place)");
-    assert!(good(&mut server, "evaluation", json!({})).starts_with("Evaluation 4: failed"));
+    assert!(good(&mut server, "check-evaluation", json!({})).starts_with("Evaluation 4: failed"));
     let trace = good(&mut server, "get-backtrace", json!({}));
     assert!(trace.contains(": (PLACE)\n     at evaluation 2, line 1"), "{trace}");
 }
@@ -320,23 +317,23 @@ fn running_evaluation_can_be_inspected_waited_for_and_cancelled(mode: Mode) {
     let running = server.post_call("evaluate-lisp", json!({"code": "(format t \"begun~%\")\n(loop (sleep 0.01))"}));
     await_printed(&mut server, "begun");
     let queued = server.post_call("evaluate-lisp", json!({"code": "(defvar *ran* t)"}));
-    let status = good(&mut server, "evaluation", json!({"id": 1}));
+    let status = good(&mut server, "check-evaluation", json!({"id": 1}));
     assert!(status.starts_with("Evaluation 1: running for "), "{status}");
     assert!(status.ends_with(" s\n(format t \"begun~%\") …\nOutput so far: 6 characters"), "{status}");
-    insta::allow_duplicates! { insta::assert_snapshot!(good(&mut server, "evaluation", json!({})), @r"
+    insta::allow_duplicates! { insta::assert_snapshot!(good(&mut server, "check-evaluation", json!({})), @r"
     Evaluation 2: waiting for the evaluations before it
     (defvar *ran* t)
     Output so far: 0 characters
     "); }
     // Not over in so many seconds.
-    let waited = good(&mut server, "evaluation", json!({"id": 1, "action": "wait", "seconds": 0.05}));
+    let waited = good(&mut server, "check-evaluation", json!({"id": 1, "wait": 0.05}));
     assert!(waited.starts_with("Evaluation 1: running for "), "{waited}");
-    let waiting = server.post_call("evaluation", json!({"id": 1, "action": "wait"}));
-    let cancelled = good(&mut server, "evaluation", json!({"id": 2, "action": "cancel"}));
+    let waiting = server.post_call("check-evaluation", json!({"id": 1, "wait": 25}));
+    let cancelled = good(&mut server, "abort-evaluation", json!({"id": 2}));
     assert!(cancelled.starts_with("Evaluation 2: failed after 0.0 s with CANCELLED\n"), "{cancelled}");
     assert!(server.outcome(queued).0.starts_with("[ERROR] CANCELLED\n"));
     assert_eq!(crate::client::last_error(&mut server).lines().next(), Some("No error information available."));
-    let cancelled = good(&mut server, "evaluation", json!({"id": 1, "action": "cancel"}));
+    let cancelled = good(&mut server, "abort-evaluation", json!({"id": 1}));
     assert!(cancelled.starts_with("Evaluation 1: failed after "), "{cancelled}");
     assert!(cancelled.contains(" s with CANCELLED (E1)\n"), "{cancelled}");
     let (text, is_error) = server.outcome(running);
@@ -344,9 +341,9 @@ fn running_evaluation_can_be_inspected_waited_for_and_cancelled(mode: Mode) {
         is_error && text.starts_with("[stdout]\nbegun\n\n[ERROR] CANCELLED\nThe evaluation was cancelled; "),
         "{text}"
     );
-    assert_eq!(server.outcome(waiting), (text, true));
+    assert_eq!(server.outcome(waiting), (format!("{text}{}", error_id(1)), true));
     // It is over.
-    good(&mut server, "evaluation", json!({"id": 1, "action": "cancel"}));
+    good(&mut server, "abort-evaluation", json!({"id": 1}));
     assert_eq!(server.evaluate("(boundp '*ran*)"), "=> NIL");
 }
 
@@ -355,7 +352,7 @@ fn held_evaluation_keeps_its_number_when_resumed_by_a_restart(mode: Mode) {
     let mut server = mode.ready();
     let code = "(progn (write-line \"before\") (cerror \"Go on.\" \"stop\") (write-line \"after\") :done)";
     bad(&mut server, "evaluate-lisp", json!({"code": code, "on-error": "debug"}));
-    let status = good(&mut server, "evaluation", json!({}));
+    let status = good(&mut server, "check-evaluation", json!({}));
     assert!(status.starts_with("Evaluation 1: held where it failed with SIMPLE-ERROR (E1)\n"), "{status}");
     // What is done meanwhile has a number of its own.
     good(
@@ -363,7 +360,7 @@ fn held_evaluation_keeps_its_number_when_resumed_by_a_restart(mode: Mode) {
         "eval-in-frame",
         json!({"frame": 0, "code": "(write-line \"inside\")\n(defun h () (error \"h\"))"}),
     );
-    let output = good(&mut server, "evaluation", json!({"action": "output"}));
+    let output = good(&mut server, "check-evaluation", json!({"part": "output"}));
     assert_eq!(output, "Evaluation 2, output, characters 0 to 6 of 7:\ninside\n");
     let (slow, is_error) = server.call_tool("eval-in-frame", json!({"frame": 0, "code": "(loop)", "timeout": 0.2}));
     assert!(is_error && slow.contains("[ERROR] TIMEOUT\n") && slow.contains("0.2 seconds"), "{slow}");
@@ -373,19 +370,17 @@ fn held_evaluation_keeps_its_number_when_resumed_by_a_restart(mode: Mode) {
 
     => :DONE
     "); }
-    let output = good(&mut server, "evaluation", json!({"id": 1, "action": "output"}));
+    let output = good(&mut server, "check-evaluation", json!({"id": 1, "part": "output"}));
     assert_eq!(output, "Evaluation 1, output, characters 0 to 12 of 13:\nbefore\nafter\n");
-    assert!(good(&mut server, "evaluation", json!({"id": 1})).starts_with("Evaluation 1: succeeded"));
+    assert!(good(&mut server, "check-evaluation", json!({"id": 1})).starts_with("Evaluation 1: succeeded"));
     fail(&mut server, "(h)");
     let trace = good(&mut server, "get-backtrace", json!({}));
     assert!(trace.contains(": (H)\n     at evaluation 2, line 2"), "{trace}");
     // Released, not held: the answer no longer offers the debugger.
     bad(&mut server, "evaluate-lisp", json!({"code": "(error \"x\")", "on-error": "debug"}));
-    let cancelled = good(&mut server, "evaluation", json!({"action": "cancel"}));
-    assert!(
-        cancelled.starts_with("Evaluation 5: failed after ") && cancelled.contains(" with SIMPLE-ERROR (E"),
-        "{cancelled}"
-    );
+    assert_eq!(good(&mut server, "abort-evaluation", json!({"id": 5})), "Evaluation aborted.");
+    let status = good(&mut server, "check-evaluation", json!({}));
+    assert!(status.starts_with("Evaluation 5: failed after ") && status.contains(" with SIMPLE-ERROR (E"), "{status}");
     good(&mut server, "reset-session", json!({}));
 }
 

@@ -185,7 +185,7 @@ fn cancelled_call_withdraws_its_elicitation(mode: Mode) {
     assert_eq!(withdrawn["method"], "notifications/cancelled", "{withdrawn}");
     assert_eq!(withdrawn["params"]["requestId"], id);
     server.goes_on();
-    let (text, is_error) = server.call_tool("frame-locals", json!({"frame": 0}));
+    let (text, is_error) = server.call_tool("eval-in-frame", json!({"frame": 0, "code": "1"}));
     assert!(is_error && text.starts_with("No evaluation is held"), "{text}");
     // A late answer is nobody's.
     reply(&mut server, &id, &json!({"action": "decline"}));
@@ -203,9 +203,9 @@ fn evaluations_queue_while_an_elicitation_is_open(mode: Mode) {
     let third = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
     // Nothing else is asked or answered; questions about the session are, and so is what was held.
     assert_eq!(server.request("ping", json!({}))["result"], json!({}));
-    let (text, _) = server.call_tool("frame-locals", json!({"frame": 0}));
-    assert!(!text.starts_with("No evaluation is held"), "{text}");
-    let (text, _) = server.call_tool("evaluation", json!({"id": 3}));
+    let (text, _) = server.call_tool("get-backtrace", json!({"locals": true}));
+    assert!(text.starts_with("Backtrace (live) for "), "{text}");
+    let (text, _) = server.call_tool("check-evaluation", json!({"id": 3}));
     assert!(text.starts_with("Evaluation 3: waiting"), "{text}");
     reply(&mut server, &id, &accept(&offered(&params, "TAKE"), "1"));
     let (text, is_error) = server.outcome(first);

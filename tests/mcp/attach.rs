@@ -331,7 +331,7 @@ fn each_client_has_its_own_errors_package_and_variables(mode: Mode) {
     let mut client = runtime.join(&server);
     fail(&mut server, "(error \"the agent's\")");
     assert!(client.last_error().starts_with("No error information available."));
-    assert_eq!(client.good("error-history", json!({})), "No errors in this session.");
+    assert_eq!(client.good("describe-last-error", json!({"list": 20})), "No errors in this session.");
     assert_eq!(client.evaluate("(defpackage :p (:use :cl)) (in-package :p) (setf *print-base* 2) 5"), "=> 101");
     let text = server.evaluate("(list (package-name *package*) * 5)");
     insta::allow_duplicates! { insta::assert_snapshot!(text, @r#"
@@ -351,8 +351,8 @@ fn each_client_has_its_own_errors_package_and_variables(mode: Mode) {
     let text = good(&mut server, "describe-symbol", json!({"name": "own"}));
     assert!(!text.starts_with("P::OWN ["), "{text}");
     // The newest evaluation is one's own, though the numbers are everybody's.
-    assert!(good(&mut server, "evaluation", json!({})).contains("(error \"again\")"));
-    assert!(client.good("evaluation", json!({})).contains("(defun own () 1)"));
+    assert!(good(&mut server, "check-evaluation", json!({})).contains("(error \"again\")"));
+    assert!(client.good("check-evaluation", json!({})).contains("(defun own () 1)"));
     let text = server.evaluate("(fmakunbound 'p::own) 7");
     insta::allow_duplicates! { insta::assert_snapshot!(text, @r"
     [notice]
@@ -431,7 +431,7 @@ fn held_evaluation_survives_other_clients_and_can_be_taken_over(mode: Mode) {
     assert!(text.contains("[Debugger]\nHeld."), "{text}");
     assert_eq!(good(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(+ 2 3)"})).lines().last(), Some("=> 5"));
     client.good("abort-evaluation", json!({}));
-    assert!(client.bad("frame-locals", json!({"frame": 0})).starts_with("No evaluation is held"));
+    assert!(client.bad("eval-in-frame", json!({"frame": 0, "code": "1"})).starts_with("No evaluation is held"));
     let answer = client.request("sbcl-mcp/take-over", &json!({}));
     let (text, is_error) = outcome(&answer);
     assert!(is_error && text.contains("held") && text.contains("[Debugger]\nHeld."), "{text}");
@@ -753,7 +753,7 @@ fn editor_on_swank_shares_the_image_with_the_mcp_client(mode: Mode) {
     assert!(!is_error && text.ends_with("=> :AGENT"), "{text}");
     assert_eq!(server.evaluate("(from-editor)"), "=> 7");
     assert!(last_error(&mut server).starts_with("No error"));
-    assert_eq!(good(&mut server, "error-history", json!({})), "No errors in this session.");
+    assert_eq!(good(&mut server, "describe-last-error", json!({"list": 20})), "No errors in this session.");
     // And the agent's in its answer.
     assert!(fail(&mut server, "(/ 1 0)").starts_with("[ERROR] DIVISION-BY-ZERO"));
     let thread = debug.split(' ').nth(1).unwrap().to_owned();

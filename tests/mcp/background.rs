@@ -1,6 +1,6 @@
 //! Evaluations in the background, over real pipes.
 
-use crate::client::{Server, bad, fail, good, last_error};
+use crate::client::{Server, bad, error_id, fail, good, last_error};
 use crate::mode::{Mode, both_modes};
 use crate::processes::kill_worker;
 use rstest_reuse::apply;
@@ -22,17 +22,21 @@ fn number(text: &str) -> u64 {
         .unwrap_or_else(|| panic!("it does not go on in the background:\n{text}"))
 }
 
-fn evaluation(server: &mut Server, id: u64, action: &str) -> (String, bool) {
-    server.call_tool("evaluation", json!({"id": id, "action": action}))
+fn status(server: &mut Server, id: u64) -> (String, bool) {
+    server.call_tool("check-evaluation", json!({"id": id}))
 }
 
 fn wait(server: &mut Server, id: u64) -> (String, bool) {
-    evaluation(server, id, "wait")
+    server.call_tool("check-evaluation", json!({"id": id, "wait": 25}))
+}
+
+fn abort(server: &mut Server, id: u64) -> (String, bool) {
+    server.call_tool("abort-evaluation", json!({"id": id}))
 }
 
 /// Waits until an evaluation runs.
 fn await_running(server: &mut Server, id: u64) {
-    while !evaluation(server, id, "status").0.contains("running") {
+    while !status(server, id).0.contains("running") {
         std::thread::yield_now();
     }
 }
@@ -52,8 +56,8 @@ fn call_is_answered_at_once_and_evaluation_wait_returns_the_result() {
     assert_eq!(id, 2);
     // The next ones have another thread.
     server.goes_on();
-    while good(&mut server, "evaluation", json!({"id": id, "action": "output"})).ends_with("none.") {}
-    let (status, _) = evaluation(&mut server, id, "status");
+    while good(&mut server, "check-evaluation", json!({"id": id, "part": "output"})).ends_with("none.") {}
+    let (status, _) = status(&mut server, id);
     assert!(status.starts_with("Evaluation 2: running for ") && status.contains(", in the background\n"), "{status}");
     assert!(status.contains("Output so far: 7 characters"), "{status}");
     server.evaluate("(sb-thread:signal-semaphore *gate*)");
@@ -95,7 +99,7 @@ fn package_and_history_variables_are_local_to_the_evaluation() {
 }
 
 #[test]
-fn failure_enters_the_history_at_once_and_the_error_state_on_delivery() {
+fn failure_enters_the_history_at_once_and_check_evaluation_changes_no_error_state() {
     let mut server = Server::ready();
     fail(&mut server, "(error \"first\")");
     let before = last_error(&mut server);
@@ -104,7 +108,7 @@ fn failure_enters_the_history_at_once_and_the_error_state_on_delivery() {
     let id = begin(&mut server, &format!("(loop until (probe-file {marker:?}) do (sleep 0.01)) (error \"second\")"));
     assert_eq!(last_error(&mut server), before);
     std::fs::write(&marker, "").unwrap();
-    while !good(&mut server, "error-history", json!({})).contains("second") {}
+    while !good(&mut server, "describe-last-error", json!({"list": 20})).contains("second") {}
     std::fs::remove_file(&marker).unwrap();
     assert_eq!(last_error(&mut server), before);
     let text = server.evaluate("(+ 1 2)");
@@ -112,35 +116,32 @@ fn failure_enters_the_history_at_once_and_the_error_state_on_delivery() {
     assert!(last_error(&mut server).starts_with("No error information"));
     let (text, is_error) = wait(&mut server, id);
     assert!(is_error && text.starts_with("[ERROR] SIMPLE-ERROR\nsecond\n\n[Backtrace]\n"), "{text}");
-    assert!(last_error(&mut server).contains("second"));
-    // Once.
-    server.goes_on();
-    assert!(wait(&mut server, id).1);
+    assert!(text.ends_with(&error_id(2)), "{text}");
     assert!(last_error(&mut server).starts_with("No error information"));
-    // Nobody needs to be told who is given it first.
+    assert_eq!(wait(&mut server, id), (text, true));
+    // Who has got the outcome gets no notice of it.
     let id = begin(&mut server, "(error \"unheard\")");
-    while !good(&mut server, "error-history", json!({})).contains("unheard") {}
+    while !good(&mut server, "describe-last-error", json!({"list": 20})).contains("unheard") {}
     assert!(wait(&mut server, id).0.contains("unheard"));
     server.goes_on();
-    // Nor who waits for it. An evaluation that let it go on might succeed after it had failed, and
-    // clear the error state.
+    // Nor who waits for it.
     let marker = server.home().join("third");
     let id = begin(&mut server, &format!("(loop until (probe-file {marker:?}) do (sleep 0.01)) (error \"third\")"));
-    let waiting = server.post_call("evaluation", json!({"id": id, "action": "wait"}));
+    let waiting = server.post_call("check-evaluation", json!({"id": id, "wait": 25}));
     std::fs::write(&marker, "").unwrap();
     let (text, is_error) = server.outcome(waiting);
     std::fs::remove_file(&marker).unwrap();
-    assert!(is_error && text.contains("third"), "{text}");
-    assert!(last_error(&mut server).contains("third"));
+    assert!(is_error && text.contains("third") && text.ends_with(&error_id(4)), "{text}");
+    assert!(last_error(&mut server).starts_with("No error information"));
     server.goes_on();
 }
 
 #[test]
-fn cancelling_by_evaluation_tool_or_notification_ends_the_evaluation() {
+fn cancelling_by_abort_evaluation_or_notification_ends_the_evaluation() {
     let mut server = Server::ready();
     let id = begin(&mut server, "(unwind-protect (loop) (print 'cleaned))");
     await_running(&mut server, id);
-    let (text, is_error) = evaluation(&mut server, id, "cancel");
+    let (text, is_error) = abort(&mut server, id);
     assert!(!is_error && text.contains("failed") && text.contains("CANCELLED (E1)"), "{text}");
     server.goes_on();
     // A call that waits takes its evaluation with it.
@@ -186,7 +187,7 @@ fn reset_ends_running_evaluations_with_a_notice(mode: Mode) {
     let ended = format!("[notice]\nEvaluations {first} and {second}, in the background, have been ended.\n\n");
     assert_eq!(text, format!("{ended}Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER"));
     assert_eq!(server.evaluate("(length (sb-thread:list-all-threads))"), "=> 1");
-    let (text, is_error) = evaluation(&mut server, first, "status");
+    let (text, is_error) = status(&mut server, first);
     assert!(is_error && text.contains("no longer kept"), "{text}");
 }
 
@@ -223,28 +224,29 @@ fn uninterruptible_evaluation_is_ended_by_replacing_the_image() {
     let code = "(sb-sys:without-interrupts (write-line \"beyond recall\") (finish-output) (loop (sleep 0.01)))";
     let mut server = Server::ready();
     let id = begin(&mut server, code);
-    while !evaluation(&mut server, id, "output").0.contains("beyond recall") {
+    while !server.call_tool("check-evaluation", json!({"id": id, "part": "output"})).0.contains("beyond recall") {
         std::thread::yield_now();
     }
-    let text = bad(&mut server, "evaluation", json!({"id": id, "action": "cancel"}));
+    let text = bad(&mut server, "abort-evaluation", json!({"id": id}));
     assert_eq!(
         text,
         format!(
-            "Evaluation {id}, in the background, has been lost with its image: error-history has what is known of it."
+            "Evaluation {id}, in the background, has been lost with its image: describe-last-error with `list` has what is known of \
+             it."
         )
     );
-    assert_eq!(bad(&mut server, "evaluation", json!({})), text);
+    assert_eq!(bad(&mut server, "check-evaluation", json!({})), text);
     let text = server.evaluate("(list 1)");
     assert!(text.contains("A new image has taken its place."), "{text}");
-    let text = good(&mut server, "error-history", json!({}));
+    let text = good(&mut server, "describe-last-error", json!({"list": 20}));
     assert!(text.contains("CANCELLED"), "{text}");
     let text = good(&mut server, "describe-last-error", json!({"error-id": 1}));
     assert!(text.contains("The evaluation was cancelled. It did not end then: its image was replaced."), "{text}");
     // The same for a time limit.
     let arguments = json!({"code": code, "background": true, "timeout": 0.1});
     good(&mut server, "evaluate-lisp", arguments);
-    bad(&mut server, "evaluation", json!({"action": "wait"}));
-    let text = good(&mut server, "error-history", json!({}));
+    bad(&mut server, "check-evaluation", json!({"wait": 25}));
+    let text = good(&mut server, "describe-last-error", json!({"list": 20}));
     assert!(text.contains("TIMEOUT"), "{text}");
     let text = good(&mut server, "describe-last-error", json!({"error-id": 2}));
     assert!(text.contains(" 0.1 seconds") && text.contains(". It did not end then: its image was"), "{text}");
@@ -283,7 +285,7 @@ fn progress_names_the_evaluation_a_queued_call_waits_for() {
         }
     };
     assert!(message.starts_with("waiting for evaluation 2, which has run for "), "{message}");
-    evaluation(&mut server, 2, "cancel");
+    abort(&mut server, 2);
     assert!(server.outcome(first).1);
     assert_eq!(server.outcome(second), ("=> 3".to_owned(), false));
 }
@@ -345,9 +347,9 @@ mod schedules {
                 arguments.as_object_mut().expect("an object").extend(patience.as_object().expect("an object").clone());
                 ("evaluate-lisp", arguments)
             }
-            Step::Wait(which) => ("evaluation", json!({"id": of(*which, *begun), "action": "wait", "seconds": 0.01})),
-            Step::Cancel(which) => ("evaluation", json!({"id": of(*which, *begun), "action": "cancel"})),
-            Step::Output(which) => ("evaluation", json!({"id": of(*which, *begun), "action": "output"})),
+            Step::Wait(which) => ("check-evaluation", json!({"id": of(*which, *begun), "wait": 0.01})),
+            Step::Cancel(which) => ("abort-evaluation", json!({"id": of(*which, *begun)})),
+            Step::Output(which) => ("check-evaluation", json!({"id": of(*which, *begun), "part": "output"})),
             Step::Plain => {
                 *begun += 1;
                 ("evaluate-lisp", json!({"code": "(+ 1 2)"}))

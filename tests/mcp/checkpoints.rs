@@ -104,7 +104,7 @@ fn restore_brings_back_definitions_objects_and_variables() {
     assert_eq!(text.split_whitespace().collect::<Vec<_>>().join(" "), expected);
     // The state is that of a reset, and the history goes on.
     assert!(good(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
-    assert!(good(&mut server, "error-history", json!({})).contains("DIVISION-BY-ZERO"));
+    assert!(good(&mut server, "describe-last-error", json!({"list": 20})).contains("DIVISION-BY-ZERO"));
     let definitions = good(&mut server, "list-definitions", json!({}));
     assert!(definitions.contains("- APP::NEXT ()") && !definitions.contains("LATER"), "{definitions}");
     // A report shows the line of what was evaluated before.
@@ -604,7 +604,7 @@ fn are_installed(systems: &[&str]) -> bool {
 }
 
 fn load(server: &mut Server, system: &str) {
-    let text = good(server, "load", json!({"system": system, "timeout": 1800}));
+    let text = good(server, "load-system", json!({"system": system, "timeout": 1800}));
     assert!(text.starts_with("Loaded ") || text.contains(" is up to date: "), "{text}");
 }
 
@@ -631,7 +631,7 @@ fn loaded_libraries_and_run_tests_work_after_a_restore() {
     save(&mut server, "loaded");
     restore_and_lose(&mut server, "loaded");
     assert_eq!(server.evaluate("(alexandria:flatten '(1 (2)))"), "=> (1 2)");
-    let text = good(&mut server, "load", json!({"system": "alexandria-tests"}));
+    let text = good(&mut server, "load-system", json!({"system": "alexandria-tests"}));
     assert!(text.starts_with("alexandria-tests is up to date: "), "{text}");
     let text = good(&mut server, "run-tests", json!({"system": "alexandria", "timeout": 600}));
     assert!(text.lines().next().unwrap().contains(" passed"), "{text}");

@@ -483,6 +483,33 @@ pub(crate) fn good(server: &mut Server, tool: &str, arguments: Value) -> String 
     text
 }
 
+/// What is shown of a frame without local variables.
+pub(crate) const NO_LOCALS: &str = "No local variables: the code is SBCL's own, or SBCL kept none of them.";
+
+/// The local variables of a frame of the held evaluation, a line each, and what is said after them.
+#[track_caller]
+pub(crate) fn frame_locals(server: &mut Server, frame: u64) -> String {
+    let text = good(server, "get-backtrace", json!({"from": frame, "max-frames": 1, "locals": true}));
+    let is_about_frame =
+        |line: &str| line.starts_with("Backtrace (live) for ") || line.starts_with(&format!("  {frame}: "));
+    assert!(text.lines().take(2).all(is_about_frame), "{text}");
+    let lines = text.lines().skip(2).filter(|line| !line.starts_with("     at ") && !line.contains(" more frame"));
+    lines.map(|line| line.strip_prefix("     ").unwrap_or(line)).collect::<Vec<_>>().join("\n")
+}
+
+/// Ends the newest evaluation, which runs.
+#[track_caller]
+pub(crate) fn abort_newest(server: &mut Server) {
+    let text = good(server, "check-evaluation", json!({}));
+    let number = text.strip_prefix("Evaluation ").and_then(|rest| rest.split(':').next()).expect("its number");
+    good(server, "abort-evaluation", json!({"id": number}));
+}
+
+/// The end of an answer of check-evaluation about an evaluation that failed with this error.
+pub(crate) fn error_id(number: u64) -> String {
+    format!("\n\nError id: E{number} (describe-last-error and get-backtrace take it as error-id)")
+}
+
 /// Calls a tool that must fail.
 #[track_caller]
 pub(crate) fn bad(server: &mut Server, tool: &str, arguments: Value) -> String {

@@ -238,7 +238,7 @@ fn advice_names_command_line_options_instead_of_tools() {
         let printed = if attach.is_empty() {
             "The tests printed 5 characters.\n"
         } else {
-            "The tests printed 5 characters: evaluation {"
+            "The tests printed 5 characters: check-evaluation {"
         };
         assert!(tested.contains(printed), "{tested}");
         let deep = run("load", &["deep.lisp"]);

@@ -172,14 +172,14 @@ fn describe_last_error_lists_condition_slots_missing_from_the_report(mode: Mode)
 #[apply(both_modes)]
 fn error_history_lists_the_last_errors_with_stable_ids(mode: Mode) {
     let mut server = mode.ready();
-    assert_eq!(good(&mut server, "error-history", json!({})), "No errors in this session.");
+    assert_eq!(good(&mut server, "describe-last-error", json!({"list": 20})), "No errors in this session.");
     for number in 1..=25 {
         fail(&mut server, &format!(":one\n(error \"number ~A\" {number})"));
     }
-    let history = good(&mut server, "error-history", json!({}));
+    let history = good(&mut server, "describe-last-error", json!({"list": 20}));
     let lines: Vec<_> = history.lines().collect();
     assert_eq!(lines.len(), 21);
-    assert_eq!(lines[20], "... 5 older ones (a larger limit shows them)");
+    assert_eq!(lines[20], "... 5 older ones (a larger `list` shows them)");
     for (line, number) in lines.iter().zip((6..=25).rev()) {
         let (id, rest) = line.split_once("  ").unwrap();
         assert_eq!(id, format!("E{number}"));
@@ -187,9 +187,9 @@ fn error_history_lists_the_last_errors_with_stable_ids(mode: Mode) {
         assert!(time.len() == 20 && time.ends_with('Z'), "{line}");
         assert_eq!(rest, format!("SIMPLE-ERROR  number {number}  form 2 (line 2)"));
     }
-    assert_eq!(good(&mut server, "error-history", json!({"limit": 200})).lines().count(), 25);
-    assert_eq!(good(&mut server, "error-history", json!({"limit": "2"})).lines().count(), 3);
-    assert!(bad(&mut server, "error-history", json!({"limit": 201})).contains("from 1 to 200"));
+    assert_eq!(good(&mut server, "describe-last-error", json!({"list": 200})).lines().count(), 25);
+    assert_eq!(good(&mut server, "describe-last-error", json!({"list": "2"})).lines().count(), 3);
+    assert!(bad(&mut server, "describe-last-error", json!({"list": 201})).contains("from 1 to 200"));
     for id in ["E26", "E0", "x"] {
         for tool in ["describe-last-error", "get-backtrace"] {
             let (text, is_error) = server.call_tool(tool, json!({"error-id": id}));
@@ -213,14 +213,14 @@ fn error_history_lists_the_last_errors_with_stable_ids(mode: Mode) {
         good(&mut server, "describe-last-error", json!({})).lines().next(),
         Some("No error information available.")
     );
-    assert_eq!(good(&mut server, "error-history", json!({})), history);
+    assert_eq!(good(&mut server, "describe-last-error", json!({"list": 20})), history);
     assert_eq!(ask(&mut server), first);
     fail(&mut server, "(error \"another\")");
     assert_eq!(ask(&mut server), first);
-    assert!(good(&mut server, "error-history", json!({})).starts_with("E26 "));
+    assert!(good(&mut server, "describe-last-error", json!({"list": 20})).starts_with("E26 "));
 
     good(&mut server, "reset-session", json!({}));
-    assert_eq!(good(&mut server, "error-history", json!({})), "No errors in this session.");
+    assert_eq!(good(&mut server, "describe-last-error", json!({"list": 20})), "No errors in this session.");
     let (text, is_error) = server.call_tool("describe-last-error", json!({"error-id": "E25"}));
     assert!(is_error && text.contains("no errors in this session"), "{text}");
 }
@@ -284,7 +284,7 @@ fn record_errors_lists_errors_handled_by_the_code(mode: Mode) {
     );
     // Nothing is recorded of its own accord.
     assert_eq!(server.evaluate("(outer (vector 1 2) 9)"), "=> :HANDLED");
-    assert_eq!(good(&mut server, "error-history", json!({})), "No errors in this session.");
+    assert_eq!(good(&mut server, "describe-last-error", json!({"list": 20})), "No errors in this session.");
 
     let text = recorded(&mut server, "(list (outer (vector 1 2) 9) (ignore-errors (error \"foo ~a\" 1)))");
     let lines: Vec<_> = text.strip_prefix(HEADING).unwrap_or_else(|| panic!("{text}")).lines().collect();
@@ -314,7 +314,7 @@ fn record_errors_reports_an_unhandled_error_only_once(mode: Mode) {
     let text = bad(&mut server, "evaluate-lisp", code);
     let rest = text.strip_prefix(HEADING).unwrap_or_else(|| panic!("{text}"));
     assert!(rest.starts_with("E1  SIMPLE-ERROR  a  ") && rest.contains("\n\n[ERROR] SIMPLE-ERROR\nb\n"), "{text}");
-    let history = good(&mut server, "error-history", json!({}));
+    let history = good(&mut server, "describe-last-error", json!({"list": 20}));
     assert_eq!(history.lines().count(), 2, "{history}");
     assert!(last_error(&mut server).contains("\nId: E2\n"));
     insta::allow_duplicates! { insta::assert_snapshot!(recorded(&mut server, "1"), @r"

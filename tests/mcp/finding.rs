@@ -82,7 +82,7 @@ fn find_symbols_filters_by_kind_package_and_external() {
          (defmacro with-price (&body body) `(progn ,@body)) (define-symbol-macro the-price 3) (in-package :cl-user)",
     );
     let mut kind = |kind: &str| {
-        let found = symbols(&mut server, json!({"query": "price", "package": "shop", "kind": kind}));
+        let found = symbols(&mut server, json!({"query": "price", "package": "shop", "type": kind}));
         let mut found: Vec<_> = names(&found).into_iter().map(str::to_owned).collect();
         found.sort();
         found
@@ -97,7 +97,7 @@ fn find_symbols_filters_by_kind_package_and_external() {
     assert_eq!(kind("class"), ["shop::price-range", "shop::price-tag", "shop:price-error"]);
     let found = symbols(&mut server, json!({"query": "price", "package": "SHOP", "external": true}));
     assert_eq!(names(&found), ["shop:price", "shop:price-error"]);
-    let found = symbols(&mut server, json!({"query": "sh*p", "kind": "package"}));
+    let found = symbols(&mut server, json!({"query": "sh*p", "type": "package"}));
     assert_eq!(found, ["shop  package shp: 2 exported"]);
     let found = symbols(&mut server, json!({"query": "with-*-file", "external": true, "limit": 1}));
     assert!(found[0].starts_with("with-open-file  macro "), "{found:?}");
@@ -105,7 +105,7 @@ fn find_symbols_filters_by_kind_package_and_external() {
     assert!(found[0].starts_with("make-hash-table  function "), "{found:?}");
     let found = symbols(&mut server, json!({"query": "shop:"}));
     assert!(found.len() > 10, "{found:?}");
-    let wrong = bad(&mut server, "find-symbols", json!({"query": "x", "kind": "thing"}));
+    let wrong = bad(&mut server, "find-symbols", json!({"query": "x", "type": "thing"}));
     assert!(wrong.contains("one of function, macro, variable, class, package"), "{wrong}");
     let nowhere = bad(&mut server, "find-symbols", json!({"query": "x", "package": "shpo"}));
     assert!(nowhere.contains("no package named \"shpo\"") && nowhere.contains("SHOP"), "{nowhere}");
@@ -125,7 +125,7 @@ fn find_symbols_reports_omitted_matches_and_near_names() {
         symbols(&mut server, json!({"query": "stirng-upcase"})),
         ["Nothing matches \"stirng-upcase\".", "Near names: string-upcase, nstring-upcase."]
     );
-    let excluded = symbols(&mut server, json!({"query": "string-upcase", "kind": "variable"}));
+    let excluded = symbols(&mut server, json!({"query": "string-upcase", "type": "variable"}));
     assert_eq!(excluded[..2], ["Nothing matches \"string-upcase\" (only kind variable).", "Without that: 2 matches."]);
 }
 
@@ -140,7 +140,7 @@ lines|) #'car)",
     assert_eq!(symbols(&mut server, json!({"query": "|a b|"})), ["|a b|  function ()"]);
     assert_eq!(names(&symbols(&mut server, json!({"query": "mixed", "package": "cl-user"}))), ["|MiXed|"]);
     assert_eq!(names(&symbols(&mut server, json!({"query": "NAÏVE"}))), ["naïve"]);
-    assert_eq!(names(&symbols(&mut server, json!({"query": "lower", "kind": "package"})))[0], "|lower|");
+    assert_eq!(names(&symbols(&mut server, json!({"query": "lower", "type": "package"})))[0], "|lower|");
     assert_eq!(names(&symbols(&mut server, json!({"query": "x", "package": "lower"}))), ["|lower|::x"]);
     assert_eq!(names(&symbols(&mut server, json!({"query": "|[error]|"}))), ["[error]"]);
     assert_eq!(symbols(&mut server, json!({"query": "two lines"})).len(), 1);

@@ -74,13 +74,13 @@ impl Place {
 /// Loads what must come to load.
 #[track_caller]
 fn load(server: &mut Server, arguments: serde_json::Value) -> String {
-    without_times(&good(server, "load", arguments))
+    without_times(&good(server, "load-system", arguments))
 }
 
 /// Loads what must fail.
 #[track_caller]
 fn fails(server: &mut Server, arguments: serde_json::Value) -> String {
-    bad(server, "load", arguments)
+    bad(server, "load-system", arguments)
 }
 
 /// An answer with its seconds as `T s`.
@@ -185,10 +185,10 @@ fn asd_file_is_found_above_and_below_the_directory_and_by_system_name() {
     let text = fails(&mut server, json!({"path": "several"}));
     assert!(text.ends_with("has several .asd files: name a system of more, several."), "{text}");
     for (arguments, message) in [
-        (json!({}), "load needs the argument system or path."),
-        (json!({"system": "a", "path": "b"}), "load takes system or path, not both."),
+        (json!({}), "load-system needs the argument system or path."),
+        (json!({"system": "a", "path": "b"}), "load-system takes system or path, not both."),
         (json!({"system": "app", "directory": "nowhere"}), "directory: there is no directory "),
-        (json!({"system": "app", "force": "yes"}), "load: force must be one of none, self, all, not \"yes\"."),
+        (json!({"system": "app", "force": "yes"}), "load-system: force must be one of none, self, all, not \"yes\"."),
     ] {
         let text = fails(&mut server, arguments);
         assert!(text.starts_with(message), "{text}");
@@ -228,7 +228,7 @@ notes/a.lisp:6:5 in (DEFUN NOTES::PAD): STYLE-WARNING: undefined function: NOTES
     place.write("notes/long.lisp", "(dotimes (i 1000) (format t \"line ~d~%\" i))");
     let text = load(&mut server, json!({"path": "notes/long.lisp"}));
     assert!(text.starts_with("Loaded notes/long.lisp: 1 file, T s\n\n[stdout]\nline 0\n"), "{text}");
-    assert!(text.len() < 2_000 && text.contains("\"action\": \"output\"") && text.ends_with("line 999"), "{text}");
+    assert!(text.len() < 2_000 && text.contains("\"part\": \"output\"") && text.ends_with("line 999"), "{text}");
 }
 
 #[test]
@@ -558,7 +558,7 @@ fn load_sets_the_error_state_like_an_evaluation() {
     let mut server = place.server();
     fails(&mut server, json!({"path": "bad.lisp"}));
     assert!(crate::client::last_error(&mut server).starts_with("Error: SIMPLE-ERROR\n  first\n"));
-    let shown = good(&mut server, "evaluation", json!({}));
+    let shown = good(&mut server, "check-evaluation", json!({}));
     assert!(shown.contains("(cl:load #P\"") && shown.contains("bad.lisp"), "{shown}");
     load(&mut server, json!({"system": "app", "directory": "app"}));
     assert!(crate::client::last_error(&mut server).starts_with("No error information available."));
@@ -603,7 +603,8 @@ fn progress_notifications_name_files_being_compiled_and_loaded() {
     place.write("app/b.lisp", "(in-package :app)\n(eval-when (:compile-toplevel) (sleep 1.5))\n(defun run () (add 1))");
     let mut server = place.server();
     let arguments = json!({"system": "app", "directory": "app"});
-    let id = server.post("tools/call", json!({"name": "load", "arguments": arguments, "_meta": {"progressToken": 5}}));
+    let id = server
+        .post("tools/call", json!({"name": "load-system", "arguments": arguments, "_meta": {"progressToken": 5}}));
     let mut told = String::new();
     let answer = loop {
         let message = server.receive().expect("an answer");
@@ -622,8 +623,9 @@ fn load_answers_with_structured_content() {
     let place = Place::new();
     app(&place);
     let mut server = place.server_with(&["--structured-content"]);
-    let call =
-        |server: &mut Server, arguments| server.request("tools/call", json!({"name": "load", "arguments": arguments}));
+    let call = |server: &mut Server, arguments| {
+        server.request("tools/call", json!({"name": "load-system", "arguments": arguments}))
+    };
     let answer = call(&mut server, json!({"system": "app", "directory": "app"}));
     let mut loaded = answer["result"]["structuredContent"]["loaded"].clone();
     assert!(loaded["seconds"].take().as_f64().is_some_and(|seconds| seconds >= 0.0));
@@ -736,7 +738,7 @@ fn load_verdicts_agree_with_bare_sbcl() {
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
         let verdict = printed.lines().rev().find(|line| !line.is_empty()).unwrap_or_default().to_owned();
         let mut server = place.server();
-        let (text, is_error) = server.call_tool("load", json!({"system": name, "directory": name}));
+        let (text, is_error) = server.call_tool("load-system", json!({"system": name, "directory": name}));
         if is_error {
             let kind = text.split("[ERROR] ").nth(1).and_then(|rest| rest.lines().next()).expect("an error");
             let kind =
@@ -779,9 +781,9 @@ fn load_with_background_answers_at_once_and_can_be_waited_for() {
     let place = Place::new();
     app(&place);
     let mut server = place.server();
-    let text = good(&mut server, "load", json!({"system": "app", "directory": "app", "background": true}));
+    let text = good(&mut server, "load-system", json!({"system": "app", "directory": "app", "background": true}));
     assert!(text.starts_with("Evaluation 1 goes on in the background."), "{text}");
-    let text = without_times(&good(&mut server, "evaluation", json!({"id": 1, "action": "wait", "seconds": 60})));
+    let text = without_times(&good(&mut server, "check-evaluation", json!({"id": 1, "wait": 60})));
     assert_eq!(text, "Loaded app: 3 files, 3 compiled, T s\nDefined in app/app.asd");
     assert_eq!(server.evaluate("(app:run)"), "=> 2");
     // What is over in time is answered as ever.

@@ -11,25 +11,22 @@ use serde_json::{Value, json};
 
 const REVISIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
-const TOOLS: [&str; 23] = [
+const TOOLS: [&str; 20] = [
     "evaluate-lisp",
-    "load",
-    "describe-last-error",
-    "get-backtrace",
-    "error-history",
-    "invoke-restart",
-    "frame-locals",
-    "eval-in-frame",
-    "return-from-frame",
-    "restart-frame",
-    "abort-evaluation",
+    "load-system",
     "run-tests",
-    "evaluation",
     "list-definitions",
     "describe-symbol",
     "find-symbols",
     "find-references",
     "macroexpand",
+    "describe-last-error",
+    "get-backtrace",
+    "invoke-restart",
+    "eval-in-frame",
+    "resume-from-frame",
+    "abort-evaluation",
+    "check-evaluation",
     "trace-calls",
     "profile",
     "checkpoint",
@@ -126,12 +123,11 @@ fn tools_list_has_schema_and_annotations_of_every_tool(mode: Mode) {
         for (name, schema) in tool["inputSchema"]["properties"].as_object().unwrap() {
             assert!(schema["type"].is_string() && schema["description"].is_string(), "{name}: {schema}");
         }
-        let debugs = ["invoke-restart", "eval-in-frame", "return-from-frame", "restart-frame", "abort-evaluation"];
+        let debugs = ["invoke-restart", "eval-in-frame", "resume-from-frame", "abort-evaluation"];
         let name = tool["name"].as_str().unwrap();
-        let evaluates = ["evaluate-lisp", "load", "run-tests", "trace-calls", "profile"];
-        let changes = ["evaluation", "checkpoint", "reset-session"].contains(&name)
-            || evaluates.contains(&name)
-            || debugs.contains(&name);
+        let evaluates = ["evaluate-lisp", "load-system", "run-tests", "trace-calls", "profile"];
+        let changes =
+            ["checkpoint", "reset-session"].contains(&name) || evaluates.contains(&name) || debugs.contains(&name);
         let configures = name == "configure-limits";
         assert_eq!(tool["annotations"]["readOnlyHint"], !changes && !configures, "{tool}");
         assert_eq!(tool["annotations"]["destructiveHint"] == true, changes, "{tool}");
@@ -391,7 +387,7 @@ fn malformed_tool_calls_and_unknown_tools_are_invalid_params(mode: Mode) {
         let answer = server.request("tools/call", json!({"name": name, "arguments": {}}));
         let message = answer["error"]["message"].as_str().expect("a sentence");
         assert!(message.starts_with(&format!("There is no tool \"{name}\".{near}")), "{message}");
-        assert!(message.contains(" There are: evaluate-lisp, load, describe-last-error, "), "{message}");
+        assert!(message.contains(" There are: evaluate-lisp, load-system, run-tests, "), "{message}");
     }
     server.goes_on();
 }
@@ -420,15 +416,18 @@ fn invalid_tool_arguments_are_refused_with_the_allowed_values(mode: Mode) {
         ("list-definitions", json!({"type": "methods"}), vec!["one of all, functions, variables, macros, classes"]),
         ("list-definitions", json!({"type": 1}), vec!["one of all"]),
         ("describe-symbol", json!({"name": {}}), vec!["name must be a string"]),
-        ("describe-last-error", json!({"x": 1}), vec!["\"x\"", "It takes: error-id."]),
+        ("describe-last-error", json!({"x": 1}), vec!["\"x\"", "It takes: error-id, list."]),
         ("describe-last-error", json!({"error-id": "E9"}), vec!["no error \"E9\"", "no errors in this session"]),
-        ("error-history", json!({"x": 1}), vec!["\"x\"", "It takes: limit."]),
-        ("error-history", json!({"limit": 201}), vec!["limit must be a whole number from 1 to 200", "not 201"]),
-        ("evaluation", json!({"action": "stop"}), vec!["one of status, wait, output, cancel"]),
-        ("evaluation", json!({"id": 12}), vec!["No evaluations yet."]),
+        ("describe-last-error", json!({"list": 201}), vec!["list must be a whole number from 1 to 200", "not 201"]),
+        ("describe-last-error", json!({"list": 2, "error-id": "E1"}), vec!["takes error-id or list, not both"]),
+        ("check-evaluation", json!({"part": "all"}), vec!["part must be one of output, values, error"]),
+        ("check-evaluation", json!({"part": "output", "wait": 1}), vec!["takes wait or part, not both"]),
+        ("check-evaluation", json!({"action": "stop"}), vec!["\"action\"", "It takes: id, wait, part, from, limit."]),
+        ("check-evaluation", json!({"id": 12}), vec!["No evaluations yet."]),
         ("invoke-restart", json!({"restart": 0}), vec!["a number from 1, or a name"]),
-        ("frame-locals", json!({"frame": -1}), vec!["a frame's number, from 0"]),
-        ("frame-locals", json!({"frame": 1}), vec!["No evaluation is held"]),
+        ("resume-from-frame", json!({"frame": -1}), vec!["a frame's number, from 0"]),
+        ("resume-from-frame", json!({"frame": 1}), vec!["No evaluation is held"]),
+        ("abort-evaluation", json!({"id": 12}), vec!["No evaluations yet."]),
         ("reset-session", json!({"really": true}), vec!["\"really\"", "It takes no arguments."]),
         ("configure-limits", json!({"timeout": -0.5}), vec!["timeout", "86400"]),
         ("configure-limits", json!({"timeout": 90_000}), vec!["timeout", "86400"]),

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::client::{Scratch, Server, bad, fail, good};
+use crate::client::{Scratch, Server, bad, fail, frame_locals, good};
 use crate::mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::json;
@@ -827,7 +827,7 @@ fn frame_locals_lists_variables_in_source_order(mode: Mode) {
         json!({"on-error": "debug", "code": "(defun f (z) (let* ((y (list z)) (a (list y))) (cerror \"go\" \"x\") (list z y a)))\n(f 1)"}),
     );
     assert!(text.1, "{text:?}");
-    insta::allow_duplicates! { insta::assert_snapshot!(good(&mut server, "frame-locals", json!({"frame": 1})), @r"
+    insta::allow_duplicates! { insta::assert_snapshot!(frame_locals(&mut server, 1), @r"
     Z = 1
     Y = (1)
     A = ((1))

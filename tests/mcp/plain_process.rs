@@ -174,7 +174,7 @@ fn stuck_inspection_and_background_evaluation_are_abandoned_too() {
     let arguments = json!({"code": "(sb-sys:without-interrupts (loop))", "timeout": 0.5, "background": true});
     let (text, is_error) = server.call_tool("evaluate-lisp", arguments);
     assert!(!is_error, "{text}");
-    let (text, is_error) = server.call_tool("evaluation", json!({"id": 2, "action": "wait", "seconds": 10}));
+    let (text, is_error) = server.call_tool("check-evaluation", json!({"id": 2, "wait": 10}));
     assert!(is_error && text.contains("Its thread was abandoned"), "{text}");
     assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
     assert_eq!(server.finish().status.code(), Some(0));

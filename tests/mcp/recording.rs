@@ -67,7 +67,7 @@ fn record_writes_every_line_and_replay_compares_every_answer(mode: Mode) {
     server.call_tool("describe-last-error", json!({}));
     // What is measured, what is made anew, and where scratch files are, differ each time.
     server.call_tool("evaluate-lisp", json!({"code": "(values (make-hash-table) (lambda ()))", "capture-time": true}));
-    server.call_tool("evaluation", json!({}));
+    server.call_tool("check-evaluation", json!({}));
     // Two at once, and what is no message.
     let (first, second) = (
         server.post_call("evaluate-lisp", json!({"code": "(sleep 0.2) (princ 1)"})),

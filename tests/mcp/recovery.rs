@@ -603,7 +603,7 @@ fn request_at_which_two_workers_stalled_is_answered_and_not_repeated() {
     server.evaluate("(defun f () 42)");
     // Each of these is refused after its search, so that nothing is evaluated meanwhile.
     let arguments = json!({"system": "s", "directory": &*directory, "background": true, "on-error": "debug"});
-    let params = json!({"name": "load", "arguments": arguments});
+    let params = json!({"name": "load-system", "arguments": arguments});
     let call = |id: usize| json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params});
     server.send(&(0..100).map(call).collect());
     let answer = server.receive().expect("an answer");
@@ -704,9 +704,9 @@ fn loaded_systems_are_restored_in_a_package_without_common_lisp() {
     std::fs::write(path.join("file.lisp"), "(cl:defun f () 7)").unwrap();
     server.evaluate("(defpackage :without-cl (:use))");
     server.evaluate("(cl:in-package :without-cl)");
-    good(&mut server, "load", json!({"system": "without-cl", "directory": path}));
-    good(&mut server, "load", json!({"path": path.join("a/without-cl-a.asd"), "force": "self"}));
-    good(&mut server, "load", json!({"path": path.join("file.lisp")}));
+    good(&mut server, "load-system", json!({"system": "without-cl", "directory": path}));
+    good(&mut server, "load-system", json!({"path": path.join("a/without-cl-a.asd"), "force": "self"}));
+    good(&mut server, "load-system", json!({"path": path.join("file.lisp")}));
     kill_worker(&server);
     let text = server.evaluate("(cl:list (f) (asdf:registered-system \"without-cl-a\"))");
     std::fs::remove_dir_all(&path).unwrap();
@@ -828,15 +828,21 @@ fn error_tools_and_ping_answer_while_an_image_is_restored() {
     let mut server = slow_to_restore(&gate, &marker);
     let failed = server.call_tool("evaluate-lisp", json!({"code": "(/ 1 0)"})).0;
     assert!(failed.contains("DIVISION-BY-ZERO"), "{failed}");
-    let tools = ["describe-last-error", "get-backtrace", "error-history", "configure-limits"];
-    let before = tools.map(|tool| server.call_tool(tool, json!({})));
+    let calls = [
+        ("describe-last-error", json!({})),
+        ("get-backtrace", json!({})),
+        ("describe-last-error", json!({"list": 20})),
+        ("configure-limits", json!({})),
+    ];
+    let ask = |server: &mut Server| calls.clone().map(|(tool, arguments)| server.call_tool(tool, arguments));
+    let before = ask(&mut server);
     kill_worker(&server);
     until("it is being restored", || marker.exists());
     let params = json!({"name": "evaluate-lisp", "arguments": {"code": "(f)"}, "_meta": {"progressToken": "p"}});
     let waits = server.post("tools/call", params);
     let inspects = server.post_call("list-definitions", json!({}));
     assert_eq!(server.request("ping", json!({}))["result"], json!({}));
-    assert_eq!(tools.map(|tool| server.call_tool(tool, json!({}))), before);
+    assert_eq!(ask(&mut server), before);
     let progress = server.receive().unwrap();
     assert_eq!(progress["method"], "notifications/progress");
     assert_eq!(progress["params"]["progressToken"], "p");

@@ -91,7 +91,7 @@ fn load(server: &mut Server) -> String {
 
 #[track_caller]
 fn load_with(server: &mut Server, arguments: serde_json::Value) -> String {
-    let text = good(server, "load", arguments);
+    let text = good(server, "load-system", arguments);
     let lines = text.lines().filter(|line| !line.starts_with("Defined in "));
     lines
         .map(|line| match line.rsplit_once(", ") {
@@ -326,7 +326,7 @@ fn a_failure_leaves_nothing_stale_behind() {
         project.write("a.lisp", &macro_file(value));
         project.write("b.lisp", broken);
         for _ in 0..2 {
-            bad(&mut server, "load", json!({"system": "app"}));
+            bad(&mut server, "load-system", json!({"system": "app"}));
         }
         project.write("b.lisp", "(in-package :app)");
         load(&mut server);
@@ -498,7 +498,7 @@ fn what_a_failed_load_has_defined_is_told_of_and_compared_with() {
     let mut server = project.server();
     for arguments in [json!({"system": "app", "directory": "."}), json!({"path": "a.lisp"})] {
         project.write("a.lisp", failing);
-        let text = bad(&mut server, "load", arguments.clone());
+        let text = bad(&mut server, "load-system", arguments.clone());
         let stays = "In a.lisp:5, in (ERROR \"at load\").\n\
                      What a.lisp had defined before stays: function KEPT, variable *EARLY*, class POINT.\n";
         assert!(text.contains(stays), "{text}");
@@ -507,7 +507,7 @@ fn what_a_failed_load_has_defined_is_told_of_and_compared_with() {
         assert_eq!(named(&text), ["class POINT", "variable *EARLY*"], "{text}");
         // What a failing load has not come to is still compared with.
         project.write("a.lisp", "(in-package :app)\n(defun early () 2)\n(error \"at load\")\n");
-        bad(&mut server, "load", arguments.clone());
+        bad(&mut server, "load-system", arguments.clone());
         project.write("a.lisp", "(in-package :app)\n(defun kept () 3)\n");
         let text = load_with(&mut server, arguments);
         assert_eq!(named(&text), ["function EARLY", "function LATE"], "{text}");
@@ -674,7 +674,7 @@ fn unchanged_libraries_that_are_loaded_again_are_not_told_of() {
     server.initialize("2025-11-25");
     for again in [false, true] {
         for library in &libraries {
-            let text = good(&mut server, "load", json!({"system": library, "timeout": 600}));
+            let text = good(&mut server, "load-system", json!({"system": library, "timeout": 600}));
             assert!(text.contains(" compiled, ") && !text.contains("[notice]"), "{again}: {text}");
         }
         add_comments(&sources);

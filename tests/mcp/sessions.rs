@@ -91,10 +91,10 @@ fn restarted_session_restores_values_package_and_error_history() {
     assert!(text.contains(" ago (evaluation 3). Nothing was defined since.\n\n=> (41 41)"), "{text}");
     assert_eq!(server.evaluate("(package-name *package*)"), "=> \"APP\"");
     // Numbers are never used again, and the errors are those of the session.
-    assert!(good(&mut server, "error-history", json!({})).contains("E1 "));
+    assert!(good(&mut server, "describe-last-error", json!({"list": 20})).contains("E1 "));
     let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(/ 2 0)"}));
     assert!(good(&mut server, "describe-last-error", json!({})).contains("Id: E2"));
-    assert!(good(&mut server, "evaluation", json!({})).starts_with("Evaluation 6"));
+    assert!(good(&mut server, "check-evaluation", json!({})).starts_with("Evaluation 6"));
 
     let list = state.list();
     assert!(list.starts_with("work  ") && list.contains(&format!("; served by process {}", server.pid())), "{list}");
@@ -183,7 +183,7 @@ fn session_is_saved_when_idle_and_by_the_checkpoint_tool() {
                 threads and open files.\n\n=> (3 :F)";
     assert!(text.ends_with(rest), "{text}");
     // Evaluations that left nothing behind have had their numbers, too.
-    assert!(good(&mut server, "evaluation", json!({})).starts_with("Evaluation 4"));
+    assert!(good(&mut server, "check-evaluation", json!({})).starts_with("Evaluation 4"));
     // A named one is still there, and what was defined since a return is forgotten.
     let text = good(&mut server, "checkpoint", json!({"action": "restore", "name": "mine"}));
     assert!(text.contains("Forgotten: the 2 evaluations since."), "{text}");

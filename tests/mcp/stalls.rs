@@ -78,7 +78,7 @@ impl Stopwatch {
         for (tool, arguments) in [
             ("describe-last-error", json!({})),
             ("get-backtrace", json!({"locals": true, "max-frames": 1000})),
-            ("evaluation", json!({})),
+            ("check-evaluation", json!({})),
             ("configure-limits", json!({})),
         ] {
             let begin = Instant::now();
@@ -117,23 +117,23 @@ fn pings_cancellations_and_questions_are_answered_at_once_whatever_else_runs() {
         std::fs::write(systems.join(format!("file-{n}.asd")), definition).expect("a file");
     }
     let mut stopwatch = Stopwatch::new();
-    stopwatch.server.call_tool("load", json!({"path": deep}));
+    stopwatch.server.call_tool("load-system", json!({"path": deep}));
     stopwatch.server.call_tool("configure-limits", json!({"max-answer": 1_000_000}));
     let million = "(dotimes (i 20000) (format t \"~50,'0d~%\" i) (format *error-output* \"e\"))";
     let errors = "(loop repeat 300 do (handler-case (read-from-string \"(a (b\") (error ())))";
     for _ in 0..4 {
         stopwatch.during("the evaluation of a broken form", "evaluate-lisp", json!({"code": broken}));
-        stopwatch.during("the loading of a broken file", "load", json!({"path": broken_file}));
+        stopwatch.during("the loading of a broken file", "load-system", json!({"path": broken_file}));
         stopwatch.during("a record of errors", "evaluate-lisp", json!({"code": errors, "record-errors": true}));
         stopwatch.during("a large output", "evaluate-lisp", json!({"code": million}));
-        stopwatch.during(
-            "a page of a large output",
-            "evaluation",
-            json!({"action": "output", "characters": 1_000_000}),
-        );
+        stopwatch.during("a page of a large output", "check-evaluation", json!({"part": "output", "limit": 1_000_000}));
         let comment = format!("{}\n1", "; a comment\n".repeat(100_000));
         stopwatch.during("a large request", "evaluate-lisp", json!({"code": comment}));
-        stopwatch.during("a search for a system", "load", json!({"system": "no-such-system", "directory": systems}));
+        stopwatch.during(
+            "a search for a system",
+            "load-system",
+            json!({"system": "no-such-system", "directory": systems}),
+        );
         stopwatch.during(
             "a large value",
             "evaluate-lisp",
@@ -141,7 +141,7 @@ fn pings_cancellations_and_questions_are_answered_at_once_whatever_else_runs() {
         );
         stopwatch.during("a deep backtrace", "evaluate-lisp", json!({"code": "(deep 5000)"}));
         stopwatch.during("a compilation", "evaluate-lisp", json!({"code": functions}));
-        stopwatch.during("the loading of a file", "load", json!({"path": loaded, "force": "all"}));
+        stopwatch.during("the loading of a file", "load-system", json!({"path": loaded, "force": "all"}));
         stopwatch.during(
             "a collection",
             "evaluate-lisp",
@@ -387,7 +387,7 @@ fn searches_for_systems_delay_no_other_client(mode: Mode) {
     let names = |count: usize| (0..count).map(|n| format!("s{n}")).collect::<Vec<_>>().join(", ");
     let load = |id: usize| {
         let arguments = json!({"system": format!("s{id}"), "directory": innermost});
-        let params = json!({"name": "load", "arguments": arguments});
+        let params = json!({"name": "load-system", "arguments": arguments});
         json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
     };
     let batch: Value = (0..LOADS).map(load).collect();
@@ -411,7 +411,7 @@ fn requests_behind_a_load_run_after_it(mode: Mode) {
     directory.write("a/b/last.asd", "(defsystem \"last\" :components ((:file \"last\")))");
     directory.write("a/b/last.lisp", "(defvar cl-user::*loaded* 7)");
     let mut server = mode.ready();
-    let loading = server.post_call("load", json!({"system": "last", "directory": innermost}));
+    let loading = server.post_call("load-system", json!({"system": "last", "directory": innermost}));
     let after = server.post_call("evaluate-lisp", json!({"code": "*loaded*"}));
     assert_eq!(server.outcome(after), ("=> 7".to_owned(), false));
     assert!(!server.outcome(loading).1);
@@ -573,7 +573,7 @@ fn large_errors_of_a_persistent_session_delay_no_other_client() {
     pings.are_fast();
     kill_worker(&server);
     // What the next image knows of them is less.
-    let history = clients[7].good("error-history", json!({"limit": 200}));
+    let history = clients[7].good("describe-last-error", json!({"list": 200}));
     assert!((10..=ERRORS).contains(&history.matches("SIMPLE-ERROR").count()), "{history}");
     let error = clients[7].good("get-backtrace", json!({}));
     assert!(error.contains("LABELS F"), "{error}");

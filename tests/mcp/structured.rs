@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::client::{Server, outcome};
+use crate::client::{NO_LOCALS, Server, outcome};
 use crate::mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use sbcl::report::{escape_markers, escape_output};
@@ -192,7 +192,7 @@ fn evaluation(content: &Value) -> String {
     }
     sections.push(backtrace);
     if content["held"] == true {
-        let tools = "invoke-restart, frame-locals, eval-in-frame, return-from-frame, restart-frame, abort-evaluation.";
+        let tools = "get-backtrace with locals, invoke-restart, eval-in-frame, resume-from-frame, abort-evaluation.";
         sections.push(format!("[Debugger]\nHeld. Restarts:{}\nTools: {tools}", restarts(error)));
     }
     sections.join("\n\n")
@@ -224,8 +224,10 @@ fn backtrace(content: &Value) -> String {
     let error = &content["error"];
     let frames = items(error, "frames");
     let total = error["totalFrames"].as_u64().unwrap();
+    let live = content["live"] == true;
+    let title = if live { "Backtrace (live)" } else { "Backtrace" };
     let mut text =
-        format!("Backtrace for {} ({} of {total} frames):", escape_markers(string(error, "type")), frames.len());
+        format!("{title} for {} ({} of {total} frames):", escape_markers(string(error, "type")), frames.len());
     for frame in frames {
         _ = write!(text, "\n  {}: {}", frame["number"], escape_markers(string(frame, "call")));
         if let Some(source) = frame["source"].as_str() {
@@ -242,6 +244,9 @@ fn backtrace(content: &Value) -> String {
     if more > 0 {
         let s = if more == 1 { "" } else { "s" };
         _ = write!(text, "\n{more} more frame{s}; ask for max-frames {total} to see them all.");
+    }
+    if live && frames.iter().all(|frame| items(frame, "locals").is_empty()) {
+        _ = write!(text, "\n{NO_LOCALS}");
     }
     text
 }
@@ -368,22 +373,22 @@ fn debugger_tools_answer_with_structured_content(mode: Mode) {
     assert_eq!(held.content["error"]["frames"][1]["function"], "WORK");
     assert_eq!(held.content["error"]["frames"][1]["arguments"], "5");
     assert_eq!(held.content["error"]["frames"][1]["source"], "evaluation 1, line 1");
-    let locals = structured.call("frame-locals", json!({"frame": 1}));
-    assert_eq!(locals.content["locals"], json!([{"name": "X", "value": "5"}]));
-    assert_eq!(self::locals(items(&locals.content, "locals")).join("\n"), locals.text);
-    let refused = structured.call("frame-locals", json!({"frame": 99}));
+    let live = structured.call("get-backtrace", json!({"from": 1, "max-frames": 1, "locals": true}));
+    assert_eq!(live.content["live"], true);
+    assert_eq!(live.content["error"]["frames"][0]["locals"], json!([{"name": "X", "value": "5"}]));
+    let refused = structured.call("resume-from-frame", json!({"frame": 99}));
     assert_eq!((refused.content, refused.is_error), (json!({"refused": refused.text}), true));
     for (tool, arguments) in [
         ("eval-in-frame", json!({"frame": 1, "code": "(error \"inside\")"})),
         ("eval-in-frame", json!({"frame": 0, "code": "(defun missing (x) (values (* 2 x) 1))"})),
-        ("restart-frame", json!({"frame": 1})),
+        ("resume-from-frame", json!({"frame": 1})),
     ] {
         let answer = structured.call(tool, arguments);
         assert_eq!(evaluation(&answer.content), answer.text);
     }
     for (tool, arguments) in [
         ("invoke-restart", json!({"restart": "TAKE", "values": "1"})),
-        ("return-from-frame", json!({"frame": 2, "code": "2"})),
+        ("resume-from-frame", json!({"frame": 2, "return": "2"})),
     ] {
         let code =
             "(defun stop () (declare (optimize debug)) (restart-case (error \"x\") (take (x) x)))\n(list (stop))";
@@ -403,11 +408,11 @@ fn inspection_tools_answer_with_structured_content(mode: Mode) {
     for tool in ["describe-last-error", "get-backtrace"] {
         assert_eq!(structured.call(tool, json!({})).content, json!({}));
     }
-    assert_eq!(structured.call("error-history", json!({})).content, json!({"errors": [], "older": 0}));
+    assert_eq!(structured.call("describe-last-error", json!({"list": 20})).content, json!({"errors": [], "older": 0}));
     structured.evaluate(json!({"code": "(defun square (x) (* x x)) (defvar *n* 3) (defclass point () ())"}));
     structured.evaluate(json!({"code": "\n(error \"one\")"}));
     structured.evaluate(json!({"code": "(/ 1 0)"}));
-    let history = structured.call("error-history", json!({}));
+    let history = structured.call("describe-last-error", json!({"list": 20}));
     let lines = items(&history.content, "errors").iter().map(|error| {
         let summary = string(error, "message").split_whitespace().collect::<Vec<_>>().join(" ");
         let form = &error["form"];
@@ -487,19 +492,22 @@ fn inspection_tools_answer_with_structured_content(mode: Mode) {
 #[apply(both_modes)]
 fn evaluation_tool_answers_with_structured_content(mode: Mode) {
     let mut structured = Structured::start(mode);
-    assert_eq!(structured.call("evaluation", json!({})).content, json!({}));
+    assert_eq!(structured.call("check-evaluation", json!({})).content, json!({}));
     let long = structured.evaluate(json!({"code": "(dotimes (i 20000) (write-char #\\x)) 7"}));
     assert_eq!(evaluation(&long.content), long.text);
     let stdout = string(&long.content, "stdout");
-    assert!(stdout.len() < 10_000 && stdout.contains("evaluation {\"id\": 1, \"action\": \"output\", "), "{stdout}");
-    let page = structured.call("evaluation", json!({"action": "output", "from": 19_998}));
+    assert!(
+        stdout.len() < 10_000 && stdout.contains("check-evaluation {\"id\": 1, \"part\": \"output\", "),
+        "{stdout}"
+    );
+    let page = structured.call("check-evaluation", json!({"part": "output", "from": 19_998}));
     assert_eq!(
         page.content["page"],
         json!({"evaluation": 1, "part": "output", "text": "xx", "from": 19_998, "total": 20_000, "omitted": 0})
     );
-    let status = structured.call("evaluation", json!({})).content["evaluation"].clone();
+    let status = structured.call("check-evaluation", json!({})).content["evaluation"].clone();
     assert_eq!((&status["id"], &status["state"], &status["printed"]), (&json!(1), &json!("over"), &json!(20_000)));
-    let waited = structured.call("evaluation", json!({"action": "wait"}));
+    let waited = structured.call("check-evaluation", json!({"wait": 25}));
     assert_eq!((waited.content, waited.text), (long.content, long.text));
 }
 

@@ -159,12 +159,17 @@ fn error_state_history_and_limits_survive_image_loss() {
     let limits = server.call_tool("configure-limits", json!({}));
     server.call_tool("evaluate-lisp", json!({"code": "(car 1)"}));
     server.call_tool("evaluate-lisp", json!({"code": "(/ 1 0)"}));
-    let tools = ["describe-last-error", "get-backtrace", "error-history"];
-    let before = tools.map(|tool| server.call_tool(tool, json!({})));
+    let calls = [
+        ("describe-last-error", json!({})),
+        ("get-backtrace", json!({})),
+        ("describe-last-error", json!({"list": 20})),
+    ];
+    let ask = |server: &mut Server| calls.clone().map(|(tool, arguments)| server.call_tool(tool, arguments));
+    let before = ask(&mut server);
     assert!(before[0].0.starts_with("Error: DIVISION-BY-ZERO"));
     for _ in 0..2 {
         kill_worker(&server);
-        assert_eq!(tools.map(|tool| server.call_tool(tool, json!({}))), before);
+        assert_eq!(ask(&mut server), before);
         assert_eq!(server.call_tool("configure-limits", json!({})), limits);
     }
 }
@@ -213,7 +218,7 @@ fn definitions_of_a_failed_form_are_named_when_they_are_lost() {
     server.evaluate("(defun h () 2)");
     let file = server.home().join("half.lisp");
     std::fs::write(&file, "(defun in-file () 1)\n(/ 0)\n").unwrap();
-    assert!(server.call_tool("load", json!({"path": file})).1);
+    assert!(server.call_tool("load-system", json!({"path": file})).1);
     kill_worker(&server);
     let text = server.evaluate("(list (fboundp 'f) (find-class 'c nil) (boundp '*v*) (g) (h) (fboundp 'in-file))");
     assert!(text.ends_with("=> (NIL NIL NIL 1 2 NIL)"), "{text}");

@@ -4,8 +4,7 @@ use crate::client::Server;
 use serde_json::{Value, json};
 
 /// The tools for a held evaluation: where none is listed, none is held.
-const DEBUGGER_TOOLS: [&str; 6] =
-    ["invoke-restart", "frame-locals", "eval-in-frame", "return-from-frame", "restart-frame", "abort-evaluation"];
+const DEBUGGER_TOOLS: [&str; 3] = ["invoke-restart", "eval-in-frame", "resume-from-frame"];
 
 /// The tools of a server that was started with this set, and everything it says of itself and of failures.
 fn said(set: &str) -> (Vec<String>, String) {
@@ -32,12 +31,13 @@ fn said(set: &str) -> (Vec<String>, String) {
         ("evaluate-lisp", json!({"code": "(deep 500)"})),
         ("describe-last-error", json!({})),
         ("get-backtrace", json!({"locals": true})),
-        ("error-history", json!({})),
+        ("describe-last-error", json!({"list": 20})),
         ("describe-last-error", json!({"error-id": "E99"})),
         ("evaluate-lisp", json!({"code": "(deep 500)", "on-error": "debug"})),
         ("checkpoint", json!({"action": "save", "name": "held"})),
         ("invoke-restart", json!({"restart": "99"})),
-        ("frame-locals", json!({"frame": 9999})),
+        ("resume-from-frame", json!({"frame": 9999})),
+        ("get-backtrace", json!({"locals": true})),
         ("evaluate-lisp", json!({"code": "(handler-case (car 1) (error ()))", "record-errors": true})),
         ("evaluate-lisp", json!({"code": "(loop)", "timeout": 0.1})),
         ("evaluate-lisp", json!({"code": "(make-string 20000 :initial-element #\\x)"})),
@@ -49,8 +49,8 @@ fn said(set: &str) -> (Vec<String>, String) {
         ("evaluate-lisp", json!({"code": "(sb-ext:exit)"})),
         ("evaluate-lisp", json!({"code": "(defstruct a b)"})),
         ("evaluate-lisp", json!({"code": "(defstruct a b c)"})),
-        ("evaluation", json!({"id": 99})),
-        ("evaluation", json!({"action": "output"})),
+        ("check-evaluation", json!({"id": 99})),
+        ("check-evaluation", json!({"part": "output"})),
         ("find-symbols", json!({"query": "a", "limit": 1000})),
         ("invoke-restart", json!({"restart": "1"})),
         ("reset-session", json!({})),
@@ -84,7 +84,6 @@ fn names_tool(text: &str, tool: &str) -> bool {
         format!("{tool} shows"),
         format!("{tool} saves"),
         format!("{tool}: "),
-        format!(". {tool} a system"),
     ]
     .iter()
     .any(|phrase| text.contains(phrase))
@@ -95,14 +94,11 @@ fn a_server_names_no_tool_that_it_does_not_list() {
     let (all, said_by_all) = said("all");
     // The check finds what it is to find.
     for tool in &all {
-        assert!(
-            names_tool(&said_by_all, tool) || ["list-definitions", "profile", "load"].contains(&tool.as_str()),
-            "{tool}"
-        );
+        assert!(names_tool(&said_by_all, tool) || ["list-definitions", "profile"].contains(&tool.as_str()), "{tool}");
     }
     let without =
         |left_out: &String| all.iter().filter(|tool| *tool != left_out).cloned().collect::<Vec<_>>().join(",");
-    let mut sets = vec!["core".to_owned(), "evaluate-lisp,load".to_owned()];
+    let mut sets = vec!["core".to_owned(), "evaluate-lisp,load-system".to_owned()];
     sets.extend(all.iter().cloned());
     sets.extend(all.iter().map(without));
     let mut wrong = Vec::new();
@@ -124,14 +120,57 @@ fn the_core_tools_are_those_of_the_specification_and_of_the_working_loop() {
     let (names, _) = said("core");
     let core: Value = json!([
         "evaluate-lisp",
-        "load",
+        "load-system",
+        "run-tests",
+        "list-definitions",
         "describe-last-error",
         "get-backtrace",
-        "run-tests",
-        "evaluation",
-        "list-definitions",
+        "abort-evaluation",
+        "check-evaluation",
         "reset-session",
         "configure-limits"
     ]);
     assert_eq!(json!(names), core);
+}
+
+/// The names and arguments of version 0.1.
+#[test]
+fn former_names_and_arguments_are_accepted_and_not_listed() {
+    let mut server = Server::ready();
+    let mut call = |tool: &str, arguments: Value| server.call_tool(tool, arguments).0;
+    assert_eq!(call("error-history", json!({})), "No errors in this session.");
+    call(
+        "evaluate-lisp",
+        json!({"code": "(defpackage :p) (defun p::f (x) (declare (optimize debug)) (list (/ x 0)))"}),
+    );
+    let held = call("evaluate-lisp", json!({"code": "(p::f 7)", "on-error": "debug"}));
+    assert!(held.contains("\n2: (P::F 7)\n"), "{held}");
+    assert!(call("frame-locals", json!({"frame": "2"})).contains("\n     X = 7\n"), "frame-locals");
+    assert!(call("restart-frame", json!({"frame": 2})).contains("[ERROR] DIVISION-BY-ZERO"), "restart-frame");
+    assert_eq!(call("return-from-frame", json!({"frame": 2, "code": ":back"})), "=> :BACK");
+    assert!(
+        call("error-history", json!({"limit": 1})).ends_with("... 1 older ones (a larger `list` shows them)"),
+        "it"
+    );
+    assert!(call("evaluation", json!({"id": 2})).starts_with("Evaluation 2: succeeded"), "evaluation");
+    assert_eq!(call("evaluation", json!({"id": 2, "action": "wait"})), "=> :BACK");
+    let page = call("evaluation", json!({"id": 2, "action": "output", "part": "values", "characters": 4}));
+    assert!(page.contains("\n=> :[... 4 characters omitted; check-evaluation {"), "{page}");
+    let begun = call("evaluate-lisp", json!({"code": "(loop)", "background": true}));
+    let number = begun.split(' ').nth(1).expect("its number").to_owned();
+    assert!(call("evaluation", json!({"id": number, "action": "cancel"})).contains(" with CANCELLED"), "{begun}");
+    let traced = call("trace-calls", json!({"code": "(p::f 1)", "package": "p"}));
+    assert!(traced.contains("(P::F 1)"), "{traced}");
+    let refused = call("load", json!({}));
+    assert!(refused.starts_with("load-system needs the argument system or path."), "{refused}");
+    assert!(call("run-tests", json!({"package": "p"})).contains("there are no tests of the package p."), "run-tests");
+    assert!(call("profile", json!({"code": "1", "top": 3})).ends_with("=> 1"), "profile");
+    assert!(
+        call("find-symbols", json!({"query": "car", "kind": "function", "limit": 1})).starts_with("car  function"),
+        "symbols"
+    );
+    assert!(call("evaluation", json!({"x": 1})).starts_with("check-evaluation has no argument \"x\"."), "unknown");
+
+    let (names, _) = said("evaluation,load");
+    assert_eq!(names, ["load-system", "abort-evaluation", "check-evaluation"]);
 }

@@ -214,7 +214,7 @@ fn cancelled_trace_calls_leaves_no_function_traced() {
     let code = "(progn (format t \"here~%\") (finish-output) (loop (fact 1)))";
     server.send(&json!({"jsonrpc": "2.0", "id": "t", "method": "tools/call", "params": {
         "name": "trace-calls", "arguments": {"code": code, "functions": ["fact"], "timeout": 0}}}));
-    while !good(&mut server, "evaluation", json!({"action": "output"})).contains("here") {}
+    while !good(&mut server, "check-evaluation", json!({"part": "output"})).contains("here") {}
     server.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "t"}}));
     assert_untraced(&mut server);
 }
@@ -260,9 +260,9 @@ fn untraceable_functions_and_bad_arguments_are_refused() {
     for (arguments, expected) in [
         (
             json!({"code": "1"}),
-            "trace-calls needs either functions, a list of names, or package: whose functions to trace.",
+            "trace-calls needs either functions, a list of names, or trace-package, whose functions to trace.",
         ),
-        (json!({"code": "1", "functions": ["car"], "package": "cl-user"}), "trace-calls needs either functions"),
+        (json!({"code": "1", "functions": ["car"], "trace-package": "cl-user"}), "trace-calls needs either functions"),
         (json!({"code": "1", "functions": [1]}), "trace-calls: functions must be an array of strings, not 1."),
         (json!({"code": "1", "functions": ["fact"], "depth": 0}), "depth must be a whole number from 1 to 100"),
         (
@@ -271,8 +271,8 @@ fn untraceable_functions_and_bad_arguments_are_refused() {
         ),
         (json!({"code": "1", "functions": ["twice"]}), "twice is a macro: only functions can be traced."),
         (json!({"code": "1", "functions": ["if"]}), "if is a special operator: only functions can be traced."),
-        (json!({"code": "1", "package": "cl"}), "Package COMMON-LISP is SBCL's own (it is locked)"),
-        (json!({"code": "1", "package": "no-such"}), "There is no package named \"no-such\"."),
+        (json!({"code": "1", "trace-package": "cl"}), "Package COMMON-LISP is SBCL's own (it is locked)"),
+        (json!({"code": "1", "trace-package": "no-such"}), "There is no package named \"no-such\"."),
     ] {
         let text = bad(&mut server, "trace-calls", arguments.clone());
         assert!(text.contains(expected), "{arguments}: {text}");
@@ -394,7 +394,7 @@ fn trace_calls_and_profile_work_in_the_background_and_when_held() {
     good(&mut server, "evaluate-lisp", json!({"code": WORK}));
     let arguments = json!({"code": "(fact 3)", "functions": ["fact"], "background": true});
     assert_eq!(good(&mut server, "trace-calls", arguments), "Evaluation 3 goes on in the background.");
-    let text = untimed(&good(&mut server, "evaluation", json!({"id": 3, "action": "wait"})));
+    let text = untimed(&good(&mut server, "check-evaluation", json!({"id": 3, "wait": 25})));
     insta::assert_snapshot!(text, @r"
     3 calls of the function traced:
       (FACT 3) => 6
@@ -408,7 +408,7 @@ fn trace_calls_and_profile_work_in_the_background_and_when_held() {
     let path = server.home().join("background.svg");
     let arguments = json!({"code": "(work) 1", "save-to": path, "wait": 0.05, "package": "cl-user"});
     assert_eq!(good(&mut server, "profile", arguments), "Evaluation 5 goes on in the background.");
-    let text = good(&mut server, "evaluation", json!({"action": "wait"}));
+    let text = good(&mut server, "check-evaluation", json!({"wait": 25}));
     assert!(text.starts_with("Samples ") && text.contains("   BURN  evaluation 2, line 2"), "{text}");
     assert!(text.ends_with(&format!("\n\n[notice]\nFlame graph: {}\n\n=> 1", path.display())), "{text}");
     assert!(std::fs::read_to_string(&path).unwrap().contains("<title>BURN ("));
@@ -419,7 +419,7 @@ fn trace_calls_and_profile_work_in_the_background_and_when_held() {
         json!({"code": "(fact 3) (divide 1 0) (fact 2)", "functions": ["fact", "divide"], "on-error": "debug"});
     let text = bad(&mut server, "trace-calls", arguments.clone());
     assert!(text.contains("[Debugger]\nHeld."), "{text}");
-    let text = untimed(&good(&mut server, "return-from-frame", json!({"frame": 2, "code": "7"})));
+    let text = untimed(&good(&mut server, "resume-from-frame", json!({"frame": 2, "return": "7"})));
     assert!(text.contains("  (DIVIDE 1 0) => 7\n  (FACT 2) => 2\n    (FACT 1) => 1\n\n=> 2"), "{text}");
     bad(&mut server, "trace-calls", arguments.clone());
     good(&mut server, "abort-evaluation", json!({}));
@@ -459,7 +459,7 @@ fn profile_names_functions_places_and_threads() {
 
     let threads = "(let ((thread (sb-thread:make-thread #'work))) (work) (sb-thread:join-thread thread) 1)";
     for mode in ["cpu", "time"] {
-        let text = good(&mut server, "profile", json!({"code": threads, "mode": mode, "top": 2}));
+        let text = good(&mut server, "profile", json!({"code": threads, "mode": mode, "limit": 2}));
         assert!(text.lines().next().unwrap().ends_with("2 threads"), "{text}");
         assert!(text.contains("BURN  evaluation") && text.contains("more functions\n\n=> 1"), "{text}");
     }

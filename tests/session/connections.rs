@@ -119,7 +119,7 @@ fn held_evaluation_stays_held_while_other_connections_evaluate() {
         assert_eq!(error("too", &failed).message.text, "too");
         assert!(holder.is_held() && other.is_held());
         assert_eq!(holder.last_error().unwrap().message.text, "held");
-        let locals = wait(|reply| _ = holder.frame_locals(0, reply));
+        let locals = wait(|reply| _ = holder.held_locals(0, 1, reply));
         assert!(locals.is_ok(), "{locals:?}");
         assert_eq!(resumed(holder, "use-value", "1").result.unwrap()[0].text, "42");
         assert_eq!(values(holder, "*"), ["42"]);

@@ -8,7 +8,7 @@ use crate::ErrorRecord;
 use crate::outcome::{FormPosition, Frame, Local, LocalValue, Restart, Slot};
 use crate::report;
 
-/// The summary of an error that error-history lists.
+/// The summary of an error in a list of errors.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Summary {
@@ -115,7 +115,7 @@ fn parts(call: &str) -> (&str, &str) {
 
 /// A local variable: its value, or why it is not known.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct LocalVariable {
+struct LocalVariable {
     name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<String>,
@@ -132,7 +132,7 @@ enum Unknown {
 }
 
 impl LocalVariable {
-    pub(crate) fn new(local: &Local) -> Self {
+    fn new(local: &Local) -> Self {
         let (value, unknown) = match &local.value {
             LocalValue::Value(value) => (Some(value.clone()), None),
             LocalValue::Dead => (None, Some(Unknown::Dead)),

@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 use crate::outcome::Clipped;
 use crate::report;
 
-pub(super) use error::{Failure, LocalVariable, Summary};
+pub(super) use error::{Failure, Summary};
 pub(super) use evaluation::{Evaluation, LoadReport};
 pub(super) use tests::Tests;
 

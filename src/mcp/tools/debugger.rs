@@ -2,18 +2,16 @@
 
 use rmcp::model::ToolAnnotations;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde::Deserialize;
 
+use super::abort_evaluation::Aborted;
 use super::arguments::{FrameNumber, Text, Timeout, shown, text, whole};
-use super::{Call, Fault, Finding, Offered, Reply, Step, evaluation_hints, inspection, later};
-use crate::mcp::content::{self, LocalVariable, json};
-use crate::outcome::Local;
-use crate::report;
+use super::{Call, Fault, Offered, Reply, Step, evaluation_hints, later};
+use crate::mcp::content;
 use crate::{JobId, RestartDesignator, Resumed, Session};
 
 /// Submits a job that answers the call, and is cancelled with it.
-fn job(submit: impl FnOnce(&Session, Call) -> JobId + Send + 'static) -> Result<Step, Fault> {
+pub(super) fn job(submit: impl FnOnce(&Session, Call) -> JobId + Send + 'static) -> Result<Step, Fault> {
     later(move |call| {
         let (session, waiting) = (call.session().clone(), call.waiting());
         let job = submit(&session, call);
@@ -86,47 +84,6 @@ fn designator(restart: String) -> Result<RestartDesignator, Fault> {
     }
 }
 
-/// frame-locals.
-pub(super) struct FrameLocals;
-
-#[derive(Deserialize, JsonSchema)]
-pub(super) struct FrameArguments {
-    /// The frame's number in the backtrace.
-    frame: FrameNumber,
-}
-
-#[derive(Serialize, JsonSchema)]
-pub(super) struct LocalsContent {
-    locals: Vec<LocalVariable>,
-}
-
-impl Offered for FrameLocals {
-    const NAME: &'static str = "frame-locals";
-    const TITLE: &'static str = "Frame locals";
-    const DESCRIPTION: &'static str = "Show the variables of a frame of the held evaluation (on-error `debug`).\
-        [[get-backtrace| Of others get-backtrace has `locals`.]]";
-    type Arguments = FrameArguments;
-    type Content = LocalsContent;
-
-    fn hints() -> ToolAnnotations {
-        inspection()
-    }
-
-    fn call(_: &Call, arguments: FrameArguments) -> Result<Step, Fault> {
-        job(move |session, call| session.frame_locals(arguments.frame.0, move |locals| call.answer(locals)))
-    }
-}
-
-impl Finding for Vec<Local> {
-    fn text(&self, max: usize) -> String {
-        report::locals(self, max)
-    }
-
-    fn content(&self, _: usize) -> Value {
-        json(&LocalsContent { locals: self.iter().map(LocalVariable::new).collect() })
-    }
-}
-
 /// eval-in-frame.
 pub(super) struct EvalInFrame;
 
@@ -136,7 +93,7 @@ pub(super) struct EvalArguments {
     frame: FrameNumber,
     /// Lisp code; sees the frame's variables.
     code: Text,
-    /// Seconds; 0: no limit.
+    /// Seconds until TIMEOUT; 0: no limit.
     #[serde(default)]
     timeout: Timeout,
 }
@@ -162,93 +119,37 @@ impl Offered for EvalInFrame {
     }
 }
 
-/// return-from-frame.
-pub(super) struct ReturnFromFrame;
+/// resume-from-frame.
+pub(super) struct ResumeFromFrame;
 
 #[derive(Deserialize, JsonSchema)]
-pub(super) struct ReturnArguments {
+pub(super) struct ResumeArguments {
     /// The frame's number in the backtrace.
     frame: FrameNumber,
-    /// Lisp code; sees the frame's variables.
-    code: Text,
+    /// Lisp code, which sees the frame's variables: the frame returns its values.
+    r#return: Option<Text>,
 }
 
-impl Offered for ReturnFromFrame {
-    const NAME: &'static str = "return-from-frame";
-    const TITLE: &'static str = "Return from frame";
-    const DESCRIPTION: &'static str =
-        "Resume the held evaluation (on-error `debug`) as if a frame had returned the values of this code.";
-    type Arguments = ReturnArguments;
+impl Offered for ResumeFromFrame {
+    const NAME: &'static str = "resume-from-frame";
+    const TITLE: &'static str = "Resume from frame";
+    const DESCRIPTION: &'static str = "Resume the held evaluation (on-error `debug`) at a frame: with `return` as if the frame had \
+        returned these values; without, its function is called again with the same arguments, for instance after you have \
+        redefined it. Returns the values or the next error, held again.";
+    type Arguments = ResumeArguments;
     type Content = content::Evaluation;
 
     fn hints() -> ToolAnnotations {
         evaluation_hints()
     }
 
-    fn call(_: &Call, arguments: ReturnArguments) -> Result<Step, Fault> {
-        let ReturnArguments { frame, code } = arguments;
-        job(move |session, call| session.return_from_frame(frame.0, &code.0, move |outcome| call.answer(outcome)))
-    }
-}
-
-/// restart-frame.
-pub(super) struct RestartFrame;
-
-impl Offered for RestartFrame {
-    const NAME: &'static str = "restart-frame";
-    const TITLE: &'static str = "Restart frame";
-    const DESCRIPTION: &'static str = "Resume the held evaluation (on-error `debug`) by calling a frame's function again with \
-        the same arguments, for instance after redefining it.";
-    type Arguments = FrameArguments;
-    type Content = content::Evaluation;
-
-    fn hints() -> ToolAnnotations {
-        evaluation_hints()
-    }
-
-    fn call(_: &Call, arguments: FrameArguments) -> Result<Step, Fault> {
-        job(move |session, call| session.restart_frame(arguments.frame.0, move |outcome| call.answer(outcome)))
-    }
-}
-
-/// abort-evaluation.
-pub(super) struct AbortEvaluation;
-
-#[derive(Deserialize, JsonSchema)]
-pub(super) struct NoArguments {}
-
-impl Offered for AbortEvaluation {
-    const NAME: &'static str = "abort-evaluation";
-    const TITLE: &'static str = "Abort evaluation";
-    const DESCRIPTION: &'static str =
-        "Abort the held evaluation (on-error `debug`): unwinds and runs its cleanup forms.";
-    type Arguments = NoArguments;
-    type Content = AbortedContent;
-
-    fn hints() -> ToolAnnotations {
-        evaluation_hints()
-    }
-
-    fn call(_: &Call, _: NoArguments) -> Result<Step, Fault> {
-        job(|session, call| session.abort_held(move |result| call.answer(result.map(|()| Aborted))))
-    }
-}
-
-/// The held evaluation is given up.
-#[derive(Debug)]
-struct Aborted;
-
-#[derive(Serialize, JsonSchema)]
-pub(super) struct AbortedContent {
-    aborted: bool,
-}
-
-impl Finding for Aborted {
-    fn text(&self, _: usize) -> String {
-        "Evaluation aborted.".to_owned()
-    }
-
-    fn content(&self, _: usize) -> Value {
-        json(&AbortedContent { aborted: true })
+    fn call(_: &Call, arguments: ResumeArguments) -> Result<Step, Fault> {
+        let ResumeArguments { frame, r#return } = arguments;
+        match r#return {
+            Some(Text(code)) => {
+                job(move |session, call| session.return_from_frame(frame.0, &code, move |outcome| call.answer(outcome)))
+            }
+            None => job(move |session, call| session.restart_frame(frame.0, move |outcome| call.answer(outcome))),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! describe-last-error, get-backtrace and error-history: the error state, which answers while an evaluation runs.
+//! describe-last-error and get-backtrace: the error state. They answer while an evaluation runs.
 
 use std::sync::Arc;
 
@@ -8,32 +8,35 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::{Count, Flag, FrameNumber, Most, Text, shown};
+use super::debugger::job;
 use super::{Call, Fault, Finding, Offered, Reply, Step, Traits, inspection, later};
 use crate::listed;
 use crate::mcp::content::{Failure, Summary, json};
 use crate::report::{self, FrameRange};
-use crate::{ErrorRecord, Session};
+use crate::{ErrorRecord, HoldError, Session};
 
-/// Frames shown unless asked otherwise.
+/// Number of frames shown by default.
 const DEFAULT_FRAMES: u64 = 20;
-/// Errors listed unless asked otherwise, and at most.
-const DEFAULT_HISTORY: u64 = 20;
-const MAX_HISTORY: u64 = 200;
+/// Maximum number of errors in a list, and the number where none is chosen.
+const MAX_LISTED: u64 = 200;
+const DEFAULT_LISTED: u64 = 20;
 
 const TRAITS: Traits = Traits { repeatable: true, meanwhile: true, about_errors: true, ..Traits::NONE };
 
 /// Answers a call with what `find` finds in the error state, once a cancelled evaluation is part of it, or is overdue.
 fn settled(find: impl FnOnce(&Session) -> Result<Reply, Fault> + Send + 'static) -> Result<Step, Fault> {
-    later(move |call| {
-        let session = call.session().clone();
-        session.when_settled(move |unended| {
-            let found = find(call.session());
-            call.answer(found.map(|reply| match unended {
-                Some(evaluation) => Unsettled { evaluation, reply }.into(),
-                None => reply,
-            }));
-        });
-    })
+    later(move |call| find_settled(call, find))
+}
+
+fn find_settled(call: Call, find: impl FnOnce(&Session) -> Result<Reply, Fault> + Send + 'static) {
+    let session = call.session().clone();
+    session.when_settled(move |unended| {
+        let found = find(call.session());
+        call.answer(found.map(|reply| match unended {
+            Some(evaluation) => Unsettled { evaluation, reply }.into(),
+            None => reply,
+        }));
+    });
 }
 
 /// The error that the argument error-id names, or the last one.
@@ -45,7 +48,7 @@ fn error(session: &Session, id: Option<Text>) -> Result<Option<Arc<ErrorRecord>>
         Fault::Value(if known.is_empty() {
             format!("There is no error {}: no errors in this session.", shown(&id))
         } else {
-            let see = listed::with(&[ErrorHistory::NAME], " (see error-history)");
+            let see = listed::with(&[DescribeLastError::NAME], " (describe-last-error with `list` shows them)");
             format!("There is no error {}. The history has {}{see}.", shown(&id), range(&known))
         })
     })
@@ -60,11 +63,14 @@ fn range(errors: &[Arc<ErrorRecord>]) -> String {
     }
 }
 
-/// An error, where there is one.
-#[derive(Serialize, JsonSchema)]
+/// An error, if there is one.
+#[derive(Default, Serialize, JsonSchema)]
 pub(super) struct ErrorContent {
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<Failure>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schemars(extend("says" = "The evaluation is held, and the local variables are as they are now."))]
+    live: bool,
     /// The cancelled evaluation that has not ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     unended: Option<u64>,
@@ -78,22 +84,48 @@ pub(super) struct DescribeLastError;
 pub(super) struct DescribeArguments {
     /// Which error, as `E17`. Default: the last one.
     error_id: Option<Text>,
+    /// List so many errors of the session instead, newest first, with their identifiers.
+    #[serde(alias = "limit")]
+    list: Option<Count<MAX_LISTED, DEFAULT_LISTED>>,
+}
+
+/// An error, or a list of errors.
+#[derive(JsonSchema)]
+#[allow(dead_code, reason = "the schema of two contents")]
+pub(super) struct DescribedContent {
+    #[schemars(flatten)]
+    error: ErrorContent,
+    #[schemars(extend("says" = "With `list`."))]
+    errors: Option<Vec<Summary>>,
+    #[schemars(extend("says" = "Number of errors that are not listed."))]
+    older: Option<usize>,
 }
 
 impl Offered for DescribeLastError {
     const NAME: &'static str = "describe-last-error";
     const TITLE: &'static str = "Describe last error";
-    const DESCRIPTION: &'static str = "Explain the last error: type, message, time, restarts, and the top 5 frames. Use it after an [ERROR]. It stays until an evaluation succeeds.[[error-history| error-history has older ones.]]";
+    const DESCRIPTION: &'static str = "Explain the last error: type, message, time, restarts, and the top 5 frames. Use it after an \
+        [ERROR]. It stays until an evaluation succeeds; the earlier errors, which `list` shows, stay longer.";
     const TRAITS: Traits = Traits { core: true, ..TRAITS };
     type Arguments = DescribeArguments;
-    type Content = ErrorContent;
+    type Content = DescribedContent;
 
     fn hints() -> ToolAnnotations {
         inspection()
     }
 
     fn call(_: &Call, arguments: DescribeArguments) -> Result<Step, Fault> {
-        settled(|session| Ok(Described(error(session, arguments.error_id)?).into()))
+        let DescribeArguments { error_id, list } = arguments;
+        match (error_id, list) {
+            (Some(_), Some(_)) => Err(Fault::Value(format!("{} takes error-id or list, not both.", Self::NAME))),
+            (None, Some(Count(count))) => settled(move |session| {
+                let mut errors = session.error_history();
+                let shown = errors.len().min(usize::try_from(count).unwrap_or(usize::MAX));
+                let older = errors.split_off(shown).len();
+                Ok(ErrorList { errors, older }.into())
+            }),
+            (error_id, None) => settled(|session| Ok(Described(error(session, error_id)?).into())),
+        }
     }
 }
 
@@ -112,7 +144,7 @@ impl Finding for Described {
 
     fn content(&self, _: usize) -> Value {
         let first = |error: &ErrorRecord| Failure::new(error, error.frames.iter().take(report::PREVIEW_FRAMES), true);
-        json(&ErrorContent { error: self.0.as_deref().map(first), unended: None })
+        json(&ErrorContent { error: self.0.as_deref().map(first), ..ErrorContent::default() })
     }
 }
 
@@ -128,7 +160,7 @@ pub(super) struct BacktraceArguments {
     /// The first frame to show.
     #[serde(default)]
     from: FrameNumber,
-    /// Show the local variables under each frame.
+    /// Show the local variables of each frame.
     #[serde(default)]
     locals: Flag,
     /// Which error, as `E17`. Default: the last one.
@@ -143,7 +175,8 @@ impl Offered for GetBacktrace {
     const NAME: &'static str = "get-backtrace";
     const TITLE: &'static str = "Get backtrace";
     const DESCRIPTION: &'static str = "Show the call stack of the last error, innermost frame first, with the arguments of each \
-        call and source locations.";
+        call and source locations.[[debugger| While an evaluation is held (on-error `debug`), `locals` shows the values that its \
+        variables have now, marked (live).]] Example: {\"from\": 3, \"max-frames\": 1, \"locals\": true}.";
     const TRAITS: Traits = Traits { core: true, ..TRAITS };
     type Arguments = BacktraceArguments;
     type Content = ErrorContent;
@@ -155,7 +188,36 @@ impl Offered for GetBacktrace {
     fn call(_: &Call, arguments: BacktraceArguments) -> Result<Step, Fault> {
         let BacktraceArguments { max_frames, from, locals, error_id } = arguments;
         let range = FrameRange { from: from.0, max_frames: max_frames.0, locals: locals.0 };
-        settled(move |session| Ok(Backtrace { error: error(session, error_id)?, range }.into()))
+        let is_last = error_id.is_none();
+        let snapshot = move |session: &Session| Ok(Backtrace { error: error(session, error_id)?, range }.into());
+        if !(is_last && range.locals) {
+            return settled(snapshot);
+        }
+        later(move |call| match call.session().held_error() {
+            Some(error) => live(call, error, range, snapshot),
+            None => find_settled(call, snapshot),
+        })
+    }
+}
+
+/// Answers a call with frames of the held error and the values that their variables have now; with the `snapshot` when the
+/// evaluation is not held any more.
+fn live(
+    call: Call,
+    held: Arc<ErrorRecord>,
+    range: FrameRange,
+    snapshot: impl FnOnce(&Session) -> Result<Reply, Fault> + Send + 'static,
+) {
+    let run = job(move |session, call| {
+        session.held_locals(range.from, range.max_frames, move |locals| match locals {
+            Ok(locals) => call.reply(LiveBacktrace { error: held.with_locals(locals), range }),
+            Err(HoldError::NothingHeld) => find_settled(call, snapshot),
+            Err(error) => call.refuse(error),
+        })
+    });
+    match run {
+        Ok(step) => step(call),
+        Err(fault) => call.refuse(fault),
     }
 }
 
@@ -173,68 +235,49 @@ impl Finding for Backtrace {
 
     fn content(&self, max: usize) -> Value {
         let frames = |error: &ErrorRecord| Failure::new(error, self.range.within(error, max), self.range.locals);
-        json(&ErrorContent { error: self.error.as_deref().map(frames), unended: None })
+        json(&ErrorContent { error: self.error.as_deref().map(frames), ..ErrorContent::default() })
     }
 }
 
-/// error-history.
-pub(super) struct ErrorHistory;
-
-#[derive(Deserialize, JsonSchema)]
-pub(super) struct HistoryArguments {
-    /// How many errors to list.
-    #[serde(default)]
-    limit: Count<MAX_HISTORY, DEFAULT_HISTORY>,
-}
-
-/// The errors, newest first, and how many older ones there are.
-#[derive(Serialize, JsonSchema)]
-pub(super) struct HistoryContent {
-    errors: Vec<Summary>,
-    older: usize,
-    /// The cancelled evaluation that has not ended.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    unended: Option<u64>,
-}
-
-impl Offered for ErrorHistory {
-    const NAME: &'static str = "error-history";
-    const TITLE: &'static str = "Error history";
-    const DESCRIPTION: &'static str = "List the session's errors, newest first, with their identifiers[[describe-last-error| for \
-        describe-last-error]]. A success clears the last error, not the history.";
-    const TRAITS: Traits = TRAITS;
-    type Arguments = HistoryArguments;
-    type Content = HistoryContent;
-
-    fn hints() -> ToolAnnotations {
-        inspection()
-    }
-
-    fn call(_: &Call, arguments: HistoryArguments) -> Result<Step, Fault> {
-        settled(move |session| {
-            let mut errors = session.error_history();
-            let shown = errors.len().min(usize::try_from(arguments.limit.0).unwrap_or(usize::MAX));
-            let older = errors.split_off(shown).len();
-            Ok(History { errors, older }.into())
-        })
-    }
-}
-
-/// Errors, newest first, and how many older ones there are.
+/// Frames of the held error, with the values that their variables have now.
 #[derive(Debug)]
-struct History {
+struct LiveBacktrace {
+    error: ErrorRecord,
+    range: FrameRange,
+}
+
+impl Finding for LiveBacktrace {
+    fn text(&self, max: usize) -> String {
+        report::live_frames(&self.error, &self.range, max)
+    }
+
+    fn content(&self, max: usize) -> Value {
+        let failure = Failure::new(&self.error, self.range.within(&self.error, max), true);
+        json(&ErrorContent { error: Some(failure), live: true, ..ErrorContent::default() })
+    }
+}
+
+/// Errors, newest first, and the number of older errors.
+#[derive(Debug)]
+struct ErrorList {
     errors: Vec<Arc<ErrorRecord>>,
     older: usize,
 }
 
-impl Finding for History {
+#[derive(Serialize)]
+struct ListContent {
+    errors: Vec<Summary>,
+    older: usize,
+}
+
+impl Finding for ErrorList {
     fn text(&self, max: usize) -> String {
-        report::error_history(&self.errors, self.older, max)
+        report::error_list(&self.errors, self.older, max)
     }
 
     fn content(&self, _: usize) -> Value {
         let errors = self.errors.iter().map(|error| Summary::new(error)).collect();
-        json(&HistoryContent { errors, older: self.older, unended: None })
+        json(&ListContent { errors, older: self.older })
     }
 }
 
@@ -253,7 +296,7 @@ impl Finding for Unsettled {
 
     fn content(&self, max: usize) -> Value {
         let mut content = self.reply.content(max);
-        let own = json(&ErrorContent { error: None, unended: Some(self.evaluation) });
+        let own = json(&ErrorContent { unended: Some(self.evaluation), ..ErrorContent::default() });
         if let (Value::Object(content), Value::Object(own)) = (&mut content, own) {
             content.extend(own);
         }

@@ -25,7 +25,7 @@ pub(super) struct Arguments {
     code: Text,
     /// Package for this call alone.
     package: Option<Text>,
-    /// Seconds; 0: no limit.
+    /// Seconds until TIMEOUT; 0: no limit.
     #[serde(default)]
     timeout: Timeout,
     /// Add a line with real, run and GC time and the bytes allocated.
@@ -36,10 +36,10 @@ pub(super) struct Arguments {
     record_errors: Flag,
     /// On a failure: `abort` unwinds; [[debugger|`debug` holds it where it failed; ]]`ask` lets the user choose the restart, where the client can ask. Default: the session's.
     on_error: Option<OnErrorChoice>,
-    /// Answer at once; continue in the background.
+    /// Answer at once; evaluate in the background (no time limit).
     #[serde(default)]
     background: Flag,
-    /// Wait this many seconds, then continue in the background.
+    /// Wait this many seconds, then continue in the background (no time limit).
     wait: Option<Wait>,
 }
 

@@ -21,7 +21,8 @@ pub(super) struct Arguments {
     query: Text,
     /// Only this package.
     package: Option<Text>,
-    /// Only this kind.
+    /// Only symbols of this type.
+    #[serde(rename = "type", alias = "kind")]
     kind: Option<Kind>,
     /// Only what packages export.
     #[serde(default)]

@@ -24,7 +24,7 @@ pub(super) struct Arguments {
     timeout: Timeout,
     /// Characters of output kept for each evaluation.
     max_output: Option<OutputCharacters>,
-    /// Characters of one answer[[evaluation|; the tool evaluation shows what is left out]].
+    /// Characters of one answer[[check-evaluation|; check-evaluation shows what is left out]].
     max_answer: Option<AnswerCharacters>,
     /// What to do on a failure.
     on_error: Option<OnErrorChoice>,

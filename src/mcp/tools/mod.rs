@@ -1,21 +1,24 @@
 //! The tools: one small file a family, each with its definitions and its calls.
 
+mod abort_evaluation;
 mod arguments;
 mod ask;
 mod background;
 mod call;
+mod check_evaluation;
 mod checkpoint;
 mod debugger;
 mod definitions;
 mod errors;
 mod evaluate;
-mod evaluation;
 mod find_references;
 mod find_symbols;
+mod former;
 mod limits;
-mod load;
+mod load_system;
 mod macroexpand;
 mod profile;
+mod registry;
 mod reset;
 mod run_tests;
 mod symbol;
@@ -45,6 +48,9 @@ use crate::session::Operation;
 use crate::{Outcome, Session};
 pub(crate) use arguments::parted;
 pub(super) use call::Call;
+pub(super) use former::translated;
+pub(in crate::mcp) use registry::Listener;
+pub(crate) use registry::Registry;
 pub(crate) use run_tests::{MAX_SUSPECTS, TEST_TIMEOUT_RANGE};
 pub(super) use system::System;
 pub(crate) use tool_set::ToolSet;
@@ -72,8 +78,8 @@ impl ToolContext {
         checkpoints: Option<Checkpoints>,
         offer: Offer,
     ) -> Arc<Self> {
-        offer.tools.list();
-        if !offer.tools.has(reset::ResetSession::NAME) {
+        offer.registry.name_listed_tools();
+        if !offer.registry.tools().has(reset::ResetSession::NAME) {
             session.query(&Operation::new("forbid-resets"), |_| ());
         }
         Arc::new(Self { session, inflight, recovery, checkpoints, offer, questions: Mutex::default() })
@@ -87,7 +93,11 @@ impl ToolContext {
 
     /// What the server tells a model of itself.
     pub(super) fn instructions(&self) -> String {
-        self.offer.tools.instructions(self.offer.joinable)
+        self.offer.registry.tools().instructions(self.offer.joinable)
+    }
+
+    pub(super) fn registry(&self) -> &Registry {
+        &self.offer.registry
     }
 
     pub(super) fn session(&self) -> &Session {
@@ -126,7 +136,7 @@ impl ToolContext {
 
     /// What `tools/list` shows.
     pub(super) fn list(&self) -> Vec<Tool> {
-        let mut tools = self.offer.tools.tools();
+        let mut tools = self.offer.registry.tools().tools();
         if !self.offer.structured {
             tools.iter_mut().for_each(|tool| tool.output_schema = None);
         }
@@ -135,7 +145,7 @@ impl ToolContext {
 
     /// Why a call of this tool is none.
     fn no_such_tool(&self, name: &str) -> Fault {
-        Fault::Protocol(ErrorData::invalid_params(no_such_tool(name, &self.offer.tools.tools()), None))
+        Fault::Protocol(ErrorData::invalid_params(no_such_tool(name, &self.offer.registry.tools().tools()), None))
     }
 }
 
@@ -271,26 +281,23 @@ fn define<T: Offered>() -> Tool {
     tool
 }
 
-/// The tools, in this order.
-static TOOLS: [Entry; 23] = [
+/// The tools, in the order of the list: evaluate, load, test, look up, errors, debugger, all else.
+static TOOLS: [Entry; 20] = [
     entry::<evaluate::EvaluateLisp>(),
-    entry::<load::Load>(),
-    entry::<errors::DescribeLastError>(),
-    entry::<errors::GetBacktrace>(),
-    entry::<errors::ErrorHistory>(),
-    entry::<debugger::InvokeRestart>(),
-    entry::<debugger::FrameLocals>(),
-    entry::<debugger::EvalInFrame>(),
-    entry::<debugger::ReturnFromFrame>(),
-    entry::<debugger::RestartFrame>(),
-    entry::<debugger::AbortEvaluation>(),
+    entry::<load_system::LoadSystem>(),
     entry::<run_tests::RunTests>(),
-    entry::<evaluation::Evaluation>(),
     entry::<definitions::ListDefinitions>(),
     entry::<symbol::DescribeSymbol>(),
     entry::<find_symbols::FindSymbols>(),
     entry::<find_references::FindReferences>(),
     entry::<macroexpand::MacroExpand>(),
+    entry::<errors::DescribeLastError>(),
+    entry::<errors::GetBacktrace>(),
+    entry::<debugger::InvokeRestart>(),
+    entry::<debugger::EvalInFrame>(),
+    entry::<debugger::ResumeFromFrame>(),
+    entry::<abort_evaluation::AbortEvaluation>(),
+    entry::<check_evaluation::CheckEvaluation>(),
     entry::<tracing::TraceCalls>(),
     entry::<profile::ProfileCode>(),
     entry::<checkpoint::Checkpoint>(),
@@ -332,7 +339,7 @@ const LONG: usize = 100;
 
 /// Returns true for a tool that searches directories before it waits for Lisp, which may take seconds.
 pub(super) fn searches_directories(tool: &str) -> bool {
-    traits(tool).searches
+    former::successors(tool).into_iter().any(|tool| traits(tool).searches)
 }
 
 /// Calls a tool, as soon as the image is as it was.
@@ -374,7 +381,7 @@ fn call_now(mut call: Call, request: CallToolRequestParams) {
         session.number_from(call.number);
     }
     let arguments = arguments.unwrap_or_default();
-    let step = match find(&name).filter(|_| call.context.offer.tools.has(&name)) {
+    let step = match find(&name).filter(|_| call.context.offer.registry.tools().has(&name)) {
         None => Err(call.context.no_such_tool(&name)),
         Some((tool, definition)) => {
             if tool.traits.asks {

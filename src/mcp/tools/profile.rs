@@ -25,23 +25,23 @@ pub(super) struct ProfileCode;
 pub(super) struct Arguments {
     /// Common Lisp source.
     code: Text,
-    /// `time`: also where threads wait; `alloc`: what allocates memory.
+    /// `cpu`: what takes processor time; `time`: also where threads wait; `alloc`: what allocates memory.
     #[serde(default)]
     mode: Mode,
     /// How many functions to show.
-    #[serde(default)]
-    top: Count<500, 20>,
+    #[serde(default, alias = "top")]
+    limit: Count<500, 20>,
     /// A file for a flame graph (SVG).
     save_to: Option<Text>,
-    /// To read in.
+    /// Package to read the code in.
     package: Option<Text>,
-    /// Seconds; 0: no limit.
+    /// Seconds until TIMEOUT; 0: no limit.
     #[serde(default)]
     timeout: Timeout,
-    /// Answer at once; continue in the background.
+    /// Answer at once; evaluate in the background (no time limit).
     #[serde(default)]
     background: Flag,
-    /// Wait this many seconds, then continue in the background.
+    /// Wait this many seconds, then continue in the background (no time limit).
     wait: Option<Wait>,
 }
 
@@ -104,7 +104,7 @@ impl Offered for ProfileCode {
         evaluation.timeout = arguments.timeout.0;
         let patience = background::patience(arguments.background, arguments.wait);
         let operation =
-            Operation::new("profile").with("mode", mode).with("top", arguments.top.0).with("stacks", path.is_some());
+            Operation::new("profile").with("mode", mode).with("top", arguments.limit.0).with("stacks", path.is_some());
         let mut job = Job::operation(evaluation, operation);
         if let Some(path) = path {
             let work = move |mut outcome: Outcome| {

@@ -47,15 +47,17 @@ pub(crate) const TEST_TIMEOUT_RANGE: RangeInclusive<f64> = 0.1..=Limits::MAX_TIM
 pub(super) struct RunTests;
 
 #[derive(Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub(super) struct Arguments {
-    /// One or more ASDF systems: `a, b`. Or give package or name.
+    /// One or more ASDF systems: `a, b`. Or give test-package or name.
     #[serde(default)]
     #[schemars(with = "Option<Text>")]
     system: Names,
     /// Where to look for the .asd first.
     directory: Option<Text>,
-    /// Its tests.
-    package: Option<Text>,
+    /// Run the tests of this package.
+    #[serde(alias = "package")]
+    test_package: Option<Text>,
     /// A test, suite or tag, as `my-tests::parse`.
     name: Option<Text>,
     /// Seconds for each test.
@@ -118,14 +120,15 @@ impl Arguments {
     /// Which tests.
     fn tests(&self) -> Result<Tests, Fault> {
         let name = RunTests::NAME;
-        let given = [!self.system.0.is_empty(), self.package.is_some(), self.name.is_some()];
+        let given = [!self.system.0.is_empty(), self.test_package.is_some(), self.name.is_some()];
         if given.iter().filter(|given| **given).count() != 1 {
-            return Err(Fault::Value(format!("{name} needs one of system, package and name.")));
+            return Err(Fault::Value(format!("{name} needs one of system, test-package and name.")));
         }
         if self.system.0.len() > MAX_SYSTEMS {
             return Err(Fault::Value(format!("{name} takes at most {MAX_SYSTEMS} systems at once.")));
         }
-        let [directory, package, name] = [&self.directory, &self.package, &self.name].map(|given| text(given.clone()));
+        let [directory, package, name] =
+            [&self.directory, &self.test_package, &self.name].map(|given| text(given.clone()));
         let known = Definitions::default();
         let mut systems: Vec<System> = Vec::new();
         for name in &self.system.0 {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rmcp::model::{JsonObject, Tool};
 use serde_json::Value;
 
-use super::{Offered, all, checkpoint, no_such_tool, reset, traits};
+use super::{Offered, TOOLS, all, checkpoint, former, no_such_tool, reset, traits};
 use crate::listed;
 
 /// Which tools are listed. One that is not listed cannot be called either: it is as if there were none, so that whoever
@@ -17,8 +17,8 @@ pub(crate) enum ToolSet {
     All,
     /// Those of the working loop.
     Core,
-    /// Those for the image of a program that has more in it than a session's definitions.
-    Embedded,
+    /// Those of these that are for the image of a program, which has more in it than a session's definitions.
+    Embedded(Box<Self>),
     /// These.
     Named(Vec<String>),
 }
@@ -36,8 +36,9 @@ const OF_PROGRAMS: (&str, &str) = (
 
 /// The last step of the working loop, and what it is where commands can join the image.
 const LAST_STEP: (&str, &str) = (
-    "#. Write the same to the file[[load|, load it]][[run-tests|, run-tests again]].",
-    "#. Write it to the file and test, as in a shell: edit && sbcl-mcp test --attach --reload --suspects 3 SYSTEM",
+    "#. Write the same to the file[[load-system|, load it]][[run-tests|, run-tests again; with `fresh` before you say that it \
+     works]].",
+    "#. Write it to the file and test in a shell: edit && sbcl-mcp test --attach --reload --suspects 3 SYSTEM",
 );
 
 /// Numbers the lines that begin with `#.`, in their order.
@@ -72,7 +73,7 @@ impl ToolSet {
     /// What a server with these tools tells a model of itself. `joinable`: commands can join its image.
     pub(super) fn instructions(&self, joinable: bool) -> String {
         let text = match self {
-            Self::Embedded => INSTRUCTIONS.replace(OF_PROGRAMS.0, OF_PROGRAMS.1),
+            Self::Embedded(_) => INSTRUCTIONS.replace(OF_PROGRAMS.0, OF_PROGRAMS.1),
             _ if joinable => INSTRUCTIONS.replace(LAST_STEP.0, LAST_STEP.1),
             _ => INSTRUCTIONS.to_owned(),
         };
@@ -86,7 +87,9 @@ impl ToolSet {
             "core" => return Ok(Self::Core),
             _ => {}
         }
-        let names: Vec<String> = text.split(',').map(|name| name.trim().replace('_', "-")).collect();
+        let names = text.split(',').map(|name| name.trim().replace('_', "-"));
+        let names = names.flat_map(|name| former::successors(&name).into_iter().map(str::to_owned).collect::<Vec<_>>());
+        let names: Vec<String> = names.collect();
         let known = all();
         match names.iter().find(|name| !known.iter().any(|tool| tool.name == **name)) {
             Some(unknown) => Err(format!("{} Or all, or core.", no_such_tool(unknown, &known))),
@@ -99,14 +102,21 @@ impl ToolSet {
         match self {
             Self::All => true,
             Self::Core => traits(name).core,
-            Self::Embedded => ![reset::ResetSession::NAME, checkpoint::Checkpoint::NAME].contains(&name),
+            Self::Embedded(tools) => {
+                ![reset::ResetSession::NAME, checkpoint::Checkpoint::NAME].contains(&name) && tools.has(name)
+            }
             Self::Named(names) => names.iter().any(|known| known == name),
         }
     }
 
-    /// Has all texts of this process name these tools only.
-    pub(in crate::mcp) fn list(&self) {
-        listed::set(self.tools().into_iter().map(|tool| tool.name.into_owned()).collect());
+    /// Returns those of the tools that are for the image of a program.
+    pub(in crate::mcp) fn embedded(self) -> Self {
+        Self::Embedded(Box::new(self))
+    }
+
+    /// Returns the names of the tools, in the order of the list.
+    pub(super) fn names(&self) -> Vec<String> {
+        TOOLS.iter().filter(|tool| self.has(tool.name)).map(|tool| tool.name.to_owned()).collect()
     }
 
     /// The tools, in their order.

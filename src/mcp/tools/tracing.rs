@@ -29,7 +29,9 @@ pub(super) struct Arguments {
     /// Also (setf f), (method f :around (integer)), (labels g :in f).
     #[serde(default)]
     functions: Names,
-    /// Trace all of this package's.
+    /// Trace all functions of this package.
+    trace_package: Option<Text>,
+    /// Package to read the code in.
     package: Option<Text>,
     /// Deeper calls are counted.
     #[serde(default)]
@@ -37,16 +39,16 @@ pub(super) struct Arguments {
     /// Further ones are counted.
     #[serde(default)]
     limit: Count<5_000, 200>,
-    /// Seconds; 0: no limit.
+    /// Seconds until TIMEOUT; 0: no limit.
     #[serde(default)]
     timeout: Timeout,
     /// Default: abort.
     #[schemars(extend("enum" = ["abort", "debug"]))]
     on_error: Option<OnErrorChoice>,
-    /// Answer at once; continue in the background.
+    /// Answer at once; evaluate in the background (no time limit).
     #[serde(default)]
     background: Flag,
-    /// Wait this many seconds, then continue in the background.
+    /// Wait this many seconds, then continue in the background (no time limit).
     wait: Option<Wait>,
 }
 
@@ -76,11 +78,18 @@ impl Offered for TraceCalls {
     fn call(call: &Call, arguments: Arguments) -> Result<Step, Fault> {
         let mut evaluation = Evaluation::new(arguments.code.0);
         let functions = arguments.functions.0;
-        let package = text(arguments.package);
-        if functions.is_empty() == package.is_none() {
-            let reason = "trace-calls needs either functions, a list of names, or package: whose functions to trace.";
-            return Err(Fault::Value(reason.to_owned()));
+        let [mut traced, mut package] = [arguments.trace_package, arguments.package].map(text);
+        if functions.is_empty() && traced.is_none() {
+            // In version 0.1 `package` was the one to trace.
+            traced = package.take();
         }
+        if functions.is_empty() == traced.is_none() {
+            return Err(Fault::Value(format!(
+                "{} needs either functions, a list of names, or trace-package, whose functions to trace.",
+                Self::NAME
+            )));
+        }
+        evaluation.package = package;
         evaluation.timeout = arguments.timeout.0;
         let on_error = OnErrorChoice::of(arguments.on_error).unwrap_or(OnError::Abort);
         if on_error == OnError::Ask {
@@ -90,7 +99,7 @@ impl Offered for TraceCalls {
         }
         let patience = background::patience(arguments.background, arguments.wait);
         let mut operation = Operation::new("trace-calls")
-            .maybe("package", package)
+            .maybe("package", traced)
             .with("depth", arguments.depth.0)
             .with("limit", arguments.limit.0)
             .with("foreground", patience.is_none());

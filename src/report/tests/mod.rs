@@ -56,7 +56,7 @@ pub fn tests(outcome: &Outcome, max: usize) -> String {
         };
         _ = write!(
             target,
-            "\nThe tests printed {printed} characters{first}: evaluation {{\"id\": {}, \"action\": \"output\"}} shows {them}.",
+            "\nThe tests printed {printed} characters{first}: check-evaluation {{\"id\": {}, \"part\": \"output\"}} shows {them}.",
             outcome.evaluation
         );
     }

@@ -5,14 +5,18 @@ use super::error::local;
 use super::text::{ClippedBuffer, on_one_line, whole};
 use crate::error::InspectError;
 use crate::image::{Event, Item};
-use crate::outcome::{Definition, DefinitionKind, Definitions, Local, Role, SymbolDescription};
+use crate::outcome::{Definition, DefinitionKind, Definitions, FrameLocals, Role, SymbolDescription};
 use crate::session::INSPECTION_TIMEOUT;
+
+/// A local variable's name, the code of its validity, and its value.
+type LocalParts = (String, u64, ClippedBuffer);
 
 /// An inspection's answer as it comes in.
 #[derive(Debug, Default)]
 pub(crate) struct InspectionBuilder {
     items: Vec<(Item, String, ClippedBuffer)>,
-    locals: Vec<(String, u64, ClippedBuffer)>,
+    /// The local variables of each frame, after its number.
+    locals: Vec<(u64, Vec<LocalParts>)>,
     error: Option<(String, String)>,
 }
 
@@ -45,11 +49,14 @@ impl InspectionBuilder {
                     return item.enough();
                 }
             }
+            Event::Frame(number) => self.locals.push((number, Vec::new())),
             Event::Local(name, validity) => {
-                self.locals.push((name.to_owned(), validity, ClippedBuffer::new(MAX_ITEM)));
+                if let Some((_, locals)) = self.locals.last_mut() {
+                    locals.push((name.to_owned(), validity, ClippedBuffer::new(MAX_ITEM)));
+                }
             }
             Event::LocalText(text) => {
-                if let Some((.., value)) = self.locals.last_mut() {
+                if let Some((.., value)) = self.locals.last_mut().and_then(|(_, locals)| locals.last_mut()) {
                     value.push(text);
                     return value.enough();
                 }
@@ -123,9 +130,10 @@ impl InspectionBuilder {
         Ok(SymbolDescription::Found(roles))
     }
 
-    /// The answer of frame-locals.
-    pub(crate) fn locals(self) -> Vec<Local> {
-        self.locals.into_iter().map(local).collect()
+    /// Returns the local variables of the frames that were asked for.
+    pub(crate) fn locals(self) -> Vec<FrameLocals> {
+        let frames = self.locals.into_iter();
+        frames.map(|(frame, locals)| FrameLocals { frame, locals: locals.into_iter().map(local).collect() }).collect()
     }
 
     /// The answer of reset-session.

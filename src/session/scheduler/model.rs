@@ -76,7 +76,7 @@ impl Known {
             return None;
         };
         self.end(job.id);
-        let fails = matches!(job.kind, JobKind::Evaluate { hold: true, .. } | JobKind::FrameLocals(_));
+        let fails = matches!(job.kind, JobKind::Evaluate { hold: true, .. } | JobKind::FrameLocals { .. });
         if fails && running.interrupted().is_none() {
             match &mut running.activity {
                 Activity::Evaluate(evaluate) => evaluate.held = true,
@@ -238,7 +238,7 @@ impl Model {
             let detached = thread_rng().gen_bool(0.5);
             let kind = match thread_rng().gen_range(0..8) {
                 0 => JobKind::InvokeRestart(1),
-                1 => JobKind::FrameLocals(0),
+                1 => JobKind::FrameLocals { from: 0, count: 1 },
                 2 => JobKind::Reset,
                 _ => evaluation(detached),
             };

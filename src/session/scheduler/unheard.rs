@@ -21,7 +21,7 @@ fn asked(kind: JobKind) -> Asked {
             Asked::Evaluate(submission, Box::new(|_| ()))
         }
         JobKind::InvokeRestart(_) => Asked::Held(HeldRequest::Resume(blank(), Box::new(|_| ()))),
-        JobKind::FrameLocals(_) => Asked::Held(HeldRequest::Locals(InspectionBuilder::default(), Box::new(|_| ()))),
+        JobKind::FrameLocals { .. } => Asked::Held(HeldRequest::Locals(InspectionBuilder::default(), Box::new(|_| ()))),
         JobKind::Release => Asked::Held(HeldRequest::Release(None)),
         _ => Asked::Inspect(Inspection::Reset(InspectionBuilder::default(), Box::new(|_| ()))),
     }

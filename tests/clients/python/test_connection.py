@@ -76,12 +76,12 @@ async def test_what_a_long_answer_leaves_out_is_shown(mode):
         async with serve(mode) as server:
             text = await server.evaluate("(dotimes (i 1000) (format t \"line ~5,'0d λ~%\" i)) :done")
             assert len(text) <= 9500
-            marker = r"\[\.\.\. (\d+) characters omitted; evaluation (\{.*?\}) shows them\]"
+            marker = r"\[\.\.\. (\d+) characters omitted; check-evaluation (\{.*?\}) shows them\]"
             answer = re.fullmatch(rf"\[stdout\]\n(.*){marker}(.*)\n\n=> :DONE", text, re.DOTALL)
             head, count, call, tail = answer.groups()
             arguments = json.loads(call)
-            assert arguments == {"id": 1, "action": "output", "from": len(head)}
-            shown, is_error = await server.call("evaluation", {**arguments, "characters": int(count)})
+            assert arguments == {"id": 1, "part": "output", "from": len(head)}
+            shown, is_error = await server.call("check-evaluation", {**arguments, "limit": int(count)})
             assert not is_error, shown
             title, _, page = shown.partition("\n")
             last = len(head) + int(count) - 1

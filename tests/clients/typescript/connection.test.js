@@ -68,12 +68,12 @@ for (const mode of MODES) {
       serve(mode, async (server) => {
         const text = await server.evaluate("(dotimes (i 1000) (format t \"line ~5,'0d λ~%\" i)) :done");
         assert.ok(text.length <= 9500);
-        const marker = String.raw`\[\.\.\. (\d+) characters omitted; evaluation (\{.*?\}) shows them\]`;
+        const marker = String.raw`\[\.\.\. (\d+) characters omitted; check-evaluation (\{.*?\}) shows them\]`;
         const answer = new RegExp(String.raw`^\[stdout\]\n(.*)${marker}(.*)\n\n=> :DONE$`, "s");
         const [, head, count, call, tail] = text.match(answer);
         const args = JSON.parse(call);
-        assert.deepEqual(args, { id: 1, action: "output", from: head.length });
-        const shown = await server.call("evaluation", { ...args, characters: Number(count) });
+        assert.deepEqual(args, { id: 1, part: "output", from: head.length });
+        const shown = await server.call("check-evaluation", { ...args, limit: Number(count) });
         assert.equal(shown.isError, false, shown.text);
         // A page says, too, what comes after it.
         const [, title, middle] = shown.text.match(new RegExp(`^(.*?)\n(.*)${marker}$`, "s"));

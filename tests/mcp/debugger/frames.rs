@@ -11,8 +11,8 @@ fn frame_locals_and_get_backtrace_show_the_locals_of_a_frame(mode: Mode) {
     );
     let report = hold(&mut server, "(outer 1)");
     let (inner, outer) = (frame_of(&report, "(INNER 2)"), frame_of(&report, "(OUTER 1)"));
-    assert_eq!(good(&mut server, "frame-locals", json!({"frame": inner})), "B = 2\nTEXT = \"x\"");
-    let locals = good(&mut server, "frame-locals", json!({"frame": outer}));
+    assert_eq!(frame_locals(&mut server, inner), "B = 2\nTEXT = \"x\"");
+    let locals = frame_locals(&mut server, outer);
     assert!(locals.contains("A = ") && locals.contains("SUM = 2"), "{locals}");
     let shown = good(&mut server, "get-backtrace", json!({"locals": true}));
     assert!(shown.contains("(INNER 2)\n     at evaluation 1, line 2: "), "{shown}");
@@ -31,10 +31,10 @@ fn frame_locals_times_out_on_an_endless_printer_and_stays_held(mode: Mode) {
     let frame = frame_of(&report, "(F 1)");
     in_frame(&mut server, frame, "(setf x (make-instance 'endless)) 1");
     good(&mut server, "configure-limits", json!({"timeout": 0.3}));
-    let text = bad(&mut server, "frame-locals", json!({"frame": frame}));
+    let text = bad(&mut server, "get-backtrace", json!({"from": frame, "max-frames": 1, "locals": true}));
     assert!(text.starts_with("Printing the local variables did not end within the time limit"), "{text}");
     in_frame(&mut server, frame, "(setf x 2)");
-    assert_eq!(good(&mut server, "frame-locals", json!({"frame": frame})), "X = 2");
+    assert_eq!(frame_locals(&mut server, frame), "X = 2");
     in_frame(&mut server, frame, "(setf x :symbol)");
     let next = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
     assert!(next.contains("[ERROR] SIMPLE-ERROR\nnow KEYWORD\n") && next.ends_with(TOOLS), "{next}");
@@ -44,7 +44,7 @@ fn frame_locals_times_out_on_an_endless_printer_and_stays_held(mode: Mode) {
 fn frame_locals_never_shows_an_empty_variable_name(mode: Mode) {
     let mut server = mode.ready();
     hold(&mut server, "(error \"x ~A\" 1)");
-    let locals = good(&mut server, "frame-locals", json!({"frame": 0}));
+    let locals = frame_locals(&mut server, 0);
     assert!(!locals.contains("||"), "{locals}");
 }
 
@@ -66,7 +66,7 @@ fn eval_in_frame_reads_and_sets_local_variables(mode: Mode) {
     "); }
     assert_eq!(in_frame(&mut server, frame, "(setf y :changed)"), "=> :CHANGED");
     assert_eq!(in_frame(&mut server, frame, "; nothing"), "; No values");
-    let locals = good(&mut server, "frame-locals", json!({"frame": frame}));
+    let locals = frame_locals(&mut server, frame);
     assert_eq!(locals, "X = 21\nY = :CHANGED");
     let warned = in_frame(&mut server, frame, "(warn \"careful\") x");
     insta::allow_duplicates! { insta::assert_snapshot!(warned, @r"
@@ -76,6 +76,35 @@ fn eval_in_frame_reads_and_sets_local_variables(mode: Mode) {
     => 21
     "); }
     assert_eq!(restart(&mut server, "CONTINUE"), "=> (21 :CHANGED)");
+}
+
+#[apply(both_modes)]
+fn get_backtrace_shows_present_values_with_locals_and_the_snapshot_otherwise(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate(
+        "(defun outer (x) (declare (optimize debug)) (list x (inner (1+ x))))
+         (defun inner (y) (declare (optimize debug)) (cerror \"go\" \"stop\") y)",
+    );
+    let snapshots = [json!({}), json!({"error-id": "E1"}), json!({"error-id": "E1", "locals": true})];
+    let report = hold(&mut server, "(outer 1)");
+    let (inner, outer) = (frame_of(&report, "(INNER 2)"), frame_of(&report, "(OUTER 1)"));
+    let before = snapshots.clone().map(|arguments| good(&mut server, "get-backtrace", arguments));
+    assert!(before[2].contains("     Y = 2\n") && before[2].contains("     X = 1\n"), "{}", before[2]);
+    in_frame(&mut server, inner, "(setf y :new)");
+    in_frame(&mut server, outer, "(setf x :other)");
+    let live = good(&mut server, "get-backtrace", json!({"locals": true}));
+    assert!(live.starts_with("Backtrace (live) for SIMPLE-ERROR ("), "{live}");
+    assert!(live.contains("     Y = :NEW\n") && live.contains("     X = :OTHER\n"), "{live}");
+    let one = good(&mut server, "get-backtrace", json!({"locals": true, "from": outer, "max-frames": 1}));
+    assert!(one.starts_with("Backtrace (live) for SIMPLE-ERROR (1 of "), "{one}");
+    assert!(one.contains("     X = :OTHER\n") && !one.contains(":NEW"), "{one}");
+    let none = good(&mut server, "get-backtrace", json!({"locals": true, "from": 900}));
+    assert!(none.ends_with("\n  (none from 900 on)"), "{none}");
+    let after = snapshots.clone().map(|arguments| good(&mut server, "get-backtrace", arguments));
+    assert_eq!(after, before);
+    good(&mut server, "abort-evaluation", json!({}));
+    let over = good(&mut server, "get-backtrace", json!({"locals": true}));
+    assert_eq!(over, before[2]);
 }
 
 #[apply(both_modes)]
@@ -99,7 +128,7 @@ fn error_in_eval_in_frame_keeps_the_held_error_and_its_backtrace(mode: Mode) {
         let after = (last_error(&mut server), good(&mut server, "get-backtrace", json!({"locals": true})));
         assert_eq!(after, before, "{code}");
     }
-    let history = good(&mut server, "error-history", json!({}));
+    let history = good(&mut server, "describe-last-error", json!({"list": 20}));
     assert_eq!(history.lines().count(), 6, "{history}");
     assert!(history.starts_with("E6 "), "{history}");
     let inside = good(&mut server, "describe-last-error", json!({"error-id": "E3"}));
@@ -118,12 +147,12 @@ fn return_from_frame_returns_the_given_values(mode: Mode) {
     );
     let report = hold(&mut server, "(list :got (mid 3))");
     let frame = frame_of(&report, "(INNER 3)");
-    let failed = bad(&mut server, "return-from-frame", json!({"frame": frame, "code": "(/ x 0)"}));
+    let failed = bad(&mut server, "resume-from-frame", json!({"frame": frame, "return": "(/ x 0)"}));
     let said = "[notice]\nThe code failed: the frame did not return, and the evaluation is still held.\n\n";
     assert!(failed.starts_with(&format!("{said}[ERROR] DIVISION-BY-ZERO\n")), "{failed}");
-    let refused = bad(&mut server, "return-from-frame", json!({"frame": 0, "code": "1"}));
+    let refused = bad(&mut server, "resume-from-frame", json!({"frame": 0, "return": "1"}));
     assert!(refused.contains("cannot unwind to frame 0"), "{refused}");
-    let text = good(&mut server, "return-from-frame", json!({"frame": frame, "code": "(values (* x 10) :two)"}));
+    let text = good(&mut server, "resume-from-frame", json!({"frame": frame, "return": "(values (* x 10) :two)"}));
     assert_eq!(text, "=> (:GOT (30 :TWO))");
     assert_eq!(last_error(&mut server), NO_ERROR);
 }
@@ -138,11 +167,11 @@ fn restart_frame_calls_the_redefined_function(mode: Mode) {
     let report = hold(&mut server, "(mid 3)");
     let frame = frame_of(&report, "(INNER 3)");
     in_frame(&mut server, frame, "(defun inner (x) (list :fixed x))");
-    assert_eq!(good(&mut server, "restart-frame", json!({"frame": frame})), "=> (:MID (:FIXED 3))");
+    assert_eq!(good(&mut server, "resume-from-frame", json!({"frame": frame})), "=> (:MID (:FIXED 3))");
     // Called again without having been changed, it fails again.
     server.evaluate("(defun inner (x) (declare (optimize debug)) (error \"again ~A\" x))");
     let report = hold(&mut server, "(mid 4)");
-    let again = bad(&mut server, "restart-frame", json!({"frame": frame_of(&report, "(INNER 4)")}));
+    let again = bad(&mut server, "resume-from-frame", json!({"frame": frame_of(&report, "(INNER 4)")}));
     assert!(again.contains("\nagain 4\n") && again.contains("[Debugger]\nHeld."), "{again}");
 }
 
@@ -154,7 +183,7 @@ fn called_again(server: &mut Server, code: &str, call: &str, repair: &str) -> St
     if !repair.is_empty() {
         in_frame(server, frame, repair);
     }
-    server.call_tool("restart-frame", json!({"frame": frame})).0
+    server.call_tool("resume-from-frame", json!({"frame": frame})).0
 }
 
 #[apply(both_modes)]
@@ -215,10 +244,10 @@ fn restart_frame_calls_redefined_methods_of_each_qualifier(mode: Mode) {
     // A method that is no more.
     let frame = frame_of(&again, "((:METHOD KIND ((EQL :A))) :A)");
     in_frame(&mut server, frame, "(remove-method #'kind (find-method #'kind '() '((eql :a))))");
-    let text = bad(&mut server, "restart-frame", json!({"frame": frame}));
+    let text = bad(&mut server, "resume-from-frame", json!({"frame": frame}));
     let said = "Frame 1 cannot be called again: (SB-PCL::FAST-METHOD KIND ((EQL :A))) is no method of its generic function any more.";
     assert_eq!(text, said);
-    let text = good(&mut server, "return-from-frame", json!({"frame": frame, "code": "(list :instead x)"}));
+    let text = good(&mut server, "resume-from-frame", json!({"frame": frame, "return": "(list :instead x)"}));
     assert_eq!(text, "=> ((:INSTEAD :A))");
 }
 
@@ -344,8 +373,8 @@ fn frame_restart_and_return_restore_specials_and_run_cleanup_forms(mode: Mode) {
     assert_eq!(server.evaluate("(list *depth* *log*)"), "=> (0 ((:CLEANED 6) (:CLEANED 6)))");
     server.evaluate("(setf *calls* 0 *log* '())");
     let report = hold(&mut server, code);
-    let arguments = json!({"frame": frame_of(&report, "(INNER)"), "code": "(list :instead *depth*)"});
-    assert_eq!(good(&mut server, "return-from-frame", arguments), "=> (((:INSTEAD 6) 5) 5)");
+    let arguments = json!({"frame": frame_of(&report, "(INNER)"), "return": "(list :instead *depth*)"});
+    assert_eq!(good(&mut server, "resume-from-frame", arguments), "=> (((:INSTEAD 6) 5) 5)");
     assert_eq!(server.evaluate("(list *depth* *log*)"), "=> (0 ((:CLEANED 6)))");
 }
 
@@ -361,12 +390,12 @@ fn unwinding_to_a_directly_called_local_function_is_refused(mode: Mode) {
          relies on all that the compiler found out about it. The next one out to which it can is {}.",
         frame + 1
     );
-    assert_eq!(bad(&mut server, "restart-frame", json!({"frame": frame})), said);
-    let arguments = json!({"frame": frame, "code": "(values 1 2)"});
-    assert_eq!(bad(&mut server, "return-from-frame", arguments), said);
+    assert_eq!(bad(&mut server, "resume-from-frame", json!({"frame": frame})), said);
+    let arguments = json!({"frame": frame, "return": "(values 1 2)"});
+    assert_eq!(bad(&mut server, "resume-from-frame", arguments), said);
     let outer = frame_of(&report, "(OUTER 2)");
     assert_eq!(outer, frame + 1);
-    assert_eq!(good(&mut server, "return-from-frame", json!({"frame": outer, "code": "(list x)"})), "=> ((2))");
+    assert_eq!(good(&mut server, "resume-from-frame", json!({"frame": outer, "return": "(list x)"})), "=> ((2))");
     // A global function that calls itself is called by its name.
     server.evaluate("(defvar *fails* t)\n(defun count-down (n) (if (zerop n) (if *fails* (error \"x\") :zero) (list (count-down (1- n)))))");
     let text = called_again(&mut server, "(count-down 2)", "(COUNT-DOWN 1)", "(setf *fails* nil)");
@@ -385,9 +414,9 @@ fn return_from_frame_refuses_values_of_another_declaimed_type(mode: Mode) {
     let frame = frame_of(&report, "(INDEX");
     let said = format!("Frame {frame} cannot return this: its function is declaimed to return something else.");
     for code in ["\"two\"", "(values)", "2.5"] {
-        assert_eq!(bad(&mut server, "return-from-frame", json!({"frame": frame, "code": code})), said);
+        assert_eq!(bad(&mut server, "resume-from-frame", json!({"frame": frame, "return": code})), said);
     }
-    assert_eq!(good(&mut server, "return-from-frame", json!({"frame": frame, "code": "2"})), "=> 3");
+    assert_eq!(good(&mut server, "resume-from-frame", json!({"frame": frame, "return": "2"})), "=> 3");
 }
 
 #[apply(both_modes)]
@@ -413,7 +442,7 @@ fn restart_frame_in_compiled_files_works_or_says_why_not(mode: Mode) {
     let said = "Frame 1 cannot be called again: (LAMBDA (X) :IN MAKES-CLOSURE) has no global name, and only code that was \
                 sent to evaluate-lisp keeps the function object it was called as.";
     assert_eq!(text, said);
-    assert_eq!(good(&mut server, "return-from-frame", json!({"frame": 1, "code": "7"})), "=> (7)");
+    assert_eq!(good(&mut server, "resume-from-frame", json!({"frame": 1, "return": "7"})), "=> (7)");
     server.evaluate("(setf *fails* t)");
     let text = called_again(&mut server, "(list (without 1))", "(WITHOUT", "");
     let said = "SBCL cannot unwind to frame 2: its code was compiled without what that needs: with (declaim (optimize (debug \

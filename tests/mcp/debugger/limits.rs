@@ -25,7 +25,7 @@ fn timed_out_evaluation_is_held_and_continue_resumes_in_place(mode: Mode) {
     assert!(report.contains(restarts), "{report}");
     let frame = frame_of(&report, "(WAIT :HERE)");
     assert!(last_error(&mut server).starts_with("Error: TIMEOUT\n"));
-    assert!(good(&mut server, "frame-locals", json!({"frame": frame})).contains("ARGUMENT = :HERE"));
+    assert!(frame_locals(&mut server, frame).contains("ARGUMENT = :HERE"));
     assert_eq!(in_frame(&mut server, frame, "(list argument *cleaned*)"), "=> (:HERE 0)");
     // With a new time limit, the one that it had.
     let again = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
@@ -61,7 +61,7 @@ fn frames_of_a_timed_out_evaluation_can_return_and_restart(mode: Mode) {
     for (call, expected) in [("(SPIN 1)", "=> ((:BACK 10))"), ("(AROUND 1)", "=> (:BACK)")] {
         let report = hold_overdue(&mut server, "(list (let ((*print-base* 10)) (around 1)))");
         let frame = frame_of(&report, call);
-        let text = good(&mut server, "return-from-frame", json!({"frame": frame, "code": ":back"}));
+        let text = good(&mut server, "resume-from-frame", json!({"frame": frame, "return": ":back"}));
         assert_eq!(text, expected, "{report}");
     }
     for call in ["(SPIN 1)", "(AROUND 1)"] {
@@ -69,7 +69,7 @@ fn frames_of_a_timed_out_evaluation_can_return_and_restart(mode: Mode) {
         let report = hold_overdue(&mut server, "(list (around 1))");
         let frame = frame_of(&report, call);
         in_frame(&mut server, frame, "(defun spin (x) (list :new x))");
-        assert_eq!(good(&mut server, "restart-frame", json!({"frame": frame})), "=> (((:NEW 1) 10))");
+        assert_eq!(good(&mut server, "resume-from-frame", json!({"frame": frame})), "=> (((:NEW 1) 10))");
     }
 }
 
@@ -157,7 +157,7 @@ fn output_and_errors_of_cleanup_forms_on_release_are_reported(mode: Mode) {
     hold(&mut server, "(unwind-protect (unwind-protect (error \"x\") (princ :cleaned)) (error \"in cleanup\"))");
     let failed = error_id(&mut server);
     good(&mut server, "abort-evaluation", json!({}));
-    let history = good(&mut server, "error-history", json!({}));
+    let history = good(&mut server, "describe-last-error", json!({"list": 20}));
     assert!(history.lines().next().is_some_and(|line| line.contains("in cleanup")), "{history}");
     let text = server.evaluate("1");
     let expected = format!("[notice]\nE{} reached the debugger before: SIMPLE-ERROR. ", failed + 1);

@@ -7,7 +7,7 @@ mod restarts;
 
 use std::time::{Duration, Instant};
 
-use crate::client::{Server, bad, fail, good, last_error};
+use crate::client::{Server, bad, fail, frame_locals, good, last_error};
 use crate::mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ const NOTHING_HELD: &str = "No evaluation is held: one is from the moment when i
 const NO_ERROR: &str = "No error information available.\n(No error has occurred since the last successful evaluation)";
 const RELEASED: &str = "[notice]\nThe evaluation that was held for debugging has been released.\n\n";
 const TOOLS: &str =
-    "Tools: invoke-restart, frame-locals, eval-in-frame, return-from-frame, restart-frame, abort-evaluation.";
+    "Tools: get-backtrace with locals, invoke-restart, eval-in-frame, resume-from-frame, abort-evaluation.";
 
 /// Evaluates code that must fail and be held; the report.
 #[track_caller]
@@ -44,7 +44,7 @@ fn in_frame(server: &mut Server, frame: u64, code: &str) -> String {
 
 #[track_caller]
 fn nothing_is_held(server: &mut Server) {
-    assert_eq!(bad(server, "frame-locals", json!({"frame": 0})), NOTHING_HELD);
+    assert_eq!(bad(server, "eval-in-frame", json!({"frame": 0, "code": "1"})), NOTHING_HELD);
 }
 
 /// The number of the frame whose line in the report begins with this call.

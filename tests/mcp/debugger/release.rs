@@ -23,7 +23,7 @@ fn abort_restart_releases_the_held_evaluation(mode: Mode) {
     let before = last_error(&mut server);
     assert_eq!(restart(&mut server, "ABORT"), "Evaluation aborted.");
     assert_eq!(last_error(&mut server), before, "aborting leaves the error state alone");
-    assert_eq!(good(&mut server, "error-history", json!({})).lines().count(), 1);
+    assert_eq!(good(&mut server, "describe-last-error", json!({"list": 20})).lines().count(), 1);
     nothing_is_held(&mut server);
     assert_eq!(server.evaluate("*cleaned*"), "=> :YES");
     // One of the user's is a restart like any other.
@@ -61,7 +61,7 @@ fn inspection_tools_and_configure_limits_keep_the_evaluation_held(mode: Mode) {
     for (tool, arguments) in [
         ("describe-last-error", json!({})),
         ("get-backtrace", json!({})),
-        ("error-history", json!({})),
+        ("describe-last-error", json!({"list": 20})),
         ("list-definitions", json!({})),
         ("describe-symbol", json!({"name": "car"})),
         ("configure-limits", json!({"timeout": 20})),
@@ -92,7 +92,7 @@ fn hold_option_releases_the_held_evaluation_after_its_time(mode: Mode) {
     server.initialize("2025-06-18");
     hold(&mut server, "(error \"x\")");
     // A question about what is held would have it held for longer.
-    while good(&mut server, "evaluation", json!({})).contains("held") {
+    while good(&mut server, "check-evaluation", json!({})).contains("held") {
         std::thread::yield_now();
     }
     nothing_is_held(&mut server);
@@ -151,7 +151,7 @@ fn resumed_evaluation_keeps_its_own_time_limit(mode: Mode) {
     // What is evaluated in a frame is an evaluation of its own.
     let text = bad(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(loop)"}));
     assert!(text.contains("did not finish within its time limit of 0.5 seconds"), "{text}");
-    assert!(bad(&mut server, "return-from-frame", json!({"frame": 1, "code": "1"})).contains("\ny\n"));
+    assert!(bad(&mut server, "resume-from-frame", json!({"frame": 1, "return": "1"})).contains("\ny\n"));
     assert_eq!(restart(&mut server, "CONTINUE"), "=> :DONE");
     // No limit at all, and one that was the session's when it began.
     held(&mut server, slow, 0.0);
@@ -207,7 +207,7 @@ fn cancelling_invoke_restart_stops_the_resumed_evaluation(mode: Mode) {
     let mut server = mode.ready();
     hold(&mut server, "(progn (cerror \"go\" \"x\") (loop))");
     let id = server.post_call("invoke-restart", json!({"restart": "CONTINUE"}));
-    while !good(&mut server, "evaluation", json!({})).contains("running for") {
+    while !good(&mut server, "check-evaluation", json!({})).contains("running for") {
         std::thread::yield_now();
     }
     server.notify("notifications/cancelled", json!({"requestId": id}));
@@ -262,10 +262,9 @@ fn debugger_tools_report_that_no_evaluation_is_held(mode: Mode) {
     let mut server = mode.ready();
     for (tool, arguments) in [
         ("invoke-restart", json!({"restart": 1})),
-        ("frame-locals", json!({"frame": 0})),
         ("eval-in-frame", json!({"frame": 0, "code": "1"})),
-        ("return-from-frame", json!({"frame": 0, "code": "1"})),
-        ("restart-frame", json!({"frame": 0})),
+        ("resume-from-frame", json!({"frame": 0, "return": "1"})),
+        ("resume-from-frame", json!({"frame": 0})),
         ("abort-evaluation", json!({})),
     ] {
         assert_eq!(bad(&mut server, tool, arguments), NOTHING_HELD, "{tool}");
@@ -286,11 +285,11 @@ fn unknown_restarts_frames_and_arguments_are_refused_with_the_valid_ones(mode: M
         let text = bad(&mut server, "invoke-restart", json!({"restart": restart}));
         assert_eq!(text, format!("There is no restart {named}. {there_are}"));
     }
-    for tool in ["frame-locals", "eval-in-frame", "return-from-frame", "restart-frame"] {
-        let mut arguments = json!({"frame": 99});
-        if tool.starts_with("eval") || tool.starts_with("return") {
-            arguments["code"] = json!("1");
-        }
+    for (tool, arguments) in [
+        ("eval-in-frame", json!({"frame": 99, "code": "1"})),
+        ("resume-from-frame", json!({"frame": 99, "return": "1"})),
+        ("resume-from-frame", json!({"frame": 99})),
+    ] {
         let text = bad(&mut server, tool, arguments);
         assert!(text.starts_with("There is no frame 99. Frames are numbered from 0 to 2"), "{tool}: {text}");
     }
@@ -298,8 +297,8 @@ fn unknown_restarts_frames_and_arguments_are_refused_with_the_valid_ones(mode: M
         ("invoke-restart", json!({"restart": 0}), "restart must be a number from 1, or a name"),
         ("invoke-restart", json!({"restart": true}), "restart must be a string, not true"),
         ("invoke-restart", json!({"restart": 1, "values": [41]}), "values must be a string"),
-        ("frame-locals", json!({"frame": -1}), "frame must be a frame's number, from 0"),
-        ("frame-locals", json!({"frame": "none"}), "frame must be a frame's number, from 0"),
+        ("resume-from-frame", json!({"frame": -1}), "frame must be a frame's number, from 0"),
+        ("resume-from-frame", json!({"frame": "none"}), "frame must be a frame's number, from 0"),
         ("eval-in-frame", json!({"frame": 1}), "eval-in-frame needs the argument code"),
         ("abort-evaluation", json!({"now": true}), "abort-evaluation has no argument"),
     ] {

@@ -111,7 +111,7 @@ fn continue_calls_a_function_defined_while_held(mode: Mode) {
     assert!(report.contains("\n0: (BASE-PRICE :TEA)\n1: (PRICE :TEA)\n"), "{report}");
     assert!(report.contains("\n  1. CONTINUE - Retry calling BASE-PRICE.\n"), "{report}");
     // What was it called with?
-    let locals = good(&mut server, "frame-locals", json!({"frame": 1}));
+    let locals = frame_locals(&mut server, 1);
     assert_eq!(locals, "ITEM = :TEA");
     assert_eq!(in_frame(&mut server, 1, "(list item)"), "=> (:TEA)");
     // Frame 0 has no variables: its code is evaluated globally, which is said.
@@ -334,7 +334,7 @@ fn next_error_of_a_resumed_evaluation_is_held_again(mode: Mode) {
     assert!(last_error(&mut server).starts_with("Error: SIMPLE-ERROR\n  two\n"));
     assert_eq!(restart_with(&mut server, "use-it", "2"), "=> (1 2)");
     assert_eq!(last_error(&mut server), NO_ERROR);
-    assert_eq!(good(&mut server, "error-history", json!({})).lines().count(), 2);
+    assert_eq!(good(&mut server, "describe-last-error", json!({"list": 20})).lines().count(), 2);
 }
 
 #[apply(both_modes)]
@@ -358,7 +358,7 @@ fn failing_restart_values_leave_the_evaluation_held(mode: Mode) {
         assert!(text.starts_with(&format!("{said}[ERROR] {kind}\n")), "{text}");
     }
     assert_eq!(last_error(&mut server), before);
-    assert_eq!(good(&mut server, "error-history", json!({})).lines().count(), 3);
+    assert_eq!(good(&mut server, "describe-last-error", json!({"list": 20})).lines().count(), 3);
     assert_eq!(restart_with(&mut server, "take", ":taken"), "=> :TAKEN");
 }
 

@@ -174,7 +174,7 @@ fn parachute_rove_and_lisp_unit2_failures_report_checks_and_frames() {
         ));
         project.register(&mut server);
         // What loading a library warns of is told of once.
-        good(&mut server, "load", json!({"system": "demo/tests", "timeout": 600}));
+        good(&mut server, "load-system", json!({"system": "demo/tests", "timeout": 600}));
         let counts = format!("FAILED  2 passed, 2 failed, 4 errors, {} skipped", dialect.skipped);
         let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.5}));
         let text = timeless(&text);
@@ -212,7 +212,7 @@ fn parachute_rove_and_lisp_unit2_failures_report_checks_and_frames() {
 
         let text = good(&mut server, "run-tests", json!({"name": "demo-tests::adds"}));
         assert_eq!(timeless(&text), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped", "{name}");
-        let text = good(&mut server, "run-tests", json!({"package": "demo-tests", "timeout": 0.5}));
+        let text = good(&mut server, "run-tests", json!({"test-package": "demo-tests", "timeout": 0.5}));
         assert!(text.starts_with("FAILED  2 passed, 2 failed, 4 errors"), "{name}: {text}");
     }
 }
@@ -380,14 +380,14 @@ fn test_op_without_a_known_framework_counts_as_a_single_test() {
     let mut server = project.server();
     let text = good(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.contains("\nIt printed:\nline 0\nline 1\n"), "{text}");
-    assert!(text.contains("line 4999\nthe end\nThe tests printed 48898 characters: evaluation {"), "{text}");
+    assert!(text.contains("line 4999\nthe end\nThe tests printed 48898 characters: check-evaluation {"), "{text}");
     assert!(text.len() < 2600, "{text}");
     // What of it is not kept is told of where it would stand.
     good(&mut server, "configure-limits", json!({"max-output": 20}));
     let text = good(&mut server, "run-tests", json!({"system": "demo"}));
     let expected = "\nIt printed:\nline 0\nline 1\nline 2[... 48878 characters omitted]\n\
-                    The tests printed 48898 characters, of which the first 20 are kept: evaluation {\"id\": 3, \
-                    \"action\": \"output\"} shows these.";
+                    The tests printed 48898 characters, of which the first 20 are kept: check-evaluation {\"id\": 3, \
+                    \"part\": \"output\"} shows these.";
     assert!(text.ends_with(expected), "{text}");
     good(&mut server, "configure-limits", json!({"max-output": 10000}));
     let text = good(&mut server, "run-tests", json!({"system": "demo"}));
@@ -497,7 +497,7 @@ fn parachute_rove_and_lisp_unit2_verdicts_agree_with_bare_sbcl() {
         server.initialize("2025-11-25");
         server.evaluate(&format!("(progn {registry} t)"));
         project.register(&mut server);
-        good(&mut server, "load", json!({"system": "demo/tests", "timeout": 600}));
+        good(&mut server, "load-system", json!({"system": "demo/tests", "timeout": 600}));
         let content = structured(&mut server, json!({"system": "demo"}));
         let tests = content["tests"].as_array().expect("tests");
         let names = |failed: bool| {

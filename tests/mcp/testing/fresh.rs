@@ -178,12 +178,12 @@ fn cancelling_run_tests_ends_the_run_and_restores_the_framework() {
     let mut server = project.server();
     server.evaluate("(asdf:load-system \"demo/tests\")");
     let id = server.post_call("run-tests", json!({"system": "demo"}));
-    let running = |server: &mut Server| good(server, "evaluation", json!({})).contains("running");
+    let running = |server: &mut Server| good(server, "check-evaluation", json!({})).contains("running");
     let deadline = std::time::Instant::now() + crate::client::DEADLINE;
     while !running(&mut server) {
         assert!(std::time::Instant::now() < deadline, "it does not begin");
     }
-    good(&mut server, "evaluation", json!({"action": "cancel"}));
+    abort_newest(&mut server);
     let (text, is_error) = server.outcome(id);
     assert!(is_error && text.contains("[ERROR] CANCELLED"), "{text}");
     // Nothing of the framework stays changed.
@@ -238,7 +238,7 @@ fn run_tests_with_fresh_and_suspects_works_in_the_background() {
     assert_eq!(text, "Evaluation 2 goes on in the background.");
     // The next ones need not wait.
     server.goes_on();
-    let text = good(&mut server, "evaluation", json!({"id": 2, "action": "wait", "seconds": 60}));
+    let text = good(&mut server, "check-evaluation", json!({"id": 2, "wait": 60}));
     let expected = "[notice]\nThe tests ran in a fresh image that loaded the files and nothing else.\n\n\
                     FAILED  1 passed, 1 failed, 0 errors, 0 skipped in ";
     assert!(
@@ -246,16 +246,16 @@ fn run_tests_with_fresh_and_suspects_works_in_the_background() {
         "{text}"
     );
     assert!(text.contains("Suspects: ") && text.contains("src/demo.lisp:"), "{text}");
-    assert!(last_error(&mut server).starts_with("Error: "), "the one of the first test that failed");
+    assert!(last_error(&mut server).starts_with("No error information"), "the run was in the background");
     // Again, and it is left while the other image runs.
     let text = good(&mut server, "run-tests", json!({"system": "demo", "fresh": true, "wait": 0.01}));
     assert!(text.ends_with("Evaluation 4 goes on in the background."), "{text}");
     // It is ended there, too.
     good(&mut server, "run-tests", arguments);
-    good(&mut server, "evaluation", json!({"id": 5, "action": "cancel"}));
-    let text = bad(&mut server, "evaluation", json!({"id": 5, "action": "wait"}));
+    good(&mut server, "abort-evaluation", json!({"id": 5}));
+    let text = bad(&mut server, "check-evaluation", json!({"id": 5, "wait": 25}));
     assert!(text.contains("[ERROR] CANCELLED"), "{text}");
-    good(&mut server, "evaluation", json!({"id": 4, "action": "wait", "seconds": 60}));
+    good(&mut server, "check-evaluation", json!({"id": 4, "wait": 60}));
     // A reset ends it with a word.
     good(&mut server, "run-tests", json!({"system": "demo", "fresh": true, "background": true}));
     let text = good(&mut server, "reset-session", json!({}));
@@ -341,7 +341,7 @@ fn run_tests_fresh_ends_processes_left_running_by_tests() {
     gone("forked");
     let id = begin(&mut server, "hangs");
     until("it hangs", || pid("hanging").is_some());
-    good(&mut server, "evaluation", json!({"action": "cancel"}));
+    abort_newest(&mut server);
     assert!(server.outcome(id).0.contains("[ERROR] CANCELLED"));
     gone("hanging");
 }

@@ -7,7 +7,7 @@ mod verdicts;
 
 use std::path::Path;
 
-use crate::client::{Scratch, Server, bad, good, last_error};
+use crate::client::{Scratch, Server, abort_newest, bad, good, last_error};
 use crate::libraries::{self, installed};
 use crate::processes::until;
 use serde_json::{Value, json};

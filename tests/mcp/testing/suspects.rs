@@ -194,7 +194,7 @@ fn functions_run_by_failing_and_few_passing_tests_are_suspects() {
     assert!(text.contains(inline), "{text}");
     // The session's own code has no marks.
     assert_eq!(server.evaluate("(sb-c::code-coverage-map (sb-kernel:fun-code-header #'demo:classify))"), "=> NIL");
-    let content = structured(&mut server, json!({"package": "demo-tests", "suspects": 1}));
+    let content = structured(&mut server, json!({"test-package": "demo-tests", "suspects": 1}));
     let suspects = &content["tests"][0]["suspects"];
     assert_eq!((&suspects[0]["name"], &suspects[0]["passing"]), (&json!("LARGE-NAME"), &json!(0)), "{content:#}");
     assert_eq!(suspects.as_array().map(Vec::len), Some(1), "{content:#}");
@@ -269,7 +269,7 @@ fn code_in_another_system_than_its_tests_has_suspects() {
         for place in ["code/", "aids/", "tests/"] {
             server.evaluate(&format!("(progn (push #p{:?} asdf:*central-registry*) t)", project.directory.join(place)));
         }
-        for asked in [json!({"system": system, "suspects": 3}), json!({"package": "demo-tests", "suspects": 3})] {
+        for asked in [json!({"system": system, "suspects": 3}), json!({"test-package": "demo-tests", "suspects": 3})] {
             let text = good(&mut server, "run-tests", asked);
             assert!(text.starts_with("FAILED  1 passed, 1 failed"), "{text}");
             assert!(

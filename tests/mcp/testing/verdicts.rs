@@ -202,7 +202,8 @@ fn failed_tests_set_and_passing_tests_clear_the_error_state() {
     assert_eq!(timeless(&text), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped");
     assert!(last_error(&mut server).starts_with("No error information available."));
     // The suite of that name, and the package.
-    for arguments in [name("demo-tests::demo"), json!({"package": "demo-tests"}), json!({"system": "demo/tests"})] {
+    for arguments in [name("demo-tests::demo"), json!({"test-package": "demo-tests"}), json!({"system": "demo/tests"})]
+    {
         let text = good(&mut server, "run-tests", arguments);
         assert!(text.starts_with("FAILED  1 passed, 1 failed, 1 error, 0 skipped in "), "{text}");
     }
@@ -372,8 +373,8 @@ fn run_tests_accepts_several_systems_and_sums_the_counts() {
         let erred = tests.iter().find(|test| test["name"] == "s/broken").unwrap();
         assert!(erred["error"]["message"].as_str().unwrap().contains("broken"), "{erred:#}");
     }
-    let text = bad(&mut server, "run-tests", json!({"system": "s/good", "package": "good"}));
-    assert_eq!(text, "run-tests needs one of system, package and name.");
+    let text = bad(&mut server, "run-tests", json!({"system": "s/good", "test-package": "good"}));
+    assert_eq!(text, "run-tests needs one of system, test-package and name.");
 }
 
 #[test]
@@ -439,7 +440,7 @@ fn test_removed_by_an_earlier_test_is_an_error() {
             "(progn (asdf:initialize-source-registry '(:source-registry (:tree {root:?}) :inherit-configuration)) t)"
         ));
         project.register(&mut server);
-        good(&mut server, "load", json!({"system": "demo/tests", "timeout": 600}));
+        good(&mut server, "load-system", json!({"system": "demo/tests", "timeout": 600}));
         let text = good(&mut server, "run-tests", json!({"system": "demo"}));
         assert!(text.starts_with("FAILED  1 passed, 0 failed, 1 error, 0 skipped in "), "{framework}: {text}");
         assert!(text.contains("   It could not run: a test before it has removed it.\n"), "{framework}: {text}");
@@ -450,7 +451,7 @@ fn test_removed_by_an_earlier_test_is_an_error() {
 fn unknown_system_test_or_package_is_an_error_with_near_names() {
     let mut server = ready();
     let text = bad(&mut server, "run-tests", json!({}));
-    assert_eq!(text, "run-tests needs one of system, package and name.");
+    assert_eq!(text, "run-tests needs one of system, test-package and name.");
     assert_eq!(text, bad(&mut server, "run-tests", json!({"system": "a", "name": "b"})));
     let text = bad(&mut server, "run-tests", json!({"system": "no-such-system-here"}));
     assert!(text.starts_with("[ERROR] ASDF/FIND-COMPONENT:MISSING-COMPONENT\n"), "{text}");
@@ -460,7 +461,7 @@ fn unknown_system_test_or_package_is_an_error_with_near_names() {
         text.contains("There is no test or suite named spliting") && text.contains("Did you mean SPLITTING?"),
         "{text}"
     );
-    let text = bad(&mut server, "run-tests", json!({"package": "cl-user"}));
+    let text = bad(&mut server, "run-tests", json!({"test-package": "cl-user"}));
     assert!(text.contains("Nothing ran: there are no tests of the package cl-user."), "{text}");
     // Evaluated tests can be run, too.
     let text = good(&mut server, "run-tests", json!({"name": "splitting"}));

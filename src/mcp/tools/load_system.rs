@@ -1,4 +1,4 @@
-//! load.
+//! load-system.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use crate::{Evaluation, OnError, Session, TimeLimit, report};
 const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The tool.
-pub(super) struct Load;
+pub(super) struct LoadSystem;
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -38,15 +38,15 @@ pub(super) struct Arguments {
     directory: Option<Text>,
     /// Current package meanwhile.
     package: Option<Text>,
-    /// Seconds; 0: no limit. Default: 600.
+    /// Seconds until TIMEOUT; 0: no limit. Default: 600.
     #[serde(default)]
     timeout: Timeout,
     /// What to do on a failure.
     on_error: Option<OnErrorChoice>,
-    /// Answer at once; continue in the background.
+    /// Answer at once; evaluate in the background (no time limit).
     #[serde(default)]
     background: Flag,
-    /// Wait this many seconds, then continue in the background.
+    /// Wait this many seconds, then continue in the background (no time limit).
     wait: Option<Wait>,
 }
 
@@ -80,8 +80,8 @@ pub(super) struct Content {
     loaded: Option<content::LoadReport>,
 }
 
-impl Offered for Load {
-    const NAME: &'static str = "load";
+impl Offered for LoadSystem {
+    const NAME: &'static str = "load-system";
     const TITLE: &'static str = "Load a system or file";
     const DESCRIPTION: &'static str = "Load an ASDF system with its dependencies, or a Lisp file, into the session; compiles what \
         changed on disk. Use it after editing files, in place of asdf:load-system. Finds a system by name, or by the .asd \
@@ -131,7 +131,7 @@ enum Target {
 impl Target {
     fn of(system: Option<&str>, path: Option<&str>, directory: Option<&str>) -> Result<Self, Fault> {
         match (system, path, directory) {
-            (Some(_), Some(_), _) => Err(Fault::Value("load takes system or path, not both.".to_owned())),
+            (Some(_), Some(_), _) => Err(Fault::Value(format!("{} takes system or path, not both.", LoadSystem::NAME))),
             (Some(system), None, _) => System::find(system, directory, &Definitions::default()).map(Self::System),
             (None, Some(path), _) => {
                 let path = match directory {
@@ -147,11 +147,10 @@ impl Target {
                 }
             }
             (None, None, Some(directory)) => System::of_directory(&existing(directory)?).map(Self::System),
-            (None, None, None) => Err(Fault::Value(
-                "load needs the argument system or path. It takes: system, path, force, directory, package, \
-                 timeout, on-error."
-                    .to_owned(),
-            )),
+            (None, None, None) => Err(Fault::Value(format!(
+                "{} needs the argument system or path. It takes: system, path, force, directory, package, timeout, on-error.",
+                LoadSystem::NAME
+            ))),
         }
     }
 

@@ -1,5 +1,6 @@
-//! The tool evaluation: how far one is, what is kept of it, its end. Answers while one runs.
+//! check-evaluation: the progress of an evaluation, its result, and what is kept of it. Answers while one runs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rmcp::model::ToolAnnotations;
@@ -8,61 +9,43 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::arguments::{CharacterNumber, EvaluationNumber, PageCharacters, seconds_of};
-use super::{Call, Fault, Finding, Offered, Refused, Reply, Step, Traits, later, now};
+use super::{Call, Fault, Finding, Offered, Reply, Step, Traits, inspection, later, now};
 use crate::mcp::content::{Tests, json};
 use crate::report::{self, EvaluationPart, Page};
-use crate::{EvaluationError, EvaluationStatus, Progress, Session, WaitId};
+use crate::{EvaluationError, EvaluationStatus, Outcome, Progress, Session, WaitId};
 
-/// Seconds that `wait` waits unless asked otherwise, and at most: clients have limits of their own.
-const WAIT: f64 = 25.0;
+/// Maximum number of seconds that a call waits.
 const MAX_WAIT: f64 = 3600.0;
-/// How long `cancel` waits for the end of what it interrupts.
-const CANCEL_WAIT: Duration = Duration::from_secs(5);
-/// Characters of a page unless asked otherwise.
+/// Number of characters of a page by default.
 const PAGE: u64 = 8_000;
 
 /// The tool.
-pub(super) struct Evaluation;
+pub(super) struct CheckEvaluation;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Arguments {
     /// Default: the newest.
     id: Option<EvaluationNumber>,
-    /// `wait` answers when it is over, as the call would have; `output` shows a page; `cancel` interrupts it.
-    #[serde(default)]
-    action: Action,
-    /// For `wait`: how long.
-    #[serde(default)]
-    seconds: WaitSeconds,
-    /// For `output`: what to show.
-    #[serde(default)]
-    part: Part,
-    /// For `output`: the first character.
+    /// Wait up to this many seconds for its end; then its result is shown, as its call would have.
+    #[serde(alias = "seconds", alias = "timeout")]
+    wait: Option<WaitSeconds>,
+    /// Show a page of this.
+    part: Option<Part>,
+    /// For `part`: the first character.
     #[serde(default)]
     from: CharacterNumber,
-    /// For `output`.
-    #[serde(default = "default_page")]
-    characters: PageCharacters,
+    /// For `part`: how many characters.
+    #[serde(default = "default_page", alias = "characters")]
+    limit: PageCharacters,
 }
 
 fn default_page() -> PageCharacters {
     PageCharacters(PAGE)
 }
 
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-enum Action {
-    #[default]
-    Status,
-    Wait,
-    Output,
-    Cancel,
-}
-
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Part {
-    #[default]
     Output,
     Values,
     Error,
@@ -78,16 +61,9 @@ impl From<Part> for EvaluationPart {
     }
 }
 
-/// How long `wait` waits.
-#[derive(Debug, Clone, Copy, Serialize)]
-#[serde(transparent)]
+/// How long a call waits, in seconds.
+#[derive(Debug, Clone, Copy)]
 struct WaitSeconds(f64);
-
-impl Default for WaitSeconds {
-    fn default() -> Self {
-        Self(WAIT)
-    }
-}
 
 impl<'de> Deserialize<'de> for WaitSeconds {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -111,9 +87,9 @@ impl JsonSchema for WaitSeconds {
     }
 }
 
-/// How far the evaluation is, or what is kept of it; as for run-tests or evaluate-lisp for one that was waited for.
+/// The progress of the evaluation, or a page; with `wait` the content of run-tests or evaluate-lisp.
 #[derive(JsonSchema)]
-#[allow(dead_code, reason = "it is one of several contents: this is the schema of all")]
+#[allow(dead_code, reason = "the schema of several contents")]
 pub(super) struct Content {
     #[schemars(flatten)]
     outcome: Tests,
@@ -121,23 +97,26 @@ pub(super) struct Content {
     page: Option<PageContent>,
 }
 
-impl Offered for Evaluation {
-    const NAME: &'static str = "evaluation";
-    const TITLE: &'static str = "Evaluation";
-    const DESCRIPTION: &'static str = "Check or cancel an evaluation, also while it runs; show the output or values that an answer \
-        left out (`characters omitted`). The last 20 are kept.";
-    const TRAITS: Traits = Traits { repeatable: true, core: true, ..Traits::NONE };
+impl Offered for CheckEvaluation {
+    const NAME: &'static str = "check-evaluation";
+    const TITLE: &'static str = "Check evaluation";
+    const DESCRIPTION: &'static str = "Show how far an evaluation is, also while it runs; wait for its result; or show the output or \
+        values that an answer left out (`characters omitted`). Changes nothing, the last error neither. The last 20 \
+        evaluations are kept. Example: {\"id\": 12, \"wait\": 60}.";
+    const TRAITS: Traits = Traits { core: true, ..Traits::LOOKS };
     type Arguments = Arguments;
     type Content = Content;
 
     fn hints() -> ToolAnnotations {
-        ToolAnnotations::new().read_only(false).destructive(true).idempotent(true).open_world(false)
+        inspection()
     }
 
     fn call(call: &Call, arguments: Arguments) -> Result<Step, Fault> {
         let session = call.session();
-        let Arguments { id, action, seconds, part, from, characters } = arguments;
-        let part = EvaluationPart::from(part);
+        let Arguments { id, wait: seconds, part, from, limit } = arguments;
+        if part.is_some() && seconds.is_some() {
+            return Err(Fault::Value(format!("{} takes wait or part, not both.", Self::NAME)));
+        }
         let status = match session.evaluation(id.map(|id| id.0)) {
             Err(error @ (EvaluationError::None | EvaluationError::NoneSince { .. })) if id.is_none() => {
                 return now(NoEvaluations(error));
@@ -145,56 +124,62 @@ impl Offered for Evaluation {
             status => status?,
         };
         let id = status.id;
-        match action {
-            Action::Status => {}
-            Action::Output => {
-                let (text, omitted) = match (part, &status.progress) {
-                    (EvaluationPart::Output, _) => session.printed(id)?,
-                    (part, Progress::Held(outcome) | Progress::Over(outcome, _)) => part.of(outcome),
-                    _ => Default::default(),
-                };
-                return now(Page::new(id, part, &text, omitted, from.0, characters.0));
-            }
-            Action::Wait => {
-                return later(move |call| {
-                    wait(call, id, Duration::from_secs_f64(seconds.0), move |session, answer| {
-                        session.when_over(id, move |outcome| answer(Reply::from(outcome)))
-                    });
-                });
-            }
-            Action::Cancel if matches!(status.progress, Progress::Over(..)) => {}
-            Action::Cancel => {
-                let held = matches!(status.progress, Progress::Held(_));
-                return later(move |call| cancel(call, id, held));
-            }
+        if let Some(part) = part.map(EvaluationPart::from) {
+            let (text, omitted) = match (part, &status.progress) {
+                (EvaluationPart::Output, _) => session.printed(id)?,
+                (part, Progress::Held(outcome) | Progress::Over(outcome, _)) => part.of(outcome),
+                _ => Default::default(),
+            };
+            return now(Page::new(id, part, &text, omitted, from.0, limit.0));
         }
-        now(status)
+        let Some(WaitSeconds(seconds)) = seconds else { return now(status) };
+        later(move |call| {
+            wait(call, id, Duration::from_secs_f64(seconds), move |session, answer| {
+                session.when_over(id, move |outcome| answer(Reply::from(EvaluationResult::new(outcome))))
+            });
+        })
     }
 }
 
-/// Interrupts an evaluation, or has it released if it is `held`.
-fn cancel(call: Call, id: u64, held: bool) {
-    let session = call.session().clone();
-    if held {
-        let of = session.clone();
-        let waiting = call.waiting();
-        let job = session.abort_held(move |released| match released {
-            Ok(()) => call.answer(status_of(&of, id)),
-            Err(error) => call.refuse(error),
-        });
-        waiting.on_cancel(move || session.cancel(job));
-        return;
-    }
-    if let Err(error) = session.cancel_evaluation(id) {
-        return call.refuse(error);
-    }
-    let report = move || status_of(&session, id).unwrap_or_else(|error| Refused(error.to_string()).into());
-    wait(call, id, CANCEL_WAIT, move |session, answer| session.when_ended(id, move || answer(report())));
+/// The result of an evaluation that another call has begun.
+#[derive(Debug)]
+struct EvaluationResult {
+    /// The identifier of its error.
+    error: Option<u64>,
+    reply: Reply,
 }
 
-/// How far an evaluation is.
+impl EvaluationResult {
+    fn new(outcome: Arc<Outcome>) -> Self {
+        let error = outcome.result.as_ref().err().map(|error| error.id).filter(|id| *id > 0);
+        Self { error, reply: outcome.into() }
+    }
+}
+
+impl Finding for EvaluationResult {
+    fn text(&self, max: usize) -> String {
+        let Some(id) = self.error else { return self.reply.part(max) };
+        let line = report::error_id(id);
+        format!("{}\n\n{line}", self.reply.part(max.saturating_sub(line.len() + 2)))
+    }
+
+    fn fit(&mut self, max: usize) {
+        let line = self.error.map_or(0, |id| report::error_id(id).len() + 2);
+        self.reply.fit(max.saturating_sub(line));
+    }
+
+    fn content(&self, max: usize) -> Value {
+        self.reply.content(max)
+    }
+
+    fn is_error(&self) -> bool {
+        self.reply.is_error()
+    }
+}
+
+/// The progress of an evaluation.
 #[derive(Serialize, JsonSchema)]
-struct StatusContent {
+pub(super) struct StatusContent {
     id: u64,
     state: State,
     code: String,
@@ -301,15 +286,21 @@ impl Finding for NoEvaluations {
     }
 }
 
-fn status_of(session: &Session, id: u64) -> Result<Reply, EvaluationError> {
+/// Returns the progress of an evaluation.
+pub(super) fn status_of(session: &Session, id: u64) -> Result<Reply, EvaluationError> {
     Ok(session.evaluation(Some(id))?.into())
 }
 
 /// What answers a call that waits.
-type Answer = Box<dyn FnOnce(Reply) + Send>;
+pub(super) type Answer = Box<dyn FnOnce(Reply) + Send>;
 
-/// Answers a call when what `begin` waits for has come, or how far the evaluation is after `time`.
-fn wait(call: Call, id: u64, time: Duration, begin: impl FnOnce(&Session, Answer) -> Result<WaitId, EvaluationError>) {
+/// Answers a call when what `begin` waits for has come, or with the progress of the evaluation after `time`.
+pub(super) fn wait(
+    call: Call,
+    id: u64,
+    time: Duration,
+    begin: impl FnOnce(&Session, Answer) -> Result<WaitId, EvaluationError>,
+) {
     let (session, waiting) = (call.session().clone(), call.waiting());
     let call = call.shared();
     let first = call.clone();

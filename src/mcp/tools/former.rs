@@ -1,0 +1,133 @@
+//! The names and arguments that tools had in version 0.1. Calls with them work as before for one release, but no list has them.
+
+use rmcp::model::JsonObject;
+use serde_json::{Value, json};
+
+use super::abort_evaluation::AbortEvaluation;
+use super::check_evaluation::CheckEvaluation;
+use super::debugger::ResumeFromFrame;
+use super::errors::{DescribeLastError, GetBacktrace};
+use super::load_system::LoadSystem;
+use super::{Offered, find};
+
+/// Former names of tools, each with its successors.
+const NAMES: [(&str, &[&str]); 6] = [
+    ("load", &[LoadSystem::NAME]),
+    ("error-history", &[DescribeLastError::NAME]),
+    ("frame-locals", &[GetBacktrace::NAME]),
+    ("return-from-frame", &[ResumeFromFrame::NAME]),
+    ("restart-frame", &[ResumeFromFrame::NAME]),
+    ("evaluation", &[CheckEvaluation::NAME, AbortEvaluation::NAME]),
+];
+
+/// Returns the present names of the tool with this name.
+pub(super) fn successors(name: &str) -> Vec<&str> {
+    match NAMES.iter().find(|(former, _)| *former == name) {
+        Some((_, successors)) => successors.to_vec(),
+        None => vec![name],
+    }
+}
+
+/// Returns the present name of a tool and the arguments that it takes now, for a call by a name that may be a former one.
+/// Arguments that the former tool did not know stay, so that they are refused.
+pub(in crate::mcp) fn translated(name: String, mut arguments: JsonObject) -> (String, JsonObject) {
+    if find(&name).is_some() {
+        return (name, arguments);
+    }
+    let arguments = &mut arguments;
+    let (tool, arguments) = match &*name {
+        "error-history" => {
+            let list = take(arguments, "limit").unwrap_or_else(|| json!(20));
+            (DescribeLastError::NAME, with(arguments, [("list", Some(list))]))
+        }
+        "frame-locals" => {
+            let frame = take(arguments, "frame");
+            let shown = [("from", frame), ("max-frames", Some(json!(1))), ("locals", Some(json!(true)))];
+            (GetBacktrace::NAME, with(arguments, shown))
+        }
+        "return-from-frame" => {
+            let code = take(arguments, "code");
+            (ResumeFromFrame::NAME, with(arguments, [("return", code)]))
+        }
+        "evaluation" => {
+            let action = take(arguments, "action");
+            let [seconds, part, characters] = ["seconds", "part", "characters"].map(|name| take(arguments, name));
+            match action.as_ref().and_then(Value::as_str).unwrap_or("status") {
+                "status" => (CheckEvaluation::NAME, with(arguments, [])),
+                "wait" => {
+                    let wait = seconds.unwrap_or_else(|| json!(25));
+                    (CheckEvaluation::NAME, with(arguments, [("wait", Some(wait))]))
+                }
+                "output" => {
+                    let part = part.unwrap_or_else(|| json!("output"));
+                    (CheckEvaluation::NAME, with(arguments, [("part", Some(part)), ("limit", characters)]))
+                }
+                "cancel" => {
+                    arguments.remove("from");
+                    (AbortEvaluation::NAME, with(arguments, []))
+                }
+                _ => (CheckEvaluation::NAME, with(arguments, [("action", action)])),
+            }
+        }
+        other => (successors(other)[0], std::mem::take(arguments)),
+    };
+    (tool.to_owned(), arguments)
+}
+
+/// Removes an argument, unless it is null or empty, which is the same as none.
+fn take(arguments: &mut JsonObject, name: &str) -> Option<Value> {
+    arguments.remove(name).filter(|value| !value.is_null() && value != "")
+}
+
+/// Returns the arguments with these in addition.
+fn with<const N: usize>(arguments: &mut JsonObject, more: [(&str, Option<Value>); N]) -> JsonObject {
+    let mut arguments = std::mem::take(arguments);
+    arguments.extend(more.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
+    arguments
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_by_former_names_become_calls_of_their_successors() {
+        for (name, arguments, expected_name, expected) in [
+            ("load", json!({"path": "a.lisp"}), "load-system", json!({"path": "a.lisp"})),
+            ("error-history", json!({}), "describe-last-error", json!({"list": 20})),
+            ("error-history", json!({"limit": "5"}), "describe-last-error", json!({"list": "5"})),
+            ("frame-locals", json!({"frame": 3}), "get-backtrace", json!({"from": 3, "max-frames": 1, "locals": true})),
+            (
+                "return-from-frame",
+                json!({"frame": 1, "code": "2"}),
+                "resume-from-frame",
+                json!({"frame": 1, "return": "2"}),
+            ),
+            ("restart-frame", json!({"frame": 1}), "resume-from-frame", json!({"frame": 1})),
+            ("evaluation", json!({"id": 7}), "check-evaluation", json!({"id": 7})),
+            ("evaluation", json!({"id": 7, "action": "wait"}), "check-evaluation", json!({"id": 7, "wait": 25})),
+            ("evaluation", json!({"action": "wait", "seconds": 3}), "check-evaluation", json!({"wait": 3})),
+            (
+                "evaluation",
+                json!({"id": 7, "action": "output", "from": 9, "characters": 5}),
+                "check-evaluation",
+                json!({"id": 7, "part": "output", "from": 9, "limit": 5}),
+            ),
+            ("evaluation", json!({"id": 7, "action": "cancel"}), "abort-evaluation", json!({"id": 7})),
+            ("evaluate-lisp", json!({"limit": 1}), "evaluate-lisp", json!({"limit": 1})),
+            ("nonsense", json!({"limit": 1}), "nonsense", json!({"limit": 1})),
+        ] {
+            let Value::Object(arguments) = arguments else { panic!("not an object") };
+            let (tool, arguments) = translated(name.to_owned(), arguments);
+            assert_eq!((&*tool, Value::Object(arguments)), (expected_name, expected), "{name}");
+        }
+    }
+
+    #[test]
+    fn former_names_are_no_names_of_tools_and_their_successors_are() {
+        for (former, successors) in NAMES {
+            assert!(find(former).is_none(), "{former}");
+            assert!(successors.iter().all(|name| find(name).is_some()), "{former}");
+        }
+    }
+}
