@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The end-to-end tests with the official SDKs and tools: scripts/clients.sh python-1|python-2|typescript|conformance
+# The end-to-end tests with the official SDKs, with agent frameworks and with tools:
+# scripts/clients.sh python-1|python-2|adapters|typescript|conformance
 # All that they need is installed under the target directory, pinned, and again only when the pins change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,12 +25,12 @@ environment() {
     echo "$directory"
 }
 
-# python_client LINE
+# python_client NAME TESTS REQUIREMENTS
 python_client() {
     local directory
-    directory=$(environment "python-$1" "$tests/python/requirements-$1.txt")
+    directory=$(environment "$1" "$tests/$2/$3")
     echo "clients: Python SDK $("$directory/bin/python" -c 'from importlib.metadata import version; print(version("mcp"))')"
-    cd "$tests/python"
+    cd "$tests/$2"
     "$directory/bin/python" -m pytest -q --color=no --basetemp "$target/clients/pytest"
 }
 
@@ -59,12 +60,13 @@ node_client() {
 }
 
 case ${1:-} in
-    python-1) python_client 1 ;;
-    python-2) python_client 2 ;;
+    python-1) python_client python-1 python requirements-1.txt ;;
+    python-2) python_client python-2 python requirements-2.txt ;;
+    adapters) python_client adapters adapters requirements.txt ;;
     typescript) node_client typescript "the TypeScript SDKs" ;;
     conformance) node_client conformance "the conformance suite and the Inspector" ;;
     *)
-        echo "usage: scripts/clients.sh python-1|python-2|typescript|conformance" >&2
+        echo "usage: scripts/clients.sh python-1|python-2|adapters|typescript|conformance" >&2
         exit 2
         ;;
 esac

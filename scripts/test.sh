@@ -42,6 +42,7 @@ for example in embed guided_tour plugin_host symbolic live_service axum_rules; d
 done
 suite "Python SDK 1.x" scripts/clients.sh python-1
 suite "Python SDK 2.x" scripts/clients.sh python-2
+suite "Agent frameworks" scripts/clients.sh adapters
 suite "TypeScript SDKs" scripts/clients.sh typescript
 suite "Conformance" scripts/clients.sh conformance
 
