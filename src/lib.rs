@@ -32,6 +32,7 @@ mod alarm;
 mod attach;
 mod busy_poll;
 pub mod check;
+mod clock;
 mod config;
 #[cfg(feature = "mcp")]
 mod confinement;

@@ -18,6 +18,7 @@ use super::error::{Condition, Error};
 use super::options::Options;
 use super::output;
 use super::value::Value;
+use crate::clock::Clock;
 use crate::helper_threads;
 use crate::image::program::{self, CallStatus, End, Inside, Place, Program, Rest, Task};
 use crate::image::{Event, message};
@@ -134,7 +135,8 @@ pub(super) struct Pool {
     /// How long the cleanup forms of an interrupted call may take.
     cleanup: Duration,
     watch: Mutex<Watch>,
-    watch_changed: Condvar,
+    /// Wakes the thread that looks after calls and threads.
+    clock: Clock,
     next_call: AtomicU64,
 }
 
@@ -479,7 +481,6 @@ impl Pool {
     fn limit(&self, call: u64, limit: Option<Duration>) {
         let Some(due) = limit.and_then(|limit| Instant::now().checked_add(limit)) else { return };
         let mut watch = self.watch.lock();
-        let first = watch.due.peek().is_none_or(|Reverse((other, ..))| due < *other);
         watch.due.push(Reverse((due, call, Due::Limit)));
         if watch.due.len() > 2 * watch.swept + MAX_OVER {
             let queue = self.queue.lock();
@@ -489,9 +490,8 @@ impl Pool {
             watch.due.retain(|Reverse((_, call, _))| live.contains(call));
             watch.swept = watch.due.len();
         }
-        if first {
-            self.watch_changed.notify_one();
-        }
+        drop(watch);
+        self.clock.arm(due);
     }
 
     /// Has it looked after, if a request waits and no thread does.
@@ -499,8 +499,9 @@ impl Pool {
         if self.idle.load(Ordering::SeqCst) == 0 && self.waiting.load(Ordering::SeqCst) > 0 {
             let mut watch = self.watch.lock();
             if watch.look.is_none() {
-                watch.look = Some(Instant::now() + CROWDED);
-                self.watch_changed.notify_one();
+                let look = Instant::now() + CROWDED;
+                watch.look = Some(look);
+                self.clock.arm(look);
             }
         }
     }
@@ -600,8 +601,8 @@ impl Pool {
             std::iter::from_fn(|| self.withdraw(&mut queue, |request| matches(request.call, request.options.group)))
                 .collect();
         drop(queue);
-        self.watch_changed.notify_one();
         drop(watch);
+        self.clock.arm(now);
         output::stop_waiting();
         // All of them first: what is left may block.
         let left: Vec<Left> = waiting.into_iter().filter_map(|request| request.settle(End::Interrupted)).collect();
@@ -626,7 +627,7 @@ impl Pool {
         };
         let wanted = |running: &&mut Running| running.thread_id == thread_id && running.interruption.reason().is_some();
         queue.running.iter_mut().filter(wanted).for_each(|running| watch.look_at(running, now));
-        self.watch_changed.notify_one();
+        self.clock.arm(now);
     }
 
     /// Notes that `call` begins to unwind.
@@ -730,10 +731,10 @@ impl Pool {
             }
             let first = watch.due.peek().map(|Reverse((at, ..))| *at);
             if first.is_none_or(|first| first > now) {
-                match first.into_iter().chain(watch.look).min() {
-                    Some(wake) => _ = self.watch_changed.wait_until(&mut watch, wake),
-                    None => self.watch_changed.wait(&mut watch),
+                if let Some(wake) = first.into_iter().chain(watch.look).min() {
+                    self.clock.arm(wake);
                 }
+                parking_lot::MutexGuard::unlocked(&mut watch, || self.clock.wait());
                 continue;
             }
             let Some(Reverse((at, call, due))) = watch.due.pop() else { continue };

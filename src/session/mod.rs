@@ -9,7 +9,6 @@ mod abandoned;
 mod activity;
 mod aftermath;
 mod api;
-mod clock;
 mod completion;
 mod connection;
 mod error_state;
@@ -34,11 +33,11 @@ use crossbeam_utils::CachePadded;
 use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use crate::clock::Clock;
 use crate::config::Limits;
 use crate::image::{Job, JobKind, Lane};
 use abandoned::GiveUp;
 use activity::Asked;
-use clock::Clock;
 use connection::Connection;
 use observer::Observer;
 #[cfg(feature = "mcp")]

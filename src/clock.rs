@@ -1,4 +1,5 @@
-//! The thread that notices when a time has come.
+//! Deadlines: an alarm for the earliest of many times, and the wait for it. The session and the library's pool of threads each
+//! have one.
 
 use std::time::Instant;
 
@@ -6,10 +7,10 @@ use parking_lot::Mutex;
 
 use crate::alarm::Alarm;
 
-/// An alarm that is set for every evaluation but seldom rings: it stays at the earliest time it has heard of, and when
-/// that comes, the thread looks what is really due.
+/// An alarm that is set for every evaluation and every call with a limit but seldom rings: it stays at the earliest time that it
+/// was armed for. When that comes, the thread that waits looks what is really due.
 #[derive(Debug, Default)]
-pub(super) struct Clock {
+pub(crate) struct Clock {
     /// When the thread wakes; `None` while it waits to be told.
     wakes: Mutex<Option<Instant>>,
     alarm: Alarm,
@@ -17,7 +18,7 @@ pub(super) struct Clock {
 
 impl Clock {
     /// Makes sure that the thread looks at `time` or before.
-    pub(super) fn arm(&self, time: Instant) {
+    pub(crate) fn arm(&self, time: Instant) {
         let mut wakes = self.wakes.lock();
         if wakes.is_none_or(|wakes| time < wakes) {
             *wakes = Some(time);
@@ -26,24 +27,28 @@ impl Clock {
     }
 
     /// Forgets all times.
-    pub(super) fn rest(&self) {
+    pub(crate) fn rest(&self) {
         let mut wakes = self.wakes.lock();
         if wakes.take().is_some() {
             self.alarm.stop();
         }
     }
 
-    /// Calls `look` whenever the time has come; it answers when the next time is. Never returns.
-    pub(super) fn run(&self, mut look: impl FnMut(Instant) -> Option<Instant>) {
+    /// Waits until the time has come, forgets it, and returns the present moment. One thread waits at a time.
+    pub(crate) fn wait(&self) -> Instant {
         loop {
             let now = Instant::now();
-            let due = {
-                let mut wakes = self.wakes.lock();
-                wakes.take_if(|wakes| *wakes <= now).is_some()
-            };
-            if !due {
-                self.alarm.wait();
-            } else if let Some(next) = look(now) {
+            if self.wakes.lock().take_if(|wakes| *wakes <= now).is_some() {
+                return now;
+            }
+            self.alarm.wait();
+        }
+    }
+
+    /// Calls `look` whenever the time has come; it returns the next time. Never returns.
+    pub(crate) fn run(&self, mut look: impl FnMut(Instant) -> Option<Instant>) {
+        loop {
+            if let Some(next) = look(self.wait()) {
                 self.arm(next);
             }
         }
