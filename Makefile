@@ -65,7 +65,7 @@ lint-tools:
 lint: lint-tools sbcl ## Formatting, lints, documentation, generated code
 	scripts/lint.sh
 
-bench: bench-peers ## Measure; writes docs/benchmarks.md, its plot and the README's table
+bench: bench-peers ## Measure; writes docs/benchmarks.md and its plot
 	cargo bench --bench library -- --warm-up-time 1 --measurement-time 2
 	"$(dir $(PEERS))draw" "$(PEERS).tsv" "$${CARGO_TARGET_DIR:-target}/criterion" .
 

@@ -1,4 +1,4 @@
-//! The page of figures, the plot, and the table of the README: `draw SAMPLES CRITERION ROOT`, where SAMPLES is what `peers
+//! The page of figures and the plot: `draw SAMPLES CRITERION ROOT`, where SAMPLES is what `peers
 //! measure` has written, CRITERION the directory where criterion keeps its figures, ROOT that of the repository.
 
 use std::fmt::Write;
@@ -130,14 +130,14 @@ fn version(samples: &Samples, engine: &str) -> String {
 }
 
 /// A row an engine, each time with its ratio to this crate's.
-fn peers(samples: &Samples, name: impl Fn(&str, &str) -> String) -> String {
+fn peers(samples: &Samples) -> String {
     let mut text = String::from("| |");
     for (_, name) in BENCHMARKS {
         let _ = write!(text, " {name} |");
     }
     let _ = writeln!(text, "\n|---|{}", "---|".repeat(BENCHMARKS.len()));
-    for (engine, label) in ENGINES {
-        let _ = write!(text, "| {} |", name(engine, label));
+    for (engine, _) in ENGINES {
+        let _ = write!(text, "| {} |", version(samples, engine));
         for (benchmark, _) in BENCHMARKS {
             match samples.median(engine, benchmark).zip(samples.median(ENGINES[0].0, benchmark)) {
                 Some((own, _)) if engine == ENGINES[0].0 => {
@@ -203,7 +203,7 @@ fn page(samples: &Samples) -> String {
     format!(
         "# Benchmarks of the library
 
-`make bench` measures all of this in one run, and writes this page, the plot and the table of the README. These are of
+`make bench` measures all of this in one run, and writes this page and the plot. These are of
 {processors} processors, {arch} {os}.
 
 ## Beside other languages for Rust programs
@@ -234,23 +234,16 @@ that looks out for 50 µs before it sleeps; to wake a sleeping processor takes 1
         arch = std::env::consts::ARCH,
         os = std::env::consts::OS,
         notes = notes(samples),
-        peers = peers(samples, |engine, _| version(samples, engine)),
+        peers = peers(samples),
         evaluations = evaluations(samples),
         calls = calls(samples),
     )
 }
 
-/// Writes the page, the plot and the README's table below `root`.
+/// Writes the page and the plot below `root`.
 fn draw(samples: &Samples, root: &Path) -> Result<(), AnyError> {
     std::fs::write(root.join("docs/benchmarks.md"), page(samples))?;
-    plot(samples, &root.join("docs/benchmarks.svg")).map_err(|error| error.to_string())?;
-    let readme = root.join("README.md");
-    let text = std::fs::read_to_string(&readme)?;
-    let (begin, end) = ("<!-- make bench -->\n", "<!-- /make bench -->");
-    let (before, rest) = text.split_once(begin).ok_or("README.md has no place for the table")?;
-    let (_, after) = rest.split_once(end).ok_or("README.md has no end of the table")?;
-    let table = peers(samples, |_, label| label.to_owned());
-    Ok(std::fs::write(readme, format!("{before}{begin}{table}{end}{after}"))?)
+    Ok(plot(samples, &root.join("docs/benchmarks.svg")).map_err(|error| error.to_string())?)
 }
 
 fn main() -> Result<(), AnyError> {
