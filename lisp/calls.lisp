@@ -64,6 +64,12 @@ program call each other, both check."
            (+ +room-for-program+ more))
     (error 'sb-kernel::control-stack-exhausted)))
 
+(defun check-stack-room-for-arguments (arguments)
+  "Signal that the control stack is used up if a call with the list ARGUMENTS would use it up. What the caller pushes finds
+the guard pages, but not a list of it that the callee has on the stack, as functions of SBCL's do, some of which hand such a
+list on."
+  (check-stack-room (* 64 (length arguments))))
+
 #+x86-64
 (defmacro stopping-unwind (form (frame) &body body)
   "Return the values of FORM. When something unwinds it, stop that, with *UNWINDING* set, and return those of BODY. As
@@ -363,7 +369,9 @@ program's, which may pass them on."
                     (multiple-value-bind (third next) (read-argument next end)
                       (if (>= next end)
                           (funcall function first second third)
-                          (apply function first second third (read-objects next end)))))))))))
+                          (let ((more (read-objects next end)))
+                            (check-stack-room-for-arguments more)
+                            (apply function first second third more)))))))))))
 
 (defvar *ask-program* nil
   "True when the program has a handler that is asked about errors where they happen.")
@@ -386,6 +394,7 @@ choice cannot be had, or NIL."
                    (return-from decide (and (typep failure '(and rust:host-error (not rust:host-panic))) failure))))
          (restart (and choice (find-restart-named (first choice) (first report)))))
     (when restart
+      (check-stack-room-for-arguments (rest choice))
       (apply #'invoke-restart restart (rest choice)))))
 
 (defun find-restart-named (name condition)
@@ -412,8 +421,8 @@ it fails with. Return 0 or 1."
               (let ((*on-debugger* #'fail)
                     (*boundary* (frame-pointer-here)))
                 (multiple-value-call
+                    ;; MORE is in the heap: a list on the stack is made at once, past its guard pages where it is long.
                     (lambda (&optional (value nil one) &rest more)
-                      (declare (dynamic-extent more))
                       (when more
                         (check-stack-room))
                       (let ((unwritable

@@ -337,14 +337,12 @@ get the values of the expressions in TEXT."
               number (or (car (car (last *held-frames*))) 0))))
 
 (defun locals-command (job)
-  "Push the local variables of as many frames as the job's flags say, +FRAMES-WITH-LOCALS+ at most, from the frame on that
-is the job's argument. A number of which there is no frame is skipped."
+  "Push the local variables of as many frames as the job's flags say, +FRAMES-WITH-LOCALS+ at most, from the frame on whose
+number is the job's argument."
   (with-inspection-syntax ()
     (let ((*package* (current-package)))
-      (loop with from = (job-argument job)
-            repeat (min (job-flags job) +frames-with-locals+)
-            for (number . frame) in (member from *held-frames* :key #'car :test #'<=)
-            while (< number (+ from (job-flags job)))
+      (loop repeat (min (job-flags job) +frames-with-locals+)
+            for (number . frame) in (member (job-argument job) *held-frames* :key #'car :test #'<=)
             do (event *job-id* (event-code :frame) number)
                (loop for (symbol validity value) in (guarded (ordered-locals frame) (failure) '())
                      do (push-local (event-code :local) (event-code :local-text) symbol validity value)))))

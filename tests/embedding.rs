@@ -70,6 +70,74 @@ fn missing_core_is_an_error_and_another_core_can_be_booted() {
     assert!(child(name).success());
 }
 
+/// A stream that looks for the image when it is dropped, and says that it has been.
+struct LooksForImage(mpsc::Sender<bool>);
+
+impl std::io::Write for LooksForImage {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for LooksForImage {
+    fn drop(&mut self) {
+        let _ = self.0.send(Lisp::get_or_boot().is_ok());
+    }
+}
+
+#[test]
+fn stream_of_a_failed_boot_may_use_the_image_as_it_is_dropped() {
+    let name = "stream_of_a_failed_boot_may_use_the_image_as_it_is_dropped";
+    if is_child(name) {
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || Lisp::builder().core("no/such/core").stdout(LooksForImage(sender)).boot().is_err());
+        let found = receiver.recv_timeout(Duration::from_secs(60));
+        std::process::exit(if found == Ok(true) { 0 } else { 1 });
+    }
+    assert!(child(name).success());
+}
+
+/// A list of them on the stack would reach past the guard pages.
+#[test]
+fn values_and_arguments_that_do_not_fit_the_stack_end_no_process() {
+    let name = "values_and_arguments_that_do_not_fit_the_stack_end_no_process";
+    if is_child(name) {
+        let lisp = Lisp::builder().control_stack(2 << 20).threads(4).boot().expect("it boots");
+        for count in [100_000, 130_000, 180_000, 240_000] {
+            let numbers = vec![1_i64; count];
+            for function in ["values", "list", "every"] {
+                match lisp.call::<Value>(function, &numbers) {
+                    Ok(_) | Err(Error::Condition(_)) => {}
+                    other => panic!("{function} of {count}: {other:?}"),
+                }
+            }
+            let values = lisp.eval::<i64>(&format!("(values-list (make-list {count} :initial-element 4))"));
+            assert!(matches!(values, Ok(4) | Err(Error::Condition(_))), "{count}: {values:?}");
+            lisp.eval::<()>("(gc)").expect("a collection");
+        }
+        assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a number"), 3);
+        return;
+    }
+    assert!(child(name).success());
+}
+
+#[test]
+fn cleanup_time_beyond_all_bounds_is_a_day() {
+    let name = "cleanup_time_beyond_all_bounds_is_a_day";
+    if is_child(name) {
+        let lisp = Lisp::builder().cleanup(Duration::MAX).boot().expect("it boots");
+        assert_eq!(lisp.session().limits().cleanup(), Duration::from_secs(86_400));
+        let limited = lisp.with_timeout(Duration::from_millis(20));
+        assert!(matches!(limited.eval::<()>("(unwind-protect (loop) (list 1))"), Err(Error::Timeout { .. })));
+        return;
+    }
+    assert!(child(name).success());
+}
+
 #[test]
 fn segfault_in_a_host_thread_kills_the_process_with_sigsegv() {
     let name = "segfault_in_a_host_thread_kills_the_process_with_sigsegv";

@@ -302,6 +302,31 @@ fn panic_message(code: &str) -> String {
     lisp().eval::<String>(&code).expect("a message")
 }
 
+/// Reads a list of objects, and takes a panic for an empty one.
+#[derive(Debug, PartialEq)]
+struct Caught(usize);
+
+impl FromLisp for Caught {
+    const SHAPE: Shape = <Vec<Bomb>>::SHAPE;
+
+    fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
+        match catch_unwind(AssertUnwindSafe(|| reader.read::<Vec<Bomb>>())) {
+            Ok(read) => read.map(|bombs| Self(std::mem::ManuallyDrop::new(bombs).len())),
+            Err(_) => Ok(Self(0)),
+        }
+    }
+}
+
+#[test]
+fn a_panic_that_is_caught_while_an_object_is_read_leaves_the_next_one_in_its_place() {
+    let lisp = lisp();
+    let read: (Caught, i64, i64) = lisp.eval("(values '(nil t t) 100 200)").expect("it is read");
+    assert_eq!(read, (Caught(0), 100, 200));
+    let pay = |_: Caught, amount: i64, account: i64| format!("{amount} to {account}");
+    lisp.define("soundness:pay", "Tell what is paid.", pay).expect("it is defined");
+    assert_eq!(lisp.eval::<String>("(soundness:pay '(nil t t) 100 200)").expect("a text"), "100 to 200");
+}
+
 #[test]
 fn an_error_or_result_whose_conversion_and_destructor_panic_is_a_host_panic() {
     let lisp = lisp();

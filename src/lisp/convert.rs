@@ -121,6 +121,22 @@ pub struct Reader<'m> {
     fetched: u32,
 }
 
+/// An object that is being read. Dropping this skips the rest of the object, unless it is read.
+struct Whole<'r, 'a> {
+    reader: &'r mut Reader<'a>,
+    start: usize,
+    is_read: bool,
+}
+
+impl Drop for Whole<'_, '_> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.is_read {
+            self.reader.message.skip_rest(self.start);
+        }
+    }
+}
+
 impl<'m> Reader<'m> {
     #[inline]
     pub(super) fn new(cx: &'m Cx, words: &'m [u64]) -> Self {
@@ -146,14 +162,13 @@ impl<'m> Reader<'m> {
         self.whole(T::from_lisp)
     }
 
-    /// Reads an object with `read`. Where that fails, the rest of the object is skipped: who goes on reads the next one.
+    /// Reads an object with `read`. Where that fails or panics, the rest of the object is skipped: who goes on reads the next one.
     #[inline]
     pub(super) fn whole<T, E>(&mut self, read: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
         let start = self.message.position();
-        let result = read(self);
-        if result.is_err() {
-            self.message.skip_rest(start);
-        }
+        let mut guard = Whole { reader: self, start, is_read: false };
+        let result = read(guard.reader);
+        guard.is_read = result.is_ok();
         result
     }
 

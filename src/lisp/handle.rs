@@ -221,13 +221,16 @@ impl Builder {
     /// sizes out of range; no usable core; of a saved one [`OtherBuild`](crate::BootError::OtherBuild),
     /// [`OtherHeap`](crate::BootError::OtherHeap), or [`Core`](crate::BootError::Core) when it is no saved core or not
     /// whole. After these another boot may be tried.
-    pub fn boot(self) -> Result<Lisp, Error> {
-        let _booting = BOOTING.lock();
-        self.boot_alone()
+    pub fn boot(mut self) -> Result<Lisp, Error> {
+        let booting = BOOTING.lock();
+        let booted = self.boot_alone();
+        // Before the streams and the hook of a boot that failed are dropped, which may use the image.
+        drop(booting);
+        booted
     }
 
     /// Boots while [`BOOTING`] is locked.
-    fn boot_alone(mut self) -> Result<Lisp, Error> {
+    fn boot_alone(&mut self) -> Result<Lisp, Error> {
         let saved = match self.core.take() {
             Some(file) if file.is_file() => Some(file),
             Some(path) if !path.is_dir() => {
@@ -246,9 +249,10 @@ impl Builder {
         }
         self.image.heap = self.heap.unwrap_or(self.image.heap);
         let threads = self.threads.clamp(1, 256);
-        let pool = Arc::new(Pool::new(threads, self.spare_threads.min(256), self.cleanup));
-        let limits = Limits { cleanup: self.cleanup, ..Limits::default() };
-        let served = Served::start(self.streams)?;
+        let cleanup = self.cleanup.min(Duration::from_secs_f64(Limits::MAX_TIMEOUT_SECONDS));
+        let pool = Arc::new(Pool::new(threads, self.spare_threads.min(256), cleanup));
+        let limits = Limits { cleanup, ..Limits::default() };
+        let served = Served::start(std::mem::take(&mut self.streams))?;
         let session = Session::start_with(&self.image, limits, Some((pool.clone(), threads)))?;
         // Not before: when it fails, another boot may be tried.
         served.install();

@@ -235,6 +235,9 @@ pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -
     const ABOUT_LOCALS: usize = 100;
     let shown = range.within(error, usize::MAX);
     let mut text = titled_frames(TITLE, error, range, usize::MAX);
+    if let Some(frame) = shown.get(LIVE_FRAMES) {
+        _ = write!(text, "\nVariables of {LIVE_FRAMES} frames are shown; ask with from {} for the next.", frame.number);
+    }
     if !shown.is_empty() && shown.iter().all(|frame| frame.locals.is_empty()) {
         text += "\nNo local variables: the code is SBCL's own, or SBCL kept none of them.";
     }
@@ -251,6 +254,10 @@ pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -
     let one = listed::with(&["eval-in-frame"], ": eval-in-frame shows one variable, whole");
     format!("{text}\nLong values are cut{one}.")
 }
+
+/// Maximum number of frames whose variables are read at once: `+frames-with-locals+` in lisp/debugger.lisp.
+#[cfg(feature = "mcp")]
+const LIVE_FRAMES: usize = 50;
 
 /// The line with the identifier of an error that an answer has told of.
 #[cfg(feature = "mcp")]

@@ -310,6 +310,8 @@ impl Inflight {
         // Held until it is sent: whoever comes too late to cancel it finds it sent.
         let mut table = self.table.lock();
         let Some(call) = table.take(number) else {
+            // Without the lock, for which a subscriber might wait.
+            drop(table);
             tracing::debug!(number, "nobody waits for this answer");
             return;
         };

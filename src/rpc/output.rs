@@ -269,8 +269,8 @@ impl Output {
 
 impl Buffer {
     fn note(&mut self, result: io::Result<()>) {
-        if let Err(error) = result {
-            tracing::debug!(%error, "the client no longer reads");
+        // No event of `tracing` here: a subscriber might wait for this lock.
+        if result.is_err() {
             self.broken = true;
             self.large.clear();
         }

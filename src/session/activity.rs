@@ -157,6 +157,11 @@ impl Asked {
 }
 
 impl HeldRequest {
+    /// Returns true for what is done in the held evaluation and leaves it held.
+    pub(super) fn leaves_it_held(&self) -> bool {
+        matches!(self, Self::Evaluate(..) | Self::Locals(..))
+    }
+
     /// The builder of an evaluation that the next image answers: its reply is never called.
     pub(super) fn leave_to_the_next_image(self) -> Option<Box<OutcomeBuilder>> {
         match self {

@@ -8,7 +8,7 @@ use super::events::{InspectionBuilder, OutcomeBuilder};
 use super::scheduler::{Board, Request};
 use super::{Answer, Inner, JobId, Reply, Session, TimeLimit, answer};
 use crate::error::HoldError;
-use crate::image::{JobKind, Lane};
+use crate::image::{Job, JobKind, Lane};
 use crate::outcome::{ErrorRecord, FrameLocals, Outcome};
 
 /// What the next answer says of an evaluation that was released.
@@ -34,10 +34,10 @@ pub enum Resumed {
 }
 
 impl Session {
-    /// True while a failed evaluation of this connection is held.
+    /// Returns true while a failed evaluation of this connection is held.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.inner.board.lock().hold_of(self.connection.id).is_some()
+        self.held_evaluation().is_some()
     }
 
     /// Makes what another connection holds this one's: evaluation `id`, or the one that there is. It is the last error of
@@ -103,8 +103,7 @@ impl Session {
     /// Returns the number of the failed evaluation that is held for this connection.
     #[must_use]
     pub fn held_evaluation(&self) -> Option<u64> {
-        let board = self.inner.board.lock();
-        board.hold_of(self.connection.id).map(|hold| hold.builder.evaluation())
+        self.inner.board.lock().held_by(self.connection.id)
     }
 
     /// Returns the error of the evaluation that is held for this connection, with the frames and values that it had when it
@@ -128,7 +127,7 @@ impl Session {
         let timeout = self.inner.limits.lock().timeout;
         let asked = Asked::Held(HeldRequest::Locals(InspectionBuilder::default(), Box::new(reply)));
         let kind = JobKind::FrameLocals { from, count: u32::try_from(count).unwrap_or(u32::MAX) };
-        self.enqueue(Lane::Evaluation, self.inner.job(kind, "", ""), timeout, asked)
+        self.ask_of_held(self.inner.board.lock(), self.inner.job(kind, "", ""), timeout, asked)
     }
 
     /// Evaluates code with the variables of a frame of the held evaluation visible. Neither an error in it nor its
@@ -144,14 +143,11 @@ impl Session {
         let timeout = timeout.or(limits.timeout);
         let mut job = self.inner.job(JobKind::EvalInFrame(frame), code, "");
         let code: Arc<str> = code.into();
-        let id = JobId(job.id);
         let mut board = self.inner.board.lock();
         job.evaluation = self.number_evaluation(&mut board, job.id, &code);
         let builder = Box::new(OutcomeBuilder::new(job.evaluation, code, limits, timeout));
         let asked = Asked::Held(HeldRequest::Evaluate(builder, Box::new(reply)));
-        board.push(Lane::Evaluation, Request::new(&self.connection, job, timeout, asked));
-        self.inner.leave_board(board);
-        id
+        self.ask_of_held(board, job, timeout, asked)
     }
 
     /// Returns the values of `code` from a frame of the held evaluation, which goes on.
@@ -177,7 +173,8 @@ impl Session {
     pub fn abort_held(&self, reply: impl FnOnce(Result<(), HoldError>) + Send + 'static) -> JobId {
         let job = self.inner.job(JobKind::Release, "", "");
         let cleanup = self.inner.limits.lock().cleanup;
-        self.enqueue(Lane::Evaluation, job, Some(cleanup), Asked::Held(HeldRequest::Release(Some(Box::new(reply)))))
+        let asked = Asked::Held(HeldRequest::Release(Some(Box::new(reply))));
+        self.ask_of_held(self.inner.board.lock(), job, Some(cleanup), asked)
     }
 
     /// Requests what makes the held evaluation go on, on the thread that holds it.
@@ -186,7 +183,30 @@ impl Session {
         // What is held puts its own in place of this when it goes on.
         let builder = Box::new(OutcomeBuilder::new(0, text.into(), limits, limits.timeout));
         let job = self.inner.job(kind, text, name);
-        self.enqueue(Lane::Evaluation, job, limits.timeout, Asked::Held(HeldRequest::Resume(builder, reply)))
+        let asked = Asked::Held(HeldRequest::Resume(builder, reply));
+        self.ask_of_held(self.inner.board.lock(), job, limits.timeout, asked)
+    }
+
+    /// Requests something of the held evaluation, in the order of this connection's requests. It is refused at once where
+    /// nothing can be held: other connections' evaluations, which may take long, do not matter then.
+    fn ask_of_held(
+        &self,
+        mut board: parking_lot::MutexGuard<'_, Board>,
+        job: Job,
+        timeout: Option<std::time::Duration>,
+        asked: Asked,
+    ) -> JobId {
+        let id = JobId(job.id);
+        let request = Request::new(&self.connection, job, timeout, asked);
+        if board.can_hold_nothing(self.connection.id) {
+            let answer = Inner::refuse(&mut board, request);
+            self.inner.leave_board(board);
+            self.inner.deliver([answer]);
+        } else {
+            board.push(Lane::Evaluation, request);
+            self.inner.leave_board(board);
+        }
+        id
     }
 }
 

@@ -605,9 +605,32 @@ impl Board {
         Some(before)
     }
 
-    /// True while nothing is being done about this evaluation, which is held.
+    /// Returns all holds but those that are being resumed or released.
+    fn standing_holds(&self) -> impl Iterator<Item = &Hold> {
+        let in_use = self.running.iter().filter_map(|running| match &running.activity {
+            Activity::Held(about) if about.request.leaves_it_held() => about.hold.as_deref(),
+            _ => None,
+        });
+        self.holds.iter().chain(in_use)
+    }
+
+    /// Returns true while this evaluation is held, also while code runs in one of its frames.
     pub(super) fn is_held(&self, evaluation: u64) -> bool {
-        self.holds.iter().any(|hold| hold.builder.evaluation() == evaluation)
+        self.standing_holds().any(|hold| hold.builder.evaluation() == evaluation)
+    }
+
+    /// Returns the evaluation that a connection holds, also while code runs in one of its frames.
+    pub(super) fn held_by(&self, connection: u64) -> Option<u64> {
+        let hold = self.standing_holds().find(|hold| hold.connection.id == connection);
+        hold.map(|hold| hold.builder.evaluation())
+    }
+
+    /// Returns true when a connection holds nothing and has nothing under way that could be held by the time that it is over.
+    pub(super) fn can_hold_nothing(&self, connection: u64) -> bool {
+        let lane = &self.waiting[Lane::Evaluation as usize];
+        self.holds.iter().all(|hold| hold.connection.id != connection)
+            && self.running.iter().all(|running| running.connection.id != connection)
+            && lane.iter().all(|request| request.connection.id != connection)
     }
 
     /// Has a request run from now on; `hold` is what it is about.

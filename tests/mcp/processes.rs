@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::client::Server;
+use crate::client::{DEADLINE, Server};
 
 /// All processes that run: their parents and names.
 pub(crate) fn processes() -> HashMap<u32, (u32, String)> {
@@ -38,7 +38,7 @@ pub(crate) fn signal(pid: u32, signal: &str) {
 
 /// Waits until it holds.
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + DEADLINE;
     while !holds() {
         assert!(Instant::now() < end, "{what}");
         std::thread::sleep(Duration::from_millis(2));

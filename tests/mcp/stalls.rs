@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::attach::{Client, Runtime};
-use crate::client::{DEADLINE, Scratch, Server, good, outcome};
+use crate::client::{DEADLINE, Scratch, Server, bad, good, outcome};
 use crate::mode::{Mode, both_modes};
 use crate::processes::{kill_worker, until};
 use rstest_reuse::apply;
@@ -468,6 +468,24 @@ fn runs(runtime: &Runtime, server: &Server, seconds: u32) -> Client {
     busy.post_call("evaluate-lisp", json!({"code": code, "timeout": 60}));
     until("it runs", || marker.exists());
     busy
+}
+
+#[apply(both_modes)]
+fn tools_for_a_held_evaluation_are_refused_at_once_while_another_client_evaluates(mode: Mode) {
+    let runtime = Runtime::new(mode);
+    let mut server = runtime.server(&[]);
+    let _busy = runs(&runtime, &server, 60);
+    let begin = Instant::now();
+    for (tool, arguments) in [
+        ("abort-evaluation", json!({})),
+        ("invoke-restart", json!({"restart": 1})),
+        ("resume-from-frame", json!({"frame": 0})),
+        ("eval-in-frame", json!({"frame": 0, "code": "1"})),
+    ] {
+        let text = bad(&mut server, tool, arguments);
+        assert!(text.starts_with("No evaluation is held"), "{tool}: {text}");
+    }
+    assert!(begin.elapsed() < Duration::from_secs(20), "they waited {:?}", begin.elapsed());
 }
 
 #[test]

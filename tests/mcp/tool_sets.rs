@@ -159,6 +159,10 @@ fn former_names_and_arguments_are_accepted_and_not_listed() {
     let begun = call("evaluate-lisp", json!({"code": "(loop)", "background": true}));
     let number = begun.split(' ').nth(1).expect("its number").to_owned();
     assert!(call("evaluation", json!({"id": number, "action": "cancel"})).contains(" with CANCELLED"), "{begun}");
+    call("evaluate-lisp", json!({"code": "(loop)", "background": true}));
+    assert!(call("evaluation", json!({"action": "cancel"})).contains(" with CANCELLED"), "the newest");
+    let refused = call("return-from-frame", json!({"frame": 1}));
+    assert!(refused.starts_with("resume-from-frame has no argument \"code\"."), "{refused}");
     let traced = call("trace-calls", json!({"code": "(p::f 1)", "package": "p"}));
     assert!(traced.contains("(P::F 1)"), "{traced}");
     let refused = call("load", json!({}));

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::arguments::EvaluationNumber;
+use super::arguments::{EvaluationNumber, Flag};
 use super::check_evaluation::{StatusContent, status_of, wait};
 use super::debugger::job;
 use super::{Call, Fault, Finding, Offered, Refused, Step, Traits, evaluation_hints, later, now};
@@ -24,6 +24,10 @@ pub(super) struct AbortEvaluation;
 pub(super) struct Arguments {
     /// Which evaluation, also one that runs or waits. Default: the held one.
     id: Option<EvaluationNumber>,
+    /// The default is the newest, as it was for the tool evaluation of version 0.1.
+    #[serde(default)]
+    #[schemars(skip)]
+    newest: Flag,
 }
 
 /// The end of the held evaluation, or the progress of another one.
@@ -48,8 +52,12 @@ impl Offered for AbortEvaluation {
     }
 
     fn call(call: &Call, arguments: Arguments) -> Result<Step, Fault> {
-        let Some(EvaluationNumber(id)) = arguments.id else { return abort_held() };
-        let status = call.session().evaluation(Some(id))?;
+        let id = arguments.id.map(|id| id.0);
+        if id.is_none() && !arguments.newest.0 {
+            return abort_held();
+        }
+        let status = call.session().evaluation(id)?;
+        let id = status.id;
         match status.progress {
             Progress::Over(..) => now(status),
             Progress::Held(_) if call.session().held_evaluation() == Some(id) => abort_held(),

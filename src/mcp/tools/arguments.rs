@@ -40,6 +40,10 @@ impl serde::de::Error for Wrong {
     fn custom<T: Display>(text: T) -> Self {
         Self(text.to_string())
     }
+
+    fn duplicate_field(name: &'static str) -> Self {
+        Self(format!("The argument {name} is given twice, once under a former name."))
+    }
 }
 
 /// Says that a value is none of what is allowed.

@@ -135,7 +135,8 @@ impl Offered for CheckEvaluation {
         let Some(WaitSeconds(seconds)) = seconds else { return now(status) };
         later(move |call| {
             wait(call, id, Duration::from_secs_f64(seconds), move |session, answer| {
-                session.when_over(id, move |outcome| answer(Reply::from(EvaluationResult::new(outcome))))
+                let of = session.clone();
+                session.when_over(id, move |outcome| answer(Reply::from(EvaluationResult::new(&of, outcome))))
             });
         })
     }
@@ -150,8 +151,9 @@ struct EvaluationResult {
 }
 
 impl EvaluationResult {
-    fn new(outcome: Arc<Outcome>) -> Self {
-        let error = outcome.result.as_ref().err().map(|error| error.id).filter(|id| *id > 0);
+    /// An error of another client's has no identifier here.
+    fn new(session: &Session, outcome: Arc<Outcome>) -> Self {
+        let error = outcome.result.as_ref().err().map(|error| error.id).filter(|id| session.error(*id).is_some());
         Self { error, reply: outcome.into() }
     }
 }

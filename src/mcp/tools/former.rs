@@ -40,19 +40,22 @@ pub(in crate::mcp) fn translated(name: String, mut arguments: JsonObject) -> (St
             let list = take(arguments, "limit").unwrap_or_else(|| json!(20));
             (DescribeLastError::NAME, with(arguments, [("list", Some(list))]))
         }
-        "frame-locals" => {
-            let frame = take(arguments, "frame");
-            let shown = [("from", frame), ("max-frames", Some(json!(1))), ("locals", Some(json!(true)))];
-            (GetBacktrace::NAME, with(arguments, shown))
-        }
-        "return-from-frame" => {
-            let code = take(arguments, "code");
-            (ResumeFromFrame::NAME, with(arguments, [("return", code)]))
-        }
+        "frame-locals" => match take(arguments, "frame") {
+            None => return (name, std::mem::take(arguments)),
+            frame => {
+                let shown = [("from", frame), ("max-frames", Some(json!(1))), ("locals", Some(json!(true)))];
+                (GetBacktrace::NAME, with(arguments, shown))
+            }
+        },
+        // Without code it would be a call of restart-frame.
+        "return-from-frame" => match take(arguments, "code") {
+            None => return (ResumeFromFrame::NAME.to_owned(), with(arguments, [("code", Some(Value::Null))])),
+            code => (ResumeFromFrame::NAME, with(arguments, [("return", code)])),
+        },
         "evaluation" => {
             let action = take(arguments, "action");
             let [seconds, part, characters] = ["seconds", "part", "characters"].map(|name| take(arguments, name));
-            match action.as_ref().and_then(Value::as_str).unwrap_or("status") {
+            match action.as_ref().map_or("status", |action| action.as_str().unwrap_or_default()) {
                 "status" => (CheckEvaluation::NAME, with(arguments, [])),
                 "wait" => {
                     let wait = seconds.unwrap_or_else(|| json!(25));
@@ -64,7 +67,7 @@ pub(in crate::mcp) fn translated(name: String, mut arguments: JsonObject) -> (St
                 }
                 "cancel" => {
                     arguments.remove("from");
-                    (AbortEvaluation::NAME, with(arguments, []))
+                    (AbortEvaluation::NAME, with(arguments, [("newest", Some(json!(true)))]))
                 }
                 _ => (CheckEvaluation::NAME, with(arguments, [("action", action)])),
             }
@@ -113,7 +116,9 @@ mod tests {
                 "check-evaluation",
                 json!({"id": 7, "part": "output", "from": 9, "limit": 5}),
             ),
-            ("evaluation", json!({"id": 7, "action": "cancel"}), "abort-evaluation", json!({"id": 7})),
+            ("evaluation", json!({"id": 7, "action": "cancel"}), "abort-evaluation", json!({"id": 7, "newest": true})),
+            ("evaluation", json!({"action": 5}), "check-evaluation", json!({"action": 5})),
+            ("return-from-frame", json!({"frame": 1}), "resume-from-frame", json!({"frame": 1, "code": null})),
             ("evaluate-lisp", json!({"limit": 1}), "evaluate-lisp", json!({"limit": 1})),
             ("nonsense", json!({"limit": 1}), "nonsense", json!({"limit": 1})),
         ] {

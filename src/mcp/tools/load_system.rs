@@ -148,7 +148,8 @@ impl Target {
             }
             (None, None, Some(directory)) => System::of_directory(&existing(directory)?).map(Self::System),
             (None, None, None) => Err(Fault::Value(format!(
-                "{} needs the argument system or path. It takes: system, path, force, directory, package, timeout, on-error.",
+                "{} needs the argument system or path. It takes: system, path, force, directory, package, timeout, on-error, \
+                 background, wait.",
                 LoadSystem::NAME
             ))),
         }

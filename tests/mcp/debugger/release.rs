@@ -255,6 +255,23 @@ fn server_restarts_are_invisible_to_find_restart(mode: Mode) {
     assert_eq!(server.evaluate("*tries*"), "=> 3");
 }
 
+#[apply(both_modes)]
+fn evaluation_is_told_as_held_while_code_runs_in_its_frame(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defvar *gate* nil)");
+    hold(&mut server, "(cerror \"go\" \"x\")");
+    let running = server.post_call("eval-in-frame", json!({"frame": 0, "code": "(loop until *gate* do (sleep 0.01))"}));
+    while !good(&mut server, "check-evaluation", json!({})).contains("running for") {
+        std::thread::yield_now();
+    }
+    let status = good(&mut server, "check-evaluation", json!({"id": 2}));
+    assert!(status.starts_with("Evaluation 2: held where it failed with SIMPLE-ERROR (E1)"), "{status}");
+    good(&mut server, "abort-evaluation", json!({"id": 3}));
+    assert!(server.outcome(running).0.contains("[ERROR] CANCELLED"));
+    assert_eq!(good(&mut server, "abort-evaluation", json!({"id": 2})), "Evaluation aborted.");
+    nothing_is_held(&mut server);
+}
+
 // ---- What is not there
 
 #[apply(both_modes)]
