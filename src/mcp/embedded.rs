@@ -111,8 +111,8 @@ pub fn set_tools(tools: &str) -> Result<(), String> {
 }
 
 /// Serves an MCP client on this program's own image: what it looks at and repairs is the application that runs. It has
-/// the tools of the server ([`set_tools`] chooses some), but for reset-session and checkpoint, which would take the program's own
-/// definitions away,
+/// all tools of the server except reset-session and checkpoint, which would remove the program's own definitions
+/// ([`set_tools`] chooses some),
 /// and a connection of its own ([`Session::connect`](crate::Session::connect)): its error state, held evaluation and
 /// `*package*` concern nobody else, and the program's calls go on beside its evaluations.
 ///

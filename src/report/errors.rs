@@ -259,7 +259,7 @@ pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -
 #[cfg(feature = "mcp")]
 const LIVE_FRAMES: usize = 50;
 
-/// The line with the identifier of an error that an answer has told of.
+/// Returns the line that names the identifier of the error in an answer.
 #[cfg(feature = "mcp")]
 pub(crate) fn error_id(id: u64) -> String {
     let tools: Vec<_> = ["describe-last-error", "get-backtrace"].into_iter().filter(|tool| listed::has(tool)).collect();

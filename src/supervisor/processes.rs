@@ -121,7 +121,7 @@ fn children_among_all(parent: Pid) -> Vec<Pid> {
     pids.filter(is_child).collect()
 }
 
-/// What descends from the process `root`, and not from `but`, and still runs, with the parent of each.
+/// Returns the running descendants of the process `root`, without those of `but`, with the parent of each.
 fn descendants(root: Pid, but: &[Pid]) -> Vec<(Pid, Pid)> {
     let mut found = Vec::new();
     let mut pending = vec![root];

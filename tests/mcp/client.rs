@@ -483,7 +483,7 @@ pub(crate) fn good(server: &mut Server, tool: &str, arguments: Value) -> String 
     text
 }
 
-/// What is shown of a frame without local variables.
+/// The text for a frame without local variables.
 pub(crate) const NO_LOCALS: &str = "No local variables: the code is SBCL's own, or SBCL kept none of them.";
 
 /// The local variables of a frame of the held evaluation, a line each, and what is said after them.

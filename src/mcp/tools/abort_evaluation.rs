@@ -14,7 +14,7 @@ use super::{Call, Fault, Finding, Offered, Refused, Step, Traits, evaluation_hin
 use crate::Progress;
 use crate::mcp::content::json;
 
-/// How long a call waits for the end of the evaluation that it interrupts.
+/// Maximum time that a call waits for the end of the evaluation that it interrupts.
 const WAIT: Duration = Duration::from_secs(5);
 
 /// The tool.

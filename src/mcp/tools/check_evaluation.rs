@@ -61,7 +61,7 @@ impl From<Part> for EvaluationPart {
     }
 }
 
-/// How long a call waits, in seconds.
+/// A waiting time in seconds.
 #[derive(Debug, Clone, Copy)]
 struct WaitSeconds(f64);
 

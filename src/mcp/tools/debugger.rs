@@ -10,17 +10,20 @@ use super::{Call, Fault, Offered, Reply, Step, evaluation_hints, later};
 use crate::mcp::content;
 use crate::{JobId, RestartDesignator, Resumed, Session};
 
-/// Submits a job that answers the call, and is cancelled with it.
+/// Returns the step that submits a job, as [`submit_job`] does.
 pub(super) fn job(submit: impl FnOnce(&Session, Call) -> JobId + Send + 'static) -> Result<Step, Fault> {
-    later(move |call| {
-        let (session, waiting) = (call.session().clone(), call.waiting());
-        let job = submit(&session, call);
-        waiting.report({
-            let session = session.clone();
-            move |from| session.output_so_far(job, from)
-        });
-        waiting.on_cancel(move || session.cancel(job));
-    })
+    later(move |call| submit_job(call, submit))
+}
+
+/// Submits a job that answers `call`, and is cancelled with it.
+pub(super) fn submit_job(call: Call, submit: impl FnOnce(&Session, Call) -> JobId) {
+    let (session, waiting) = (call.session().clone(), call.waiting());
+    let job = submit(&session, call);
+    waiting.report({
+        let session = session.clone();
+        move |from| session.output_so_far(job, from)
+    });
+    waiting.on_cancel(move || session.cancel(job));
 }
 
 /// invoke-restart.

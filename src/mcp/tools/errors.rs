@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::{Count, Flag, FrameNumber, Most, Text, shown};
-use super::debugger::job;
+use super::debugger::submit_job;
 use super::{Call, Fault, Finding, Offered, Reply, Step, Traits, inspection, later};
 use crate::listed;
 use crate::mcp::content::{Failure, Summary, json};
@@ -17,9 +17,9 @@ use crate::{ErrorRecord, HoldError, Session};
 
 /// Number of frames shown by default.
 const DEFAULT_FRAMES: u64 = 20;
-/// Maximum number of errors in a list, and the number where none is chosen.
+/// Maximum number of errors in a list, and the number that error-history listed by default in version 0.1.
 const MAX_LISTED: u64 = 200;
-const DEFAULT_LISTED: u64 = 20;
+pub(super) const DEFAULT_LISTED: u64 = 20;
 
 const TRAITS: Traits = Traits { repeatable: true, meanwhile: true, about_errors: true, ..Traits::NONE };
 
@@ -208,17 +208,13 @@ fn live(
     range: FrameRange,
     snapshot: impl FnOnce(&Session) -> Result<Reply, Fault> + Send + 'static,
 ) {
-    let run = job(move |session, call| {
+    submit_job(call, move |session, call| {
         session.held_locals(range.from, range.max_frames, move |locals| match locals {
             Ok(locals) => call.reply(LiveBacktrace { error: held.with_locals(locals), range }),
             Err(HoldError::NothingHeld) => find_settled(call, snapshot),
             Err(error) => call.refuse(error),
         })
     });
-    match run {
-        Ok(step) => step(call),
-        Err(fault) => call.refuse(fault),
-    }
 }
 
 /// Frames of an error, if there is one.

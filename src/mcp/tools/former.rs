@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::abort_evaluation::AbortEvaluation;
 use super::check_evaluation::CheckEvaluation;
 use super::debugger::ResumeFromFrame;
-use super::errors::{DescribeLastError, GetBacktrace};
+use super::errors::{DEFAULT_LISTED, DescribeLastError, GetBacktrace};
 use super::load_system::LoadSystem;
 use super::{Offered, find};
 
@@ -37,7 +37,7 @@ pub(in crate::mcp) fn translated(name: String, mut arguments: JsonObject) -> (St
     let arguments = &mut arguments;
     let (tool, arguments) = match &*name {
         "error-history" => {
-            let list = take(arguments, "limit").unwrap_or_else(|| json!(20));
+            let list = take(arguments, "limit").unwrap_or_else(|| json!(DEFAULT_LISTED));
             (DescribeLastError::NAME, with(arguments, [("list", Some(list))]))
         }
         "frame-locals" => match take(arguments, "frame") {

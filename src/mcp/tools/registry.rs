@@ -9,7 +9,7 @@ use parking_lot::{Mutex, RwLock};
 use super::ToolSet;
 use crate::listed;
 
-/// Somebody who is told of changes.
+/// A recipient of changes.
 pub(in crate::mcp) trait Listener: Send + Sync {
     /// Called after each change.
     fn tools_changed(&self);

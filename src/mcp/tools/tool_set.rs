@@ -17,7 +17,7 @@ pub(crate) enum ToolSet {
     All,
     /// Those of the working loop.
     Core,
-    /// Those of these that are for the image of a program, which has more in it than a session's definitions.
+    /// The tools of this set that suit the image of a program, which has more in it than a session's definitions.
     Embedded(Box<Self>),
     /// These.
     Named(Vec<String>),
