@@ -1,4 +1,4 @@
-;;;; The functions that an embedding program calls by handle, and the threads that work for it. src/lisp/enter.rs numbers the
+;;;; The functions that an embedding program calls by handle, and the threads that work for it. src/embedding/enter.rs numbers the
 ;;;; same functions in the same order.
 
 (in-package "SBCL-HOST")

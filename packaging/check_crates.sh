@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-names=(sbcl-build sbcl-core sbcl-mcp)
+names=(lisp-syntax sbcl-build sbcl-core sbcl-mcp)
 cargo package --quiet --no-verify --offline --allow-dirty --target-dir "$scratch" "${names[@]/#/--package=}"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 patches=()

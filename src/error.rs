@@ -1,6 +1,6 @@
 //! The library's errors. A Lisp error is not one of them: it is an [`Outcome`](crate::Outcome).
 
-use crate::listed;
+use crate::tool_names;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -194,7 +194,7 @@ pub enum EvaluationError {
         id: u64,
     },
     /// It was in the background when its image was lost.
-    #[error("Evaluation {id}, in the background, has been lost with its image{}.", listed::with(&["describe-last-error"], ": describe-last-error with `list` has what is known of it"))]
+    #[error("Evaluation {id}, in the background, has been lost with its image{}.", tool_names::with(&["describe-last-error"], ": describe-last-error with `list` has what is known of it"))]
     Lost {
         /// The number.
         id: u64,
@@ -203,7 +203,7 @@ pub enum EvaluationError {
     #[error(
         "{count} evaluations are in the background, which is as many as may be: wait for one of them, or cancel one{}, \
          or evaluate this in the foreground.",
-        listed::with(&["abort-evaluation"], " (abort-evaluation {\"id\": …})")
+        tool_names::with(&["abort-evaluation"], " (abort-evaluation {\"id\": …})")
     )]
     TooMany {
         /// How many there are.

@@ -27,39 +27,24 @@
 
 #![deny(unsafe_code)]
 
-mod alarm;
-#[cfg(feature = "mcp")]
-mod attach;
-mod busy_poll;
-pub mod check;
-mod clock;
 mod config;
-#[cfg(feature = "mcp")]
-mod confinement;
-#[cfg(feature = "mcp")]
-mod durable;
+mod embedding;
 mod error;
 pub mod guide;
-mod helper_threads;
-#[cfg(feature = "mcp")]
-mod id_scanner;
 mod image;
-mod interruption;
-mod lisp;
-mod listed;
+mod os;
 pub mod outcome;
-mod panics;
-#[cfg_attr(not(feature = "mcp"), allow(dead_code, reason = "the library alone only reads"))]
-mod poll_set;
 #[cfg(feature = "mcp")]
 mod recovery;
 pub mod report;
 #[cfg(feature = "mcp")]
 mod rpc;
 #[cfg(feature = "mcp")]
-mod scratch;
-mod seal;
+mod sandbox;
+#[cfg(feature = "mcp")]
+mod schema;
 mod session;
+mod tool_names;
 
 #[cfg(feature = "mcp")]
 #[doc(hidden)]
@@ -68,17 +53,16 @@ pub mod cli;
 pub mod mcp;
 #[cfg(feature = "mcp")]
 mod supervisor;
-mod thread_supply;
 
 pub use config::{ImageConfig, Limits, OnError};
-pub use error::{BootError, EvaluationError, HoldError, InspectError, LimitError};
-#[doc(hidden)]
-pub use image::signals::exit_now;
-pub use lisp::{
+pub use embedding::{
     Arguments, Builder, Call, Complex, Condition, ConversionError, Cx, Error, Frame, FromLisp, Function, HostFunction,
     HostResult, InterruptHandle, IntoLisp, Lisp, LocalFunction, Ratio, Reader, Restart, RestartOffer, Serde, Shape,
     Symbol, Value, Values, Writer, keyword,
 };
+pub use error::{BootError, EvaluationError, HoldError, InspectError, LimitError};
+#[doc(hidden)]
+pub use image::signals::exit_now;
 pub use outcome::{ErrorRecord, EvaluationStatus, Outcome, Progress};
 pub use session::{Background, Evaluation, JobId, RestartDesignator, Resumed, Session, TimeLimit, WaitId};
 

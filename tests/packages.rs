@@ -34,7 +34,7 @@ fn check(package: &str, directory: &str, expected: &[&str], bound: u64) {
 fn cargo_packages_contain_only_the_files_needed_to_build() {
     let ours = ["benches", "build.rs", "CHANGELOG.md", "examples", "ffi", "LICENSE-APACHE", "LICENSE-MIT", "lisp"];
     check("sbcl-mcp", "", &[&ours[..], &["README.md", "src"]].concat(), 3 << 20);
-    for ours in ["sbcl-core", "sbcl-build"] {
+    for ours in ["lisp-syntax", "sbcl-core", "sbcl-build"] {
         check(ours, ours, &["LICENSE-APACHE", "LICENSE-MIT", "src"], 1 << 20);
     }
 }
@@ -55,12 +55,17 @@ fn all_manifests_and_packaging_files_have_the_same_version() {
     let name =
         text("Cargo.toml").split_once("[package.metadata.mcp]\n").unwrap().1.split('"').nth(1).unwrap().to_owned();
     assert!(text("packaging/python/README.md").contains(&format!("<!-- mcp-name: {name} -->")), "{name}");
-    for manifest in ["sbcl-build/Cargo.toml", "sbcl-core/Cargo.toml", "examples/bundled/Cargo.toml"] {
+    for manifest in
+        ["lisp-syntax/Cargo.toml", "sbcl-build/Cargo.toml", "sbcl-core/Cargo.toml", "examples/bundled/Cargo.toml"]
+    {
         assert!(text(manifest).contains(&format!("\nversion = \"{version}\"\n")), "{manifest}");
     }
     // And so of what they ask of each other.
     for manifest in ["Cargo.toml", "sbcl-build/Cargo.toml", "examples/bundled/Cargo.toml"] {
-        for line in text(manifest).lines().filter(|line| line.starts_with("sbcl-") && line.contains("version")) {
+        for line in text(manifest)
+            .lines()
+            .filter(|line| (line.starts_with("sbcl-") || line.starts_with("lisp-syntax")) && line.contains("version"))
+        {
             assert!(line.contains(&format!("version = \"{version}\"")), "{manifest}: {line}");
         }
     }

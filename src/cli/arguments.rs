@@ -11,9 +11,9 @@ use clap_complete::Shell;
 use tracing_subscriber::EnvFilter;
 
 use super::{say, sessions, version};
-use crate::confinement::Confinement;
+use crate::os::temporary::Scratch;
 use crate::recovery::checkpoint::store::Checkpoints;
-use crate::scratch::Scratch;
+use crate::sandbox::Confinement;
 use crate::{ImageConfig, Limits, Session, mcp};
 
 /// What the command `sbcl` understands and this one does not. A program that starts another Lisp by the name of the one

@@ -9,8 +9,8 @@ use super::{complain, start_logging};
 use crate::Outcome;
 use crate::mcp;
 use crate::mcp::stdio::Stdio;
+use crate::os::temporary::Scratch;
 use crate::recovery::checkpoint::store::Tried;
-use crate::scratch::Scratch;
 use crate::session::observer::LastWords;
 
 /// Runs tests for the process that started this one, and ends when that does.

@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use crate::check::{Checked, Severity, check, packages};
+use lisp_syntax::{Checked, Severity, check, packages};
 
 /// Exit statuses: the reader gets through all files; it does not through one; one cannot be read or written.
 const FINE: i32 = 0;

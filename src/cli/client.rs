@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::attach::NOTICE;
 use crate::mcp::{FOR_PERSON, PACKAGE};
 use crate::recovery::checkpoint::store::this_program;
+use crate::rpc::attach::NOTICE;
 use crate::rpc::framing::MAX_LINE;
 
 /// The revision that it speaks.
@@ -329,7 +329,7 @@ pub(super) fn client_of(attach: Option<Option<String>>, arguments: Vec<OsString>
         None => Client::start_with(for_person(arguments), Stdio::inherit())
             .map_err(|error| format!("no server can be started: {error}")),
         Some(name) => {
-            let stream = crate::attach::connect(name.as_deref()).map_err(|error| error.to_string())?;
+            let stream = crate::rpc::attach::connect(name.as_deref()).map_err(|error| error.to_string())?;
             let to = stream.try_clone().map_err(|error| error.to_string())?;
             Ok(Client::over(stream, to))
         }
@@ -340,7 +340,7 @@ pub(super) fn client_of(attach: Option<Option<String>>, arguments: Vec<OsString>
 pub(super) fn packages_of(name: Option<&str>) -> Result<Vec<String>, String> {
     let mut client = client_of(Some(name.map(str::to_owned)), Vec::new())?;
     let asked = client.initialize(START);
-    let asked = asked.and_then(|_| client.request(crate::attach::PACKAGES, &json!({}), START));
+    let asked = asked.and_then(|_| client.request(crate::rpc::attach::PACKAGES, &json!({}), START));
     let answer = asked.map_err(|failure| failure.to_string())?;
     let names = answer["packages"].as_array().into_iter().flatten();
     Ok(names.filter_map(|name| name.as_str().map(str::to_owned)).collect())

@@ -15,8 +15,8 @@ use serde_json::json;
 
 use super::client::{Client, Failure};
 use crate::image::address_space;
+use crate::os::temporary::Scratch;
 use crate::recovery::checkpoint::store::state_directory;
-use crate::scratch::Scratch;
 use crate::{ImageConfig, mcp};
 
 /// Exit statuses: everything works; something would not.

@@ -18,8 +18,8 @@ use serde_json::json;
 
 use super::client::Client;
 use super::repl::COMMANDS;
-use crate::check::{Part, is_unfinished, parts};
 use crate::recovery::checkpoint::store::state_directory;
+use lisp_syntax::{Part, is_unfinished, parts};
 
 /// Entries of the history.
 const HISTORY: usize = 2_000;

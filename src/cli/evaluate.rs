@@ -9,7 +9,7 @@ use super::client::client_of;
 use super::serve::clear_up;
 use super::{IMPOSSIBLE, say, start_logging, tools};
 use crate::mcp::stdio::Stdio;
-use crate::scratch::Scratch;
+use crate::os::temporary::Scratch;
 use crate::session::observer::LastWords;
 use crate::{Evaluation, Outcome, report};
 

@@ -21,8 +21,8 @@ use once_cell::sync::Lazy;
 use tracing_subscriber::EnvFilter;
 
 use crate::mcp::stdio::Stdio;
+use crate::os::temporary::Scratch;
 use crate::recovery::checkpoint::store::Checkpoints;
-use crate::scratch::Scratch;
 use crate::supervisor::log::Log;
 use arguments::{Cli, Command};
 

@@ -16,12 +16,12 @@ use serde_json::{Value, json};
 use super::client::{Answer, Client, Event, Failure, START, answered, client_of};
 use super::editor::{Editor, Typed};
 use super::tools::{load_arguments, test_arguments, test_failures, with_timeout};
-use crate::attach::TAKE_OVER;
-use crate::check::is_unfinished;
 use crate::mcp::stdio::Stdio;
 use crate::mcp::{ONE_FORM, parted};
 use crate::report;
+use crate::rpc::attach::TAKE_OVER;
 use crate::rpc::inflight::OUTPUT_FROM;
+use lisp_syntax::is_unfinished;
 
 /// Exit statuses: all is well; something that was not typed by hand failed; the server is gone.
 const FINE: i32 = 0;
@@ -828,7 +828,7 @@ fn section<'a>(text: &'a str, marker: &str) -> Option<&'a str> {
 /// The processes that the process `parent` has started: where it is a server, those that hold Lisp.
 fn workers_of(parent: u32) -> Vec<rustix::process::Pid> {
     let parent = i32::try_from(parent).ok().and_then(rustix::process::Pid::from_raw);
-    parent.map(crate::supervisor::processes::children).unwrap_or_default()
+    parent.map(crate::os::processes::children).unwrap_or_default()
 }
 
 /// A person's REPL, on an image of its own or that of a server that runs.

@@ -41,7 +41,7 @@ static VOLATILE: Lazy<Vec<(Regex, &str)>> = Lazy::new(|| {
         // #<FOO {1001A2B3C4}>
         ("[{][0-9A-F]{6,16}[}]", "{<address>}"),
         ("(0x|#[xX])[0-9a-fA-F]{6,16}", "<address>"),
-        // What crate::scratch and crate::recovery::checkpoint name.
+        // What crate::os::temporary and crate::recovery::checkpoint name.
         ("(sbcl-mcp|checkpoints)-[0-9a-f]{16}", "<scratch>"),
         ("[0-9][0-9,]* bytes consed", "<number> bytes consed"),
         ("[0-9][0-9,.]* ?(ns|µs|ms|s|seconds?|minutes?|hours?)(?-u:\\b)", "<duration>"),

@@ -9,19 +9,20 @@ use std::time::Duration;
 
 use super::arguments::{Restore, Serve, When};
 use super::{complain, say, sessions, start_logging, version};
-use crate::attach::Listener;
 use crate::mcp;
 use crate::mcp::stdio::Stdio;
-use crate::poll_set::PollSet;
+use crate::os::poll_set::PollSet;
+use crate::os::processes;
+use crate::os::temporary::Scratch;
 use crate::recovery::checkpoint::save::Saves;
 use crate::recovery::checkpoint::store::{Checkpoints, remove_directory};
 use crate::recovery::event::WorkerEvent;
 use crate::recovery::status_page::StatusPage;
+use crate::rpc::attach::Listener;
 use crate::rpc::descriptors::out_of_the_way;
 use crate::rpc::frame;
 use crate::rpc::recorder::{Header, Recorder};
 use crate::rpc::signals::survive_accidents;
-use crate::scratch::Scratch;
 use crate::supervisor;
 
 /// Time in which a worker must end after its supervisor.
@@ -183,7 +184,7 @@ pub(super) fn work(
     let saves = Saves { automatic, at_end };
     let (status, saver) = mcp::serve(stdio, &session, checkpoints, saves, shared, offer)
         .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
-    supervisor::processes::end_all_but(&saver.into_iter().collect::<Vec<_>>());
+    processes::end_all_but(&saver.into_iter().collect::<Vec<_>>());
     // There will be no other worker.
     if supervisor.is_ok_and(|input| has_hung_up(&input, Some(Duration::ZERO))) {
         remove();
@@ -216,7 +217,7 @@ pub(super) fn outlive_nobody(
     let wait = move || {
         has_hung_up(&input, None);
         std::thread::sleep(last_words);
-        supervisor::processes::end_all();
+        processes::end_all();
         remove();
         crate::exit_now(1);
     };
@@ -284,7 +285,7 @@ fn begin_plain(serve: Serve, mut stdio: Stdio) -> Result<i32, Refusal> {
 /// What a process that ends with its image leaves behind for nobody.
 pub(super) fn clear_up(scratch: &Scratch) {
     // What a program starts while it is ended.
-    supervisor::processes::adopt_orphans();
-    supervisor::processes::end_all();
+    processes::adopt_orphans();
+    processes::end_all();
     scratch.remove();
 }

@@ -1,6 +1,7 @@
 //! Persistent sessions, on the command line: which there are, and what is done before one is served and after.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
 use std::fs;
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -12,13 +13,13 @@ use clap::Subcommand;
 use super::arguments::Restore;
 use super::say;
 use super::serve::has_hung_up;
-use crate::attach;
-use crate::durable::Durable;
-use crate::durable::lock::{Doing, Lock};
 use crate::image::process::inherited;
 use crate::recovery::checkpoint::save::AtEnd;
 use crate::recovery::checkpoint::store::{self, Draft, Made};
-use crate::report;
+use crate::recovery::persistent::Durable;
+use crate::recovery::persistent::lock::{Doing, Lock};
+use crate::recovery::text;
+use crate::rpc::attach::{self, Running};
 use crate::rpc::descriptors::out_of_the_way;
 
 /// How long a start waits for the process that saves the session, and for a server that may be about to end.
@@ -47,12 +48,26 @@ pub(super) enum Action {
     },
 }
 
+/// The servers that can be joined, a line each, behind the sessions.
+fn running(all: &[Running]) -> String {
+    let mut text = String::new();
+    for Running { name, pid, client, guests, refused, .. } in all {
+        if text.is_empty() {
+            text += "\n\nRunning, to be joined:\n";
+        }
+        let client = client.as_deref().or(refused.as_deref()).unwrap_or("no client yet");
+        let joined = if guests.is_empty() { String::new() } else { format!("; joined: {}", guests.join(", ")) };
+        _ = writeln!(text, "{name}  process {pid}, {client}{joined}");
+    }
+    text
+}
+
 /// Does it; returns the exit status, or a sentence that says why not.
 pub(super) fn run(action: Option<Action>, output: OwnedFd) -> Result<i32, String> {
     let text = match action {
         None | Some(Action::List) => {
             let all: Vec<_> = Durable::all()?.iter().map(Durable::describe).collect();
-            report::sessions(&all).trim_end().to_owned() + &report::running(&attach::running())
+            text::sessions(&all).trim_end().to_owned() + &running(&attach::running())
         }
         Some(Action::Delete { name }) => {
             let session = Durable::named(&name)?;
@@ -129,7 +144,7 @@ pub(super) fn at_end(lock_fd: Option<i32>, directory: &Path) -> Option<AtEnd> {
 
 /// The same with this lock.
 pub(super) fn at_end_with(lock: OwnedFd, directory: &Path) -> AtEnd {
-    AtEnd { lock, errors: directory.join(crate::durable::ERRORS) }
+    AtEnd { lock, errors: directory.join(crate::recovery::persistent::ERRORS) }
 }
 
 /// Makes a checkpoint of what this process' child saves: the last step of a server.

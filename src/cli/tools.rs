@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use super::arguments::Tests;
 use super::client::{Answer, Client, Event, Failure, START, answered, client_of};
-use crate::attach;
 use crate::mcp::stdio::Stdio;
+use crate::rpc::attach;
 
 /// Exit statuses: it went well; something failed; it could not be done (clap's status for a wrong command line, too).
 const FINE: i32 = 0;

@@ -16,7 +16,7 @@ use super::process::is_forked;
 use super::protocol::{Event, Host, Job, Lane, Text};
 use super::signals;
 use crate::config::ImageConfig;
-use crate::panics;
+use crate::os::panics;
 
 static NEXT_THREAD: AtomicU64 = AtomicU64::new(1);
 

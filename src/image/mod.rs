@@ -7,11 +7,13 @@ mod answers;
 #[rustfmt::skip]
 mod bindings;
 mod boot;
-mod borrow;
+pub(crate) mod borrow;
 mod buffer;
 mod callbacks;
+pub(crate) mod fingerprint;
 mod float_traps;
 pub(crate) mod heap;
+pub(crate) mod interruption;
 mod library;
 pub(crate) mod message;
 pub(crate) mod process;

@@ -15,7 +15,7 @@ use super::message::Writer;
 use super::protocol::Event;
 use super::words::Words;
 use super::{answers, process, signals};
-use crate::panics;
+use crate::os::panics;
 
 /// How a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -352,7 +352,7 @@ unsafe extern "C" fn call(function: u64, words: *const u64, count: u64, answer: 
 
 /// How a task ended.
 #[derive(Debug)]
-pub(crate) enum End {
+pub(crate) enum End<E> {
     /// By itself.
     Done,
     /// Its time limit passed.
@@ -366,17 +366,17 @@ pub(crate) enum End {
     /// There was no thread to do it.
     NoThread,
     /// It could not be begun, or had an error outside what was to be done.
-    Failed(Box<crate::lisp::Error>),
+    Failed(Box<E>),
 }
 
 /// Something that is done on a Lisp thread, then settled and dropped.
-pub(crate) trait Task: Send {
+pub(crate) trait Task<E>: Send {
     /// Does it, once.
     fn run(&mut self, inside: &Inside);
 
     /// Takes how it ended, and returns the code of the program's that is to be run then, such as a waker. Neither this nor
     /// dropping the task afterwards runs any. A caller who waits for the task is told when it is dropped.
-    fn settle(&mut self, end: End) -> Option<Rest>;
+    fn settle(&mut self, end: End<E>) -> Option<Rest>;
 }
 
 /// The program's code that runs when a task is over. It panics at most once.
@@ -386,13 +386,13 @@ pub(crate) type Rest = Box<dyn FnOnce() + Send>;
 ///
 /// # Safety
 /// The caller must not let `'a` end before the task is dropped.
-unsafe fn erase<'a>(task: Box<dyn Task + 'a>) -> Box<dyn Task> {
+unsafe fn erase<'a, E: 'static>(task: Box<dyn Task<E> + 'a>) -> Box<dyn Task<E>> {
     // SAFETY: only the lifetime differs; the caller keeps it.
-    unsafe { std::mem::transmute::<Box<dyn Task + 'a>, Box<dyn Task>>(task) }
+    unsafe { std::mem::transmute::<Box<dyn Task<E> + 'a>, Box<dyn Task<E>>>(task) }
 }
 
 /// Hands `task` to `submit` and returns when it has been dropped.
-pub(crate) fn scoped<'a>(task: impl Task + 'a, submit: impl FnOnce(Box<dyn Task>)) {
+pub(crate) fn scoped<'a, E: 'static>(task: impl Task<E> + 'a, submit: impl FnOnce(Box<dyn Task<E>>)) {
     /// Waits even when `submit` panics.
     struct Wait(Arc<Over>);
     impl Drop for Wait {
@@ -461,12 +461,12 @@ struct Watched<T> {
     _tell: Tell,
 }
 
-impl<T: Task> Task for Watched<T> {
+impl<E, T: Task<E>> Task<E> for Watched<T> {
     fn run(&mut self, inside: &Inside) {
         self.task.run(inside);
     }
 
-    fn settle(&mut self, end: End) -> Option<Rest> {
+    fn settle(&mut self, end: End<E>) -> Option<Rest> {
         self.task.settle(end)
     }
 }

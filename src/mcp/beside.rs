@@ -15,11 +15,11 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use super::tools::System;
-use crate::poll_set::PollSet;
+use crate::os::poll_set::PollSet;
+use crate::os::processes::end_tree;
+use crate::os::temporary::Scratch;
 use crate::recovery::checkpoint::store::this_program;
-use crate::scratch::Scratch;
 use crate::session::Operation;
-use crate::supervisor::processes::end_tree;
 use crate::{Evaluation, Outcome, TimeLimit};
 
 /// How long all of it may take, the loading included.

@@ -4,7 +4,7 @@ use rmcp::model::{ErrorCode, ErrorData, JsonObject, RequestId};
 use serde_json::Value;
 
 use super::tools;
-use crate::id_scanner::{IdScanner, is_exact};
+use crate::rpc::id_scanner::{IdScanner, is_exact};
 use crate::rpc::inflight::MAX_REQUESTS;
 
 /// A message of the client's.

@@ -1,7 +1,6 @@
 //! The MCP server: the session's tools over a client's stdin and stdout, or over any stream ([`spawn`]).
 
 pub(crate) mod beside;
-mod content;
 mod conversation;
 mod embedded;
 mod incoming;
@@ -21,7 +20,6 @@ use rmcp::model::ErrorData;
 use rustix::process::Pid;
 
 use crate::Session;
-use crate::attach::Listener;
 use crate::recovery::checkpoint::autosave::save_now_and_then;
 use crate::recovery::checkpoint::save::{Saver, Saves};
 use crate::recovery::checkpoint::store::Checkpoints;
@@ -29,6 +27,7 @@ use crate::recovery::event::WorkerEvent;
 use crate::recovery::reporter::Reporter;
 use crate::recovery::state::RecoveryState;
 use crate::recovery::status_page::StatusPage;
+use crate::rpc::attach::Listener;
 use crate::rpc::driver::Driver;
 use crate::rpc::framing::MAX_LINE;
 use crate::rpc::inflight::Inflight;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::content::{Refusal, json};
 use super::tools::reply_of;
+use crate::schema::{Refusal, json};
 use crate::{Outcome, report};
 
 /// What a tool has to say, as plain data: its text and its structured content tell the same.

@@ -11,7 +11,7 @@ use rustix::process::{Pid, getppid};
 use super::conversation::Conversation;
 use super::incoming::decode;
 use super::tools::ToolContext;
-use crate::panics;
+use crate::os::panics;
 use crate::recovery::state::RecoveryState;
 use crate::recovery::status_page::{Status, StatusPage};
 use crate::rpc::driver::Service;

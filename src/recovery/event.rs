@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::checkpoint::store::Checkpoint;
 use super::definitions::Definition;
 use crate::Limits;
-use crate::interruption::Stuck;
+use crate::image::interruption::Stuck;
 use crate::outcome::{ErrorRecord, Outcome};
 use crate::rpc::frame::MAX_EVENT;
 

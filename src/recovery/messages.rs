@@ -5,10 +5,10 @@ use std::sync::Arc;
 use super::definitions::Unrestored;
 use super::restore::Report;
 use super::state::{CrashReport, RecoveryState, Resumed, Returned};
-use crate::listed;
+use super::text;
 use crate::outcome::{Clipped, ErrorRecord, Outcome};
-use crate::report;
 use crate::session::recovery::failed;
+use crate::tool_names;
 
 /// Maximum number of unrestored forms that a message lists.
 const NAMED: usize = 10;
@@ -138,7 +138,7 @@ fn not_kept(state: &RecoveryState, others: &str) -> String {
         Some(_) => ("Lost: values that were assigned since the checkpoint", ""),
         None => (
             "Not kept: values that were assigned after their definition",
-            listed::with(&["checkpoint"], " (The tool checkpoint saves values, too.)"),
+            tool_names::with(&["checkpoint"], " (The tool checkpoint saves values, too.)"),
         ),
     };
     format!("\n{values}{others}.{hint}")
@@ -151,7 +151,7 @@ fn restored_since(state: &RecoveryState, report: &Report) -> String {
     let total = report.restored + failures.len() + dropped;
     let mut text = match state.checkpoint() {
         Some(checkpoint) => {
-            let age = report::age(jiff::Timestamp::now().duration_since(checkpoint.saved));
+            let age = text::age(jiff::Timestamp::now().duration_since(checkpoint.saved));
             let since = match total {
                 0 => ". Nothing was defined since.".to_owned(),
                 1 if report.restored == 1 => " and the one form that defined something since.".to_owned(),

@@ -11,7 +11,7 @@ use super::definitions::{Definition, Unrestored};
 use super::event::{MAX_ERROR, SessionEvent, WorkerEvent};
 use super::restore::Restoring;
 use super::status_page::{Status, StatusPage, deadline};
-use crate::interruption::Stuck;
+use crate::image::interruption::Stuck;
 use crate::outcome::{Changes, DefiningForm, ErrorRecord, Outcome};
 use crate::rpc::driver::Driver;
 use crate::rpc::output::Output;

@@ -12,7 +12,7 @@ use super::definitions::{Definition, Definitions, Unrestored};
 use super::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
 use super::replay_policy::{ReplayPolicy, Step};
 use crate::Limits;
-use crate::interruption::Stuck;
+use crate::image::interruption::Stuck;
 use crate::outcome::Outcome;
 use crate::session::recovery::Errors;
 

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use super::escape::escape_markers;
 use super::fit::{cut, length};
 use super::{NO_FRAMES, PREVIEW_FRAMES, call, clipped_message, push_restarts};
-use crate::listed;
 use crate::outcome::{ErrorRecord, Frame, Local, LocalValue, Slot};
+use crate::tool_names;
 
 /// Characters of a message in [`error_list`].
 const HISTORY_MESSAGE: usize = 70;
@@ -77,7 +77,7 @@ pub fn last_error(error: Option<&ErrorRecord>) -> String {
         text.push_str("\n  ");
         text.push_str(NO_FRAMES);
     }
-    text.push_str(listed::with(&["get-backtrace"], "\n\nFor full backtrace, use get-backtrace tool."));
+    text.push_str(tool_names::with(&["get-backtrace"], "\n\nFor full backtrace, use get-backtrace tool."));
     text
 }
 
@@ -134,8 +134,8 @@ pub fn error_list(errors: &[std::sync::Arc<ErrorRecord>], older: usize, max: usi
         (0, 0) => {}
         (0, older) => _ = write!(text, "\n... {older} older ones (a larger `list` shows them)"),
         (left, older) => {
-            let one = listed::with(&["describe-last-error"], "; describe-last-error shows one of them (error-id)");
-            let room = listed::with(&["configure-limits"], "; a larger max-answer (configure-limits) makes room");
+            let one = tool_names::with(&["describe-last-error"], "; describe-last-error shows one of them (error-id)");
+            let room = tool_names::with(&["configure-limits"], "; a larger max-answer (configure-limits) makes room");
             _ = write!(
                 text,
                 "\n... {} older ones, E{} and before, for which there is no room here{one}{room}",
@@ -251,7 +251,7 @@ pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -
         }
     }
     let text = titled_frames(TITLE, &short, range, max.saturating_sub(ABOUT_LOCALS));
-    let one = listed::with(&["eval-in-frame"], ": eval-in-frame shows one variable, whole");
+    let one = tool_names::with(&["eval-in-frame"], ": eval-in-frame shows one variable, whole");
     format!("{text}\nLong values are cut{one}.")
 }
 
@@ -262,7 +262,8 @@ const LIVE_FRAMES: usize = 50;
 /// Returns the line that names the identifier of the error in an answer.
 #[cfg(feature = "mcp")]
 pub(crate) fn error_id(id: u64) -> String {
-    let tools: Vec<_> = ["describe-last-error", "get-backtrace"].into_iter().filter(|tool| listed::has(tool)).collect();
+    let tools: Vec<_> =
+        ["describe-last-error", "get-backtrace"].into_iter().filter(|tool| tool_names::has(tool)).collect();
     match &tools[..] {
         [] => format!("Error id: E{id}"),
         [one] => format!("Error id: E{id} ({one} takes it as error-id)"),

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use super::escape::escape_markers;
 use super::frames::push_frames;
 use super::{Sections, clipped_message, load, omission, push_restarts};
-use crate::listed;
 use crate::outcome::{Clipped, ErrorRecord, Outcome, Warning};
+use crate::tool_names;
 
 /// What stands for the value when there is none.
 const NO_VALUES: &str = "; No values";
@@ -106,7 +106,7 @@ fn push_place(target: &mut String, warning: &Warning) {
 fn push_debugger(target: &mut String, error: &ErrorRecord) {
     target.push_str("[Debugger]\nHeld. Restarts:");
     push_restarts(target, error);
-    let tools: Vec<_> = listed::debugger().collect();
+    let tools: Vec<_> = tool_names::debugger().collect();
     if !tools.is_empty() {
         _ = write!(target, "\nTools: {}.", tools.join(", "));
     }

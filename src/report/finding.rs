@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use super::escape::{escape_markers, escape_output};
 use super::fit::length;
-use crate::listed;
 use crate::outcome::{Expansion, ExpansionStep, FoundSymbols, References};
+use crate::tool_names;
 
 /// Characters of what is said of what is not shown.
 const AROUND: usize = 250;
@@ -137,7 +137,7 @@ fn listed(lines: impl Iterator<Item = String>, more: u64, max: usize, narrower: 
     let rest = all - shown;
     if rest > 0 {
         let ask = if shown < lines.len() as u64 {
-            let room = listed::with(&["configure-limits"], ", a larger max-answer (configure-limits) makes room");
+            let room = tool_names::with(&["configure-limits"], ", a larger max-answer (configure-limits) makes room");
             format!("no room for them here: {narrower} narrows the list down{room}")
         } else if all <= WORTH_ASKING {
             format!("ask for limit {all} to see them all")

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use super::evaluation::{evaluation, values_text, warning_length};
 use super::frames::frames_shown_by;
 use super::{EvaluationPart, errors, omission};
-use crate::listed;
 use crate::outcome::{Clipped, ErrorRecord, Outcome, Warning, byte_offset};
+use crate::tool_names;
 
 /// Characters of a message that are always shown.
 const MESSAGE: usize = 2_000;
@@ -125,7 +125,7 @@ impl Rest {
     fn marker(self, characters: u64, from: u64) -> String {
         let (id, part) = match self {
             Self::Lost => return omission(characters),
-            _ if !listed::has("check-evaluation") => return omission(characters),
+            _ if !tool_names::has("check-evaluation") => return omission(characters),
             Self::Output(id) => (id, "output"),
             Self::Values(id) => (id, "values"),
             Self::Error(id) => (id, "error"),

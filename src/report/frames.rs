@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use super::escape::escape_markers;
 use super::{NO_FRAMES, call};
-use crate::listed;
 use crate::outcome::{ErrorRecord, Frame};
+use crate::tool_names;
 
 /// Frames in the report of a failed evaluation.
 const REPORT_FRAMES: usize = 20;
@@ -62,7 +62,7 @@ pub(super) fn push_frames(target: &mut String, error: &ErrorRecord) {
         _ = write!(
             target,
             "\n... {more} more frames{}",
-            listed::with(&["get-backtrace"], " (get-backtrace shows them)")
+            tool_names::with(&["get-backtrace"], " (get-backtrace shows them)")
         );
     }
 }

@@ -6,8 +6,8 @@ use super::Sections;
 use super::escape::{escape_markers, escape_output};
 use super::fit::length;
 use crate::config::Limits;
-use crate::listed;
 use crate::outcome::{Definition, DefinitionKind, Definitions, Role, SymbolDescription};
+use crate::tool_names;
 
 const RESET: &str = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
 
@@ -76,7 +76,7 @@ pub fn definitions(definitions: &Definitions, max: usize) -> String {
 
 /// Returns what shows definitions for which there is no room.
 fn narrower() -> String {
-    let room = listed::with(&["configure-limits"], "; max-answer (configure-limits) makes room");
+    let room = tool_names::with(&["configure-limits"], "; max-answer (configure-limits) makes room");
     format!("A `type` or `package` narrows the list down{room}.")
 }
 

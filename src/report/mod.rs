@@ -4,8 +4,6 @@
 
 #[cfg(feature = "mcp")]
 mod calls;
-#[cfg(feature = "mcp")]
-mod checkpoints;
 mod errors;
 mod escape;
 mod evaluation;
@@ -23,8 +21,6 @@ use crate::outcome::{Clipped, ErrorRecord, Frame};
 
 #[cfg(feature = "mcp")]
 pub(crate) use calls::{calls, calls_shown, profile};
-#[cfg(feature = "mcp")]
-pub(crate) use checkpoints::{age, checkpoint_restored, checkpoint_saved, checkpoints, running, sessions};
 pub(crate) use errors::signalled_error;
 pub use errors::{FrameRange, backtrace, backtrace_with_locals, error_list, frames, last_error};
 #[cfg(feature = "mcp")]
@@ -77,17 +73,26 @@ fn call(frame: &Frame) -> String {
 }
 
 /// A report is sections with one blank line between them.
-struct Sections(String);
+#[derive(Default)]
+pub(crate) struct Sections(String);
 
 impl Sections {
-    fn begin(&mut self) -> &mut String {
+    /// Returns the text of all sections.
+    #[cfg(feature = "mcp")]
+    pub(crate) fn into_text(self) -> String {
+        self.0
+    }
+
+    /// Begins a section.
+    pub(crate) fn begin(&mut self) -> &mut String {
         if !self.0.is_empty() {
             self.0.push_str("\n\n");
         }
         &mut self.0
     }
 
-    fn notices(&mut self, notices: &[String]) {
+    /// Adds the section of notices, if there are any.
+    pub(crate) fn notices(&mut self, notices: &[String]) {
         if !notices.is_empty() {
             let target = self.begin();
             target.push_str("[notice]");

@@ -15,8 +15,8 @@ use super::output::Output;
 use super::recorder::Recorder;
 use super::signals::Signals;
 use super::waker::Waker;
-use crate::panics;
-use crate::poll_set::PollSet;
+use crate::os::panics;
+use crate::os::poll_set::PollSet;
 
 /// How long requests that were read before the end may still take.
 const LAST_ANSWERS: Duration = Duration::from_millis(700);

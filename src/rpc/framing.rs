@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use serde_json::Value;
 
 use super::recorder::{Recorder, Side};
-use crate::id_scanner::IdScanner;
+use crate::rpc::id_scanner::IdScanner;
 
 /// The longest line, in bytes.
 pub(crate) const MAX_LINE: usize = 64 << 20;

@@ -1,9 +1,11 @@
 //! Lines of JSON-RPC over descriptors: what server and supervisor share, and what serving takes.
 
+pub(crate) mod attach;
 pub(crate) mod descriptors;
 pub(crate) mod driver;
 pub(crate) mod frame;
 pub(crate) mod framing;
+pub(crate) mod id_scanner;
 pub(crate) mod inflight;
 pub(crate) mod output;
 pub(crate) mod recorder;

@@ -10,8 +10,8 @@ use super::driver::Service;
 use super::framing::{LineReader, Read};
 use super::output::Output;
 use super::waker::Waker;
-use crate::panics;
-use crate::poll_set::PollSet;
+use crate::os::panics;
+use crate::os::poll_set::PollSet;
 
 /// The descriptors that the thread waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -75,7 +75,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::poll_set::PollSet;
+    use crate::os::poll_set::PollSet;
 
     fn is_readable(waker: &Waker) -> bool {
         let mut set = PollSet::new();

@@ -9,8 +9,8 @@ use super::events::{JobEnd, OutcomeBuilder};
 use super::scheduler::Board;
 use super::{Answer, Inner, Reply, Session, answer};
 use crate::image::Interrupt;
+use crate::os::panics;
 use crate::outcome::Outcome;
-use crate::panics;
 
 /// What is done: it makes what the evaluation comes to of what Lisp came to, or says why it cannot.
 type Work = Box<dyn FnOnce(Outcome) -> Result<Outcome, String> + Send>;

@@ -475,7 +475,7 @@ fn wait<T: Send + 'static>(submit: impl FnOnce(Reply<T>)) -> T {
 
 /// Waits for what a reply is called with.
 fn receive<T>(receiver: oneshot::Receiver<T>) -> T {
-    match crate::busy_poll::look(20, || receiver.try_recv().ok()) {
+    match crate::os::busy_poll::look(20, || receiver.try_recv().ok()) {
         Some(value) => value,
         None => receiver.recv().expect("every job is answered"),
     }

@@ -13,9 +13,9 @@ use super::scheduler::{Board, Request, Running};
 use super::{Answer, Inner, Reply, answer};
 use crate::error::{HoldError, InspectError};
 use crate::image::{Interrupt, Lane};
-use crate::listed;
+use crate::os::panics;
 use crate::outcome::{Clipped, ErrorRecord, Outcome, TestCounts};
-use crate::panics;
+use crate::tool_names;
 
 /// What is said when local variables cannot be shown in time.
 const LOCALS_UNPRINTED: &str =
@@ -294,7 +294,7 @@ impl Inner {
             0 => "No error was signalled that the code handled.".to_owned(),
             _ => {
                 let tools: Vec<_> =
-                    ["get-backtrace", "describe-last-error"].into_iter().filter(|t| listed::has(t)).collect();
+                    ["get-backtrace", "describe-last-error"].into_iter().filter(|t| tool_names::has(t)).collect();
                 let take = if tools.len() == 1 { "takes" } else { "take" };
                 let takers = if tools.is_empty() {
                     String::new()

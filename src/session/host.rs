@@ -11,8 +11,8 @@ use super::connection::Connection;
 use super::events::{ClippedBuffer, JobEnd, Unbalanced, on_one_line};
 use super::limits::HEAP_WATCH;
 use super::scheduler::{Board, Next, Place, Running};
+use crate::image::interruption::REACTION;
 use crate::image::{Event, Host, Job, Lane, Text};
-use crate::interruption::REACTION;
 
 /// Time for finding out where the texts are unbalanced that an evaluation failed on.
 const SEARCH_TIME: Duration = Duration::from_millis(200);
@@ -23,7 +23,7 @@ impl Host for Inner {
             // Not by looking at the board itself: whoever pushes would wait for its lock.
             let pushes = self.pushes.load(Ordering::Acquire);
             if !self.board.lock().has_waiting(lane) {
-                crate::busy_poll::look(20, || (self.pushes.load(Ordering::Acquire) != pushes).then_some(()));
+                crate::os::busy_poll::look(20, || (self.pushes.load(Ordering::Acquire) != pushes).then_some(()));
             }
         }
         loop {

@@ -10,8 +10,8 @@ use super::completion::Earlier;
 use super::events::JobEnd;
 use super::scheduler::{Board, Request, Running};
 use crate::image::heap::Usage;
+use crate::image::interruption::{REACTION, Step, Stuck};
 use crate::image::{self, Interrupt, JobKind};
-use crate::interruption::{REACTION, Step, Stuck};
 use crate::outcome::Clipped;
 
 /// How long it may go on while garbage is being collected, which takes its time in a large heap.

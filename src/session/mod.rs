@@ -33,9 +33,9 @@ use crossbeam_utils::CachePadded;
 use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::clock::Clock;
 use crate::config::Limits;
 use crate::image::{Job, JobKind, Lane};
+use crate::os::clock::Clock;
 use abandoned::GiveUp;
 use activity::Asked;
 use connection::Connection;

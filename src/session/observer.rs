@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::Limits;
-use crate::interruption::Stuck;
+use crate::image::interruption::Stuck;
 use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, Outcome};
 
 /// Receives the changes that another image needs to continue the session. The session calls it on Lisp's threads, before

@@ -20,9 +20,9 @@ use super::evaluations::Evaluations;
 use super::events::{OutcomeBuilder, Unbalanced};
 use super::hold::{RELEASED, TIME_UP};
 use super::limits::heap_limit;
+use crate::image::interruption::{Interruption, REACTION};
 use crate::image::{Interrupt, Job, JobKind, Lane};
-use crate::interruption::{Interruption, REACTION};
-use crate::thread_supply::ThreadSupply;
+use crate::os::thread_supply::ThreadSupply;
 
 /// How many evaluations may be in the background. Each has a thread of its own, with a control stack.
 pub(crate) const MAX_BACKGROUND: usize = 16;

@@ -4,9 +4,9 @@ use std::borrow::Cow;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-use crate::attach::{Listener, MAX_GUESTS};
-use crate::poll_set::PollSet;
+use crate::os::poll_set::PollSet;
 use crate::rpc::WriteBuffer;
+use crate::rpc::attach::{Listener, MAX_GUESTS};
 use crate::rpc::framing::{Line, LineReader, Read};
 use crate::rpc::output::MAX_UNREAD;
 

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::id_scanner::{IdScanner, is_exact};
 use crate::rpc::framing;
+use crate::rpc::id_scanner::{IdScanner, is_exact};
 use crate::rpc::inflight;
 
 /// A line longer than this is not read as JSON where others would wait for it.

@@ -7,7 +7,6 @@
 mod guests;
 pub(crate) mod log;
 mod messages;
-pub(crate) mod processes;
 mod recovery;
 mod relay;
 mod requests;
@@ -22,10 +21,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use crate::attach::Listener;
-use crate::durable::Durable;
-use crate::durable::lock::Lock;
 use crate::recovery::checkpoint::store::Checkpoints;
+use crate::recovery::persistent::Durable;
+use crate::recovery::persistent::lock::Lock;
+use crate::rpc::attach::Listener;
 use crate::rpc::recorder::Recorder;
 use recovery::Recovery;
 use relay::Relay;
@@ -74,7 +73,7 @@ impl Supervisor {
     /// Serves the client, whose ends of the conversation are `input` and `output`, until it closes its end or a signal
     /// comes; returns the exit status.
     pub(crate) fn serve(self, input: OwnedFd, output: OwnedFd) -> io::Result<i32> {
-        processes::adopt_orphans();
+        crate::os::processes::adopt_orphans();
         Ok(Relay::new(input, output, self.options, self.recovery)?.run())
     }
 }

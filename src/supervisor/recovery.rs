@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use super::Options;
 use super::requests::Requests;
 use super::worker_process::WorkerProcess;
-use crate::durable::Durable;
 use crate::recovery::checkpoint::store::{self, Checkpoint, Checkpoints};
 use crate::recovery::event::SessionEvent;
 use crate::recovery::log::{self, Loaded, Log};
+use crate::recovery::persistent::Durable;
 use crate::recovery::state::{Crash, LastStatus, RecoveryState, Replacement, Resumed, SavedFile};
 use crate::recovery::status_page::{Status, WorkerStatus, last_number};
-use crate::report;
+use crate::recovery::text;
 use crate::rpc::framing::MAX_LINE;
 use crate::rpc::route::call_of_job;
 
@@ -106,7 +106,7 @@ impl Recovery {
         if let Some(since) = log::incomplete_since(durable.directory())
             && self.state.checkpoint().is_none_or(|checkpoint| !checkpoint.at_end || checkpoint.saved < since)
         {
-            let age = report::age(jiff::Timestamp::now().duration_since(since));
+            let age = text::age(jiff::Timestamp::now().duration_since(since));
             add(format!(
                 "Its last server could not write the log any more, {age} ago: what was defined after that may be missing."
             ));

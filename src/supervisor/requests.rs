@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::messages::{self, LONG};
-use crate::id_scanner::IdScanner;
+use crate::rpc::id_scanner::IdScanner;
 use crate::rpc::route;
 
 /// Bytes that a line counts for besides its text.

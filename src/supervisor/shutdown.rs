@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::messages;
 use super::requests::Requests;
-use crate::poll_set::PollSet;
+use crate::os::poll_set::PollSet;
 use crate::rpc::WriteBuffer;
 
 /// How long everything may take from the end of input, or a signal, to the end.

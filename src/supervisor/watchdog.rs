@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::processes;
 use super::requests::Requests;
 use super::worker_process::WorkerProcess;
+use crate::os::processes;
 use crate::recovery::state::Crash;
 use crate::recovery::status_page::{Status, monotonic};
 use crate::session::recovery::failed;

@@ -8,8 +8,8 @@ use super::recovery::{LOG_RETRY, Recovery};
 use super::restart_policy::{RestartPolicy, Stage};
 use super::watchdog::Watchdog;
 use super::worker_process::{self, WorkerProcess};
-use crate::durable::Durable;
-use crate::durable::lock::Lock;
+use crate::recovery::persistent::Durable;
+use crate::recovery::persistent::lock::Lock;
 use crate::recovery::state::Crash;
 use crate::rpc::route::notice;
 

@@ -12,10 +12,10 @@ use rustix::io::FdFlags;
 use rustix::process::{Pid, Signal, WaitStatus};
 
 use super::requests::{PIECE, Requests};
-use crate::durable::Durable;
-use crate::durable::lock::Lock;
 use crate::image::heap;
 use crate::recovery::checkpoint::store::this_program;
+use crate::recovery::persistent::Durable;
+use crate::recovery::persistent::lock::Lock;
 use crate::recovery::status_page::WorkerStatus;
 use crate::rpc::WriteBuffer;
 use crate::rpc::descriptors::nonblocking;

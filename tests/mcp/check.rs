@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use crate::client::{BINARY, Scratch};
-use sbcl::check::{Severity, check};
+use lisp_syntax::{Severity, check};
 
 fn run(arguments: &[&str], input: &str) -> Output {
     let mut child = Command::new(BINARY)
@@ -30,7 +30,7 @@ fn checked(arguments: &[&str], input: &str) -> (i32, String, String) {
 
 /// What is found in a text, as `line:column: message`, notes after `note: `.
 fn findings(text: &str) -> Vec<String> {
-    let show = |finding: sbcl::check::Finding| {
+    let show = |finding: lisp_syntax::Finding| {
         let note = if finding.severity == Severity::Note { "note: " } else { "" };
         format!("{}:{}: {note}{}", finding.line, finding.column, finding.message)
     };

@@ -12,7 +12,7 @@ use super::check_evaluation::{StatusContent, status_of, wait};
 use super::debugger::job;
 use super::{Call, Fault, Finding, Offered, Refused, Step, Traits, evaluation_hints, later, now};
 use crate::Progress;
-use crate::mcp::content::json;
+use crate::schema::json;
 
 /// Maximum time that a call waits for the end of the evaluation that it interrupts.
 const WAIT: Duration = Duration::from_secs(5);

@@ -468,7 +468,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::mcp::content::schema_of_arguments;
+    use crate::schema::schema_of_arguments;
 
     #[derive(Debug, Deserialize, JsonSchema)]
     #[serde(rename_all = "kebab-case")]

@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::arguments::{CharacterNumber, EvaluationNumber, PageCharacters, seconds_of};
 use super::{Call, Fault, Finding, Offered, Reply, Step, Traits, inspection, later, now};
-use crate::mcp::content::{Tests, json};
 use crate::report::{self, EvaluationPart, Page};
+use crate::schema::{Tests, json};
 use crate::{EvaluationError, EvaluationStatus, Outcome, Progress, Session, WaitId};
 
 /// Maximum number of seconds that a call waits.

@@ -7,11 +7,11 @@ use serde_json::Value;
 
 use super::arguments::{Text, text};
 use super::{Call, Fault, Finding, Offered, Step, later, now, with_package};
-use crate::mcp::content::json;
 use crate::recovery::checkpoint::save::Saved;
 use crate::recovery::checkpoint::store::{self, MAX_NAME};
-use crate::report;
+use crate::recovery::text;
 use crate::rpc::route::call_of_job;
+use crate::schema::json;
 
 /// Why a user is asked no more.
 const WITHDRAWN: &str = "the session went back to a checkpoint";
@@ -146,12 +146,12 @@ impl One {
 impl Finding for Told {
     fn text(&self, _: usize) -> String {
         match self {
-            Self::List(all) => report::checkpoints(all),
+            Self::List(all) => text::checkpoints(all),
             Self::Saved(saved) => {
-                report::checkpoint_saved(&saved.checkpoint, saved.stopped, &saved.threads, saved.timers)
+                text::checkpoint_saved(&saved.checkpoint, saved.stopped, &saved.threads, saved.timers)
             }
             Self::Restored { checkpoint, forgotten, package, notices } => {
-                report::checkpoint_restored(checkpoint, *forgotten, package, notices)
+                text::checkpoint_restored(checkpoint, *forgotten, package, notices)
             }
             Self::Deleted(name) => format!("Deleted {name:?}."),
         }

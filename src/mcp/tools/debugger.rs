@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::abort_evaluation::Aborted;
 use super::arguments::{FrameNumber, Text, Timeout, shown, text, whole};
 use super::{Call, Fault, Offered, Reply, Step, evaluation_hints, later};
-use crate::mcp::content;
+use crate::schema;
 use crate::{JobId, RestartDesignator, Resumed, Session};
 
 /// Returns the step that submits a job, as [`submit_job`] does.
@@ -42,7 +42,7 @@ pub(super) struct RestartArguments {
 #[allow(dead_code, reason = "it is one of two contents: this is the schema of both")]
 pub(super) struct RestartContent {
     #[schemars(flatten)]
-    evaluation: content::Evaluation,
+    evaluation: schema::Evaluation,
     #[schemars(extend("says" = "In place of all else: the restart was ABORT."))]
     aborted: Option<bool>,
 }
@@ -108,7 +108,7 @@ impl Offered for EvalInFrame {
         variables visible: inspect or set them, or define what is missing. An error in it does not lose the held \
         evaluation.";
     type Arguments = EvalArguments;
-    type Content = content::Evaluation;
+    type Content = schema::Evaluation;
 
     fn hints() -> ToolAnnotations {
         evaluation_hints()
@@ -140,7 +140,7 @@ impl Offered for ResumeFromFrame {
         returned these values; without, its function is called again with the same arguments, for instance after you have \
         redefined it. Returns the values or the next error, held again.";
     type Arguments = ResumeArguments;
-    type Content = content::Evaluation;
+    type Content = schema::Evaluation;
 
     fn hints() -> ToolAnnotations {
         evaluation_hints()

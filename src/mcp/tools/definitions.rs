@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::arguments::{Count, Text, text};
 use super::{Call, Fault, Finding, Offered, Step, Traits, inspection, later};
-use crate::mcp::content::json;
 use crate::mcp::recovery_context::RecoveryContext;
 use crate::outcome::{Definition, DefinitionFilter, DefinitionQuery, Definitions};
 use crate::report;
+use crate::schema::json;
 
 /// The tool.
 pub(super) struct ListDefinitions;

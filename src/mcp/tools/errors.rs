@@ -10,9 +10,9 @@ use serde_json::Value;
 use super::arguments::{Count, Flag, FrameNumber, Most, Text, shown};
 use super::debugger::submit_job;
 use super::{Call, Fault, Finding, Offered, Reply, Step, Traits, inspection, later};
-use crate::listed;
-use crate::mcp::content::{Failure, Summary, json};
 use crate::report::{self, FrameRange};
+use crate::schema::{Failure, Summary, json};
+use crate::tool_names;
 use crate::{ErrorRecord, HoldError, Session};
 
 /// Number of frames shown by default.
@@ -48,7 +48,7 @@ fn error(session: &Session, id: Option<Text>) -> Result<Option<Arc<ErrorRecord>>
         Fault::Value(if known.is_empty() {
             format!("There is no error {}: no errors in this session.", shown(&id))
         } else {
-            let see = listed::with(&[DescribeLastError::NAME], " (describe-last-error with `list` shows them)");
+            let see = tool_names::with(&[DescribeLastError::NAME], " (describe-last-error with `list` shows them)");
             format!("There is no error {}. The history has {}{see}.", shown(&id), range(&known))
         })
     })

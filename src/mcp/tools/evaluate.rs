@@ -11,7 +11,7 @@ use super::arguments::{Flag, Text, Timeout, text};
 use super::background::{self, Job, Wait};
 use super::limits::OnErrorChoice;
 use super::{Call, Fault, Finding, Offered, Step, Traits, ask, evaluation_hints, later};
-use crate::mcp::content::{self, json};
+use crate::schema::{self, json};
 use crate::session::Operation;
 use crate::{OnError, Outcome, report};
 
@@ -53,7 +53,7 @@ impl Offered for EvaluateLisp {
         more]].";
     const TRAITS: Traits = Traits { asks: true, core: true, shown_at_once: true, ..Traits::NONE };
     type Arguments = Arguments;
-    type Content = content::Evaluation;
+    type Content = schema::Evaluation;
 
     fn hints() -> ToolAnnotations {
         evaluation_hints()
@@ -97,7 +97,7 @@ impl Finding for Evaluated {
     }
 
     fn content(&self, _: usize) -> Value {
-        json(&content::Evaluation::new(&self.0))
+        json(&schema::Evaluation::new(&self.0))
     }
 
     fn is_error(&self) -> bool {

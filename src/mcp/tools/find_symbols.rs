@@ -7,9 +7,9 @@ use serde_json::Value;
 
 use super::arguments::{Count, Flag, Text, text};
 use super::{Call, Fault, Finding, Offered, Step, Traits, inspection, query};
-use crate::mcp::content::json;
 use crate::outcome::FoundSymbols;
 use crate::report;
+use crate::schema::json;
 use crate::session::Operation;
 
 /// The tool.

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::arguments::{AnswerCharacters, OutputCharacters, Timeout};
 use super::{Call, Fault, Finding, Offered, Step, Traits, now};
-use crate::listed;
-use crate::mcp::content::json;
+use crate::schema::json;
+use crate::tool_names;
 use crate::{Limits, OnError, TimeLimit, report};
 
 /// The tool.
@@ -107,7 +107,7 @@ impl OnErrorChoice {
 impl<'de> Deserialize<'de> for OnErrorChoice {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
-        let offered = |choice: &OnError| *choice != OnError::Debug || listed::has(listed::DEBUGGER);
+        let offered = |choice: &OnError| *choice != OnError::Debug || tool_names::has(tool_names::DEBUGGER);
         let offered = || OnError::ALL.into_iter().filter(offered);
         offered().find(|choice| value == choice.name()).map(Self).ok_or_else(|| {
             let names: Vec<_> = offered().map(OnError::name).collect();

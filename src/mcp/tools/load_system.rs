@@ -14,7 +14,7 @@ use super::background::{self, Wait};
 use super::limits::OnErrorChoice;
 use super::system::{Definitions, System, absolute, existing, pathname};
 use super::{Call, Fault, Offered, Step, Traits, ask, evaluation_hints, later};
-use crate::mcp::content;
+use crate::schema;
 use crate::session::Operation;
 use crate::{Evaluation, OnError, Session, TimeLimit, report};
 
@@ -76,8 +76,8 @@ impl Force {
 #[allow(dead_code, reason = "the content of any evaluation has what was loaded: this is its schema")]
 pub(super) struct Content {
     #[schemars(flatten)]
-    evaluation: content::Evaluation,
-    loaded: Option<content::LoadReport>,
+    evaluation: schema::Evaluation,
+    loaded: Option<schema::LoadReport>,
 }
 
 impl Offered for LoadSystem {

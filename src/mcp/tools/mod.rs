@@ -34,7 +34,6 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
 use super::Offer;
-use super::content::{schema_of_arguments, schema_of_result};
 use super::recovery_context::RecoveryContext;
 use super::reply::{Finding, Refused, Reply};
 use crate::outcome::{Image, Record, of_kind};
@@ -44,6 +43,7 @@ use crate::recovery::messages::replaced;
 use crate::recovery::restore::Restoration;
 use crate::rpc::inflight::Inflight;
 use crate::rpc::route::call_of_job;
+use crate::schema::{schema_of_arguments, schema_of_result};
 use crate::session::Operation;
 use crate::{Outcome, Session};
 pub(crate) use arguments::parted;

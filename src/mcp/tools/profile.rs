@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::arguments::{Count, Flag, Text, Timeout, text};
 use super::background::{self, Job, Wait};
 use super::{Call, Fault, Finding, Offered, Step, evaluation_hints, later};
-use crate::mcp::content::{self, json};
 use crate::outcome::{Profile, ProfileSummary, ProfiledFunction, Stack, of_kind};
+use crate::schema::{self, json};
 use crate::session::Aftermath;
 use crate::session::Operation;
 use crate::{Evaluation, Outcome, report};
@@ -70,7 +70,7 @@ impl Mode {
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Content {
     #[serde(flatten)]
-    evaluation: content::Evaluation,
+    evaluation: schema::Evaluation,
     #[serde(skip_serializing_if = "Option::is_none")]
     profile: Option<Summary>,
     functions: Vec<ProfiledFunction>,
@@ -142,7 +142,7 @@ impl Finding for Profiled {
             let functions = profile.functions.into_iter().cloned().collect();
             (Some(Summary { mode, samples, threads, milliseconds }), functions)
         });
-        json(&Content { evaluation: content::Evaluation::new(&outcome), profile, functions })
+        json(&Content { evaluation: schema::Evaluation::new(&outcome), profile, functions })
     }
 
     fn is_error(&self) -> bool {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Mutex, RwLock};
 
 use super::ToolSet;
-use crate::listed;
+use crate::tool_names;
 
 /// A recipient of changes.
 pub(in crate::mcp) trait Listener: Send + Sync {
@@ -68,7 +68,7 @@ impl Registry {
 
     /// Has all texts of this process name the tools of this registry only.
     pub(in crate::mcp) fn name_listed_tools(&self) {
-        listed::set(self.tools().names());
+        tool_names::set(self.tools().names());
     }
 
     /// Tells `listener` of changes, as long as it is there.

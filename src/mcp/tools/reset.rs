@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Call, Fault, Finding, Offered, Step, Traits, ask, later};
-use crate::mcp::content::json;
 use crate::report;
 use crate::rpc::route::call_of_job;
+use crate::schema::json;
 
 /// Why a user is asked no more.
 const WITHDRAWN: &str = "the session was reset";

@@ -15,11 +15,11 @@ use super::background::{self, Wait};
 use super::system::{Definitions, System};
 use super::{Call, Fault, Finding, Offered, Step, Traits, later};
 use crate::mcp::beside::{Handle, Tests};
-use crate::mcp::content::{self, json};
 use crate::outcome::{
     Difference, Directory, NoSuspects, PassingImage, Record, RunCounts, Suspect, Suspects, SystemToLoad, TestCounts,
     TestResult, TestRun, TestStatus, of_kind,
 };
+use crate::schema::{self, json};
 use crate::session::Aftermath;
 use crate::session::recovery::failed;
 use crate::{Limits, Outcome, report};
@@ -151,7 +151,7 @@ impl Offered for RunTests {
         as one test.";
     const TRAITS: Traits = Traits { searches: true, core: true, ..Traits::NONE };
     type Arguments = Arguments;
-    type Content = content::Tests;
+    type Content = schema::Tests;
 
     fn hints() -> ToolAnnotations {
         ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true)
@@ -196,7 +196,7 @@ impl Finding for Tested {
     }
 
     fn content(&self, _: usize) -> Value {
-        json(&content::Tests::new(&self.0))
+        json(&schema::Tests::new(&self.0))
     }
 }
 

@@ -7,9 +7,9 @@ use serde_json::Value;
 
 use super::arguments::{Flag, Text, text};
 use super::{Call, Fault, Finding, Offered, Step, Traits, inspection, later};
-use crate::mcp::content::json;
 use crate::outcome::{Role, SymbolDescription};
 use crate::report;
+use crate::schema::json;
 
 /// The tool.
 pub(super) struct DescribeSymbol;

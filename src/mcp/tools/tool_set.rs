@@ -6,7 +6,7 @@ use rmcp::model::{JsonObject, Tool};
 use serde_json::Value;
 
 use super::{Offered, TOOLS, all, checkpoint, former, no_such_tool, reset, traits};
-use crate::listed;
+use crate::tool_names;
 
 /// Which tools are listed. One that is not listed cannot be called either: it is as if there were none, so that whoever
 /// starts the server decides what it can be asked.
@@ -53,15 +53,15 @@ fn numbered(text: &str) -> String {
 
 /// Makes a tool's texts name listed tools alone, and takes out the choices that need other tools.
 fn resolve(tool: &mut Tool, has: &dyn Fn(&str) -> bool) {
-    tool.description = tool.description.take().map(|text| listed::resolve(&text, has).into());
+    tool.description = tool.description.take().map(|text| tool_names::resolve(&text, has).into());
     let mut schema = JsonObject::clone(&tool.input_schema);
     let properties = schema.get_mut("properties").and_then(Value::as_object_mut);
     for (name, property) in properties.into_iter().flatten() {
         if let Some(Value::String(description)) = property.get_mut("description") {
-            *description = listed::resolve(description, has);
+            *description = tool_names::resolve(description, has);
         }
         if let Some(Value::Array(choices)) = property.get_mut("enum").filter(|_| name == "on-error")
-            && !listed::is_among(listed::DEBUGGER, has)
+            && !tool_names::is_among(tool_names::DEBUGGER, has)
         {
             choices.retain(|choice| choice != "debug");
         }
@@ -77,7 +77,7 @@ impl ToolSet {
             _ if joinable => INSTRUCTIONS.replace(LAST_STEP.0, LAST_STEP.1),
             _ => INSTRUCTIONS.to_owned(),
         };
-        numbered(listed::resolve(&text, |tool| self.has(tool)).trim_end())
+        numbered(tool_names::resolve(&text, |tool| self.has(tool)).trim_end())
     }
 
     /// Takes what the command line says: `all`, `core`, or names with commas between.

@@ -11,11 +11,11 @@ use super::arguments::{Count, Flag, Names, Text, Timeout, not, text};
 use super::background::{self, Job, Wait};
 use super::limits::OnErrorChoice;
 use super::{Call, Fault, Finding, Offered, Step, evaluation_hints, later};
-use crate::listed;
-use crate::mcp::content::{self, json};
 use crate::outcome::{CallTree, TracedCall};
 use crate::report::{self, calls_shown};
+use crate::schema::{self, json};
 use crate::session::Operation;
+use crate::tool_names;
 use crate::{Evaluation, OnError, Outcome};
 
 /// The tool.
@@ -57,7 +57,7 @@ pub(super) struct Arguments {
 #[serde(rename_all = "camelCase")]
 pub(super) struct Content {
     #[serde(flatten)]
-    evaluation: content::Evaluation,
+    evaluation: schema::Evaluation,
     calls: Vec<TracedCall>,
     omitted_calls: u64,
 }
@@ -93,7 +93,7 @@ impl Offered for TraceCalls {
         evaluation.timeout = arguments.timeout.0;
         let on_error = OnErrorChoice::of(arguments.on_error).unwrap_or(OnError::Abort);
         if on_error == OnError::Ask {
-            let choices = if listed::has(listed::DEBUGGER) { "one of abort, debug" } else { "one of abort" };
+            let choices = if tool_names::has(tool_names::DEBUGGER) { "one of abort, debug" } else { "one of abort" };
             let reason = not(choices, &Value::from(on_error.name()));
             return Err(Fault::Value(format!("{}: on-error must be {reason}.", Self::NAME)));
         }
@@ -136,7 +136,7 @@ impl Finding for Traced {
         let outcome = report::fitted(&self.0, max);
         let tree = CallTree::of(&outcome.records);
         json(&Content {
-            evaluation: content::Evaluation::new(&outcome),
+            evaluation: schema::Evaluation::new(&outcome),
             omitted_calls: tree.as_ref().map_or(0, |tree| tree.trace.omitted),
             calls: tree.map(|tree| tree.calls.into_iter().cloned().collect()).unwrap_or_default(),
         })

@@ -11,12 +11,12 @@ use rustix::process::Pid;
 
 use super::store::{Checkpoint, Checkpoints, Made};
 use crate::Session;
-use crate::listed;
 use crate::outcome::{Record, SavedThread, Saving, of_kind};
 use crate::recovery::event::SessionEvent;
 use crate::recovery::reporter::Reporter;
 use crate::recovery::status_page::{Status, StatusPage};
 use crate::session::Operation;
+use crate::tool_names;
 
 /// Time for running evaluations to end before the save at the end of the server.
 const LAST_SAVE: Duration = Duration::from_secs(10);
@@ -114,7 +114,7 @@ impl Saver {
         if self.session.is_anything_held() {
             return done(Err(format!(
                 "Nothing was saved: an evaluation is held, and its stack cannot be saved. Resume or abort it{} first.",
-                listed::with(&["abort-evaluation"], " (abort-evaluation)")
+                tool_names::with(&["abort-evaluation"], " (abort-evaluation)")
             )));
         }
         if self.session.is_evaluating() {

@@ -18,8 +18,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_pro
 use serde::{Deserialize, Serialize};
 
 use crate::build;
-use crate::poll_set::PollSet;
-use crate::seal::Seal;
+use crate::image::fingerprint::Seal;
+use crate::os::poll_set::PollSet;
 
 /// The number of automatic checkpoints that a persistent session keeps: the last one, and the one before in case the last does not
 /// boot.

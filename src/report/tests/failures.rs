@@ -9,8 +9,8 @@ use super::super::fit::length;
 use super::super::{call, clipped_message};
 use super::suspects::{Functions, functions, has_suspects, push_other_suspects, push_suspects};
 use super::{MAX_CALL, MAX_FORM, NAMES};
-use crate::listed;
 use crate::outcome::{Check, ErrorRecord, Frame, Outcome, Test, TestResult, TestRun};
+use crate::tool_names;
 
 /// Characters of a value and a message.
 const MAX_VALUE: usize = 400;
@@ -279,7 +279,7 @@ fn push_failure(entry: &mut String, test: &Test<'_>, errors: &[Arc<ErrorRecord>]
                 entry,
                 "\n   {kind} {said} (E{}{})",
                 error.id,
-                listed::with(&["get-backtrace"], ": get-backtrace has all")
+                tool_names::with(&["get-backtrace"], ": get-backtrace has all")
             );
             for frame in error.frames.iter().filter(|frame| is_users(frame)).take(detail.frames) {
                 push_frame(entry, frame);

@@ -143,12 +143,12 @@ impl Unbalanced {
     /// called under a lock.
     pub(crate) fn hint(&self, stop: impl Fn() -> bool) -> Option<String> {
         match self {
-            Self::Code(code) => crate::check::hint(code, stop),
+            Self::Code(code) => lisp_syntax::hint(code, stop),
             Self::File(path) => {
-                let longest = crate::check::LONGEST_HINTED as u64;
+                let longest = lisp_syntax::LONGEST_HINTED as u64;
                 let small = std::fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() <= longest);
                 let bytes = small.then(|| std::fs::read(path).ok()).flatten()?;
-                crate::check::hint(&String::from_utf8_lossy(&bytes), stop)
+                lisp_syntax::hint(&String::from_utf8_lossy(&bytes), stop)
             }
         }
     }

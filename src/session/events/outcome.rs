@@ -7,11 +7,11 @@ use super::JobEnd;
 use super::error::{ErrorBuilder, Unbalanced};
 use super::text::{ClippedBuffer, MAX_PLACE, beginning, name, on_one_line, push_within};
 use crate::config::Limits;
+use crate::image::interruption::Stuck;
 use crate::image::{Event, Interrupt, Text};
-use crate::interruption::Stuck;
-use crate::listed;
 use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, FormRole, Outcome, Timing, Warning, interleaved};
 use crate::session::operation::RecordsBuilder;
+use crate::tool_names;
 
 /// Notices of an evaluation in the background, and characters of one.
 const MAX_NOTICES: usize = 100;
@@ -492,7 +492,7 @@ fn timeout_message(timeout: Duration) -> String {
     format!(
         "{} and was interrupted. What it had done by then stays done. For more time, pass a larger `timeout`{}.",
         out_of_time(timeout),
-        listed::with(&["configure-limits"], ", or raise the default with configure-limits")
+        tool_names::with(&["configure-limits"], ", or raise the default with configure-limits")
     )
 }
 

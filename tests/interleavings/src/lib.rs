@@ -15,31 +15,26 @@ mod locks;
 pub use locks::{Condvar, Mutex, MutexGuard};
 
 #[allow(dead_code, reason = "of the modules, what the scenarios need is used")]
-#[path = "../../../src/id_scanner.rs"]
-mod id_scanner;
+#[path = "../../../src/os"]
+mod os {
+    pub(crate) mod panics;
+    pub(crate) mod poll_set;
 
-#[allow(dead_code, reason = "see above")]
-#[path = "../../../src/panics.rs"]
-mod panics;
-
-#[allow(dead_code, reason = "see above")]
-#[path = "../../../src/poll_set.rs"]
-mod poll_set;
-
-mod busy_poll {
-    /// Waits until one of `fds` is ready. Without a timeout that is the only way out: nothing is woken by the way.
-    pub(crate) fn wait(
-        fds: &mut [rustix::event::PollFd<'_>],
-        timeout: Option<std::time::Duration>,
-    ) -> std::io::Result<usize> {
-        loop {
-            let ready = rustix::event::poll(fds, Some(&rustix::event::Timespec::default()))?;
-            shuttle::thread::yield_now();
-            if ready > 0 {
-                return Ok(ready);
-            }
-            if timeout.is_some() {
-                return Ok(ready);
+    pub(crate) mod busy_poll {
+        /// Waits until one of `fds` is ready. Without a timeout that is the only way out: nothing is woken by the way.
+        pub(crate) fn wait(
+            fds: &mut [rustix::event::PollFd<'_>],
+            timeout: Option<std::time::Duration>,
+        ) -> std::io::Result<usize> {
+            loop {
+                let ready = rustix::event::poll(fds, Some(&rustix::event::Timespec::default()))?;
+                shuttle::thread::yield_now();
+                if ready > 0 {
+                    return Ok(ready);
+                }
+                if timeout.is_some() {
+                    return Ok(ready);
+                }
             }
         }
     }
@@ -52,6 +47,7 @@ mod rpc {
     pub(crate) mod driver;
     pub(crate) mod frame;
     pub(crate) mod framing;
+    pub(crate) mod id_scanner;
     pub(crate) mod inflight;
     pub(crate) mod output;
     pub(crate) mod waker;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::panics;
+use crate::os::panics;
 
 type Work = Box<dyn FnOnce() + Send>;
 

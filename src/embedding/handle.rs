@@ -20,7 +20,7 @@ use super::save;
 use super::value::Value;
 use crate::config::{ImageConfig, Limits};
 use crate::error::BootError;
-use crate::panics::Contained;
+use crate::os::panics::Contained;
 use crate::session::Session;
 
 /// Common Lisp in this process. Clones are handles on the same image; they may be used from any thread.

@@ -18,7 +18,7 @@ pub(crate) fn adopt_orphans() {
 }
 
 /// A child that has ended, if there is one. Its number is free from here on.
-pub(super) fn ended() -> Option<(Pid, WaitStatus)> {
+pub(crate) fn ended() -> Option<(Pid, WaitStatus)> {
     rustix::process::wait(WaitOptions::NOHANG).ok().flatten()
 }
 
@@ -64,7 +64,7 @@ fn kill_descendants(root: Pid, but: &[Pid]) -> bool {
 
 /// Kills `pid` if it is a child of `parent`: its number may be another process' by now, which does not get the signal.
 #[cfg(target_os = "linux")]
-pub(super) fn kill(pid: Pid, parent: Pid) {
+pub(crate) fn kill(pid: Pid, parent: Pid) {
     use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
     // Whatever it is that is looked at after this is what is signalled.
     let process = pidfd_open(pid, PidfdFlags::empty());
@@ -79,12 +79,12 @@ pub(super) fn kill(pid: Pid, parent: Pid) {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(super) fn kill(pid: Pid, _parent: Pid) {
+pub(crate) fn kill(pid: Pid, _parent: Pid) {
     let _ = kill_process(pid, Signal::KILL);
 }
 
 /// True for a child that a signal has stopped.
-pub(super) fn is_stopped(child: Pid) -> bool {
+pub(crate) fn is_stopped(child: Pid) -> bool {
     let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     waitid(WaitId::Pid(child), options).is_ok_and(|status| status.is_some_and(|status| status.stopped()))
 }

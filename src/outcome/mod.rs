@@ -785,7 +785,19 @@ mod tests {
         let test = |error| TestResult { name: "t".to_owned(), error: Some(error), ..TestResult::default() }.into();
         let run = Outcome { records: vec![test(0), test(7)], ..Outcome::of_tests(String::new()) };
         let mut whole = Outcome::of_tests(String::new()).with_system("a", run.clone()).with_system("b", run);
-        whole.errors = vec![crate::session::recovery::failed("SIMPLE-ERROR", String::new()).result.unwrap_err()];
+        whole.errors = vec![std::sync::Arc::new(ErrorRecord {
+            id: 1,
+            kind: "SIMPLE-ERROR".to_owned(),
+            message: Clipped::default(),
+            time: jiff::Timestamp::UNIX_EPOCH,
+            form: None,
+            slots: Vec::new(),
+            restarts: Vec::new(),
+            frames: Vec::new(),
+            total_frames: 0,
+            slots_omitted: 0,
+            evaluation: 0,
+        })];
         let numbers: Vec<Vec<_>> = whole
             .by_system()
             .iter()

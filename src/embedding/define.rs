@@ -16,7 +16,7 @@ use super::error::Error;
 use super::function::Function;
 use super::options::Options;
 use super::pool::{self, Failure};
-use crate::panics::Contained;
+use crate::os::panics::Contained;
 
 /// Numbers below are those of functions that are there from the beginning: `SBCL_PROGRAM_FIRST`.
 const FIRST: u64 = 16;

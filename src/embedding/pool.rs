@@ -18,14 +18,14 @@ use super::error::{Condition, Error};
 use super::options::Options;
 use super::output;
 use super::value::Value;
-use crate::clock::Clock;
-use crate::helper_threads;
-use crate::image::program::{self, CallStatus, End, Inside, Place, Program, Rest, Task};
+use crate::image::interruption::{self, Interruption};
+use crate::image::program::{self, CallStatus, Inside, Place, Program, Rest, Task};
 use crate::image::{Event, message};
-use crate::interruption::{self, Interruption};
-use crate::panics::{self, Contained};
+use crate::os::clock::Clock;
+use crate::os::helper_threads;
+use crate::os::panics::{self, Contained};
+use crate::os::thread_supply::ThreadSupply;
 use crate::session::reentry::serves_stream;
-use crate::thread_supply::ThreadSupply;
 
 /// How often a thread that has nothing to do looks out for something before it gives way to others: as long as a short call
 /// takes.
@@ -39,6 +39,9 @@ const MAX_OVER: usize = 1024;
 /// The one pool of this process.
 static POOL: OnceCell<Arc<Pool>> = OnceCell::new();
 
+/// How a call ended.
+pub(super) type End = program::End<Error>;
+
 /// What a thread is to do next.
 enum Next {
     Request(Request),
@@ -51,7 +54,7 @@ enum Next {
 /// Something to do, under options.
 struct Request {
     call: u64,
-    task: Box<dyn Task>,
+    task: Box<dyn Task<Error>>,
     options: Arc<Options>,
 }
 
@@ -267,7 +270,7 @@ impl IntoLisp for Thread {
 
 thread_local! {
     /// What the closures that Lisp is to have run are kept in, by number.
-    static TASKS: RefCell<Vec<Option<Box<dyn Task>>>> = const { RefCell::new(Vec::new()) };
+    static TASKS: RefCell<Vec<Option<Box<dyn Task<Error>>>>> = const { RefCell::new(Vec::new()) };
     /// The options of the calls that this thread is in, innermost last.
     static OPTIONS: RefCell<Vec<Arc<Options>>> = const { RefCell::new(Vec::new()) };
     /// This thread's number in the pool.
@@ -348,7 +351,7 @@ struct Work<F, R> {
     end: Option<End>,
 }
 
-impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task for &mut Work<F, R> {
+impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task<Error> for &mut Work<F, R> {
     fn run(&mut self, inside: &Inside) {
         if let Some(work) = self.work.take() {
             let cx = Cx::new(*inside);
@@ -405,7 +408,7 @@ fn settle_elsewhere(request: Request, end: End) {
 }
 
 /// Has `task` done on a Lisp thread. The number of the call, by which it can be ended.
-pub(super) fn submit(options: &Arc<Options>, task: Box<dyn Task>) -> Result<u64, Error> {
+pub(super) fn submit(options: &Arc<Options>, task: Box<dyn Task<Error>>) -> Result<u64, Error> {
     let pool = pool()?;
     let request = pool.request(options, task);
     let call = request.call;
@@ -414,25 +417,22 @@ pub(super) fn submit(options: &Arc<Options>, task: Box<dyn Task>) -> Result<u64,
 }
 
 /// Has Lisp run `task` in what pins a vector, which `write` writes with where to put its address.
-pub(crate) fn call_with_task(
+pub(super) fn call_with_task(
     cx: &Cx,
-    task: impl Task,
+    task: Box<dyn Task<Error>>,
     write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
 ) -> Result<(), Error> {
-    let mut result = Ok(());
-    program::scoped(task, |task| {
-        let number = keep_task(task);
-        result = cx.ask(Entry::BorrowOctets, |writer| {
-            number.write(writer)?;
-            write(writer)
-        });
-        drop(TASKS.with_borrow_mut(Vec::pop));
+    let number = keep_task(task);
+    let result = cx.ask(Entry::BorrowOctets, |writer| {
+        number.write(writer)?;
+        write(writer)
     });
+    drop(TASKS.with_borrow_mut(Vec::pop));
     result
 }
 
 /// Keeps `task` until Lisp asks for it by the number that this returns. The last one that is kept is the first to go.
-fn keep_task(task: Box<dyn Task>) -> usize {
+fn keep_task(task: Box<dyn Task<Error>>) -> usize {
     TASKS.with_borrow_mut(|tasks| {
         tasks.push(Some(task));
         tasks.len() - 1
@@ -458,7 +458,7 @@ impl Pool {
         Self { threads, spare_threads, cleanup, ..Self::default() }
     }
 
-    fn request(&self, options: &Arc<Options>, task: Box<dyn Task>) -> Request {
+    fn request(&self, options: &Arc<Options>, task: Box<dyn Task<Error>>) -> Request {
         let call = self.next_call.fetch_add(1, Ordering::Relaxed) + 1;
         Request { call, task, options: options.clone() }
     }
@@ -531,7 +531,7 @@ impl Pool {
         let is_spare = number > self.threads;
         loop {
             let mut looks = 0;
-            let found = crate::busy_poll::look(LOOKS, || {
+            let found = crate::os::busy_poll::look(LOOKS, || {
                 if is_spare && (self.waiting.load(Ordering::SeqCst) == 0 || self.are_enough()) {
                     return Some(Next::Rest);
                 }
@@ -980,7 +980,7 @@ mod tests {
     /// Has a call of group 0 run on this thread.
     fn begin(pool: &Pool, call: u64) {
         struct Nothing;
-        impl Task for Nothing {
+        impl Task<Error> for Nothing {
             fn run(&mut self, _: &Inside) {}
             fn settle(&mut self, _: End) -> Option<Rest> {
                 None

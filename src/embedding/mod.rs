@@ -28,5 +28,4 @@ pub use function::Function;
 pub use future::Call;
 pub use handle::{Builder, InterruptHandle, Lisp};
 pub use options::Restart;
-pub(crate) use pool::call_with_task;
 pub use value::Value;

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Condvar, Mutex};
 
 use crate::image::Event;
-use crate::panics;
+use crate::os::panics;
 use crate::session::reentry::serve_stream;
 
 /// Bytes that wait to be written; calls that are being ended lose what they print beyond that.

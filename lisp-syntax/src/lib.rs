@@ -1,5 +1,10 @@
-//! What is wrong with Lisp source, without evaluating any of it: where parentheses, strings and comments went wrong by
-//! the indentation, and what the reader would refuse.
+//! Finds what is wrong with Common Lisp source without evaluating any of it: unbalanced parentheses, strings and comments,
+//! located by the indentation, and text that the reader would refuse (CLHS 2).
+//!
+//! ```
+//! let checked = lisp_syntax::check("(defun f (x)\n  (list x\n  (g x))\n\n(defun g ())\n", &[]);
+//! assert_eq!(checked.repaired.as_deref(), Some("(defun f (x)\n  (list x)\n  (g x))\n\n(defun g ())\n"));
+//! ```
 
 mod lexer;
 mod reader;
@@ -148,8 +153,7 @@ pub fn check(text: &str, known: &[String]) -> Checked {
 }
 
 /// Whether a reader would go on reading where the text ends: within parentheses, a string or a comment, or after a quote.
-#[cfg(feature = "mcp")]
-pub(crate) fn is_unfinished(text: &str) -> bool {
+pub fn is_unfinished(text: &str) -> bool {
     let lines = lines_of(text);
     match balance(&lines, |_, _| {}) {
         Err(Imbalance::Unfinished(..)) => true,
@@ -163,9 +167,8 @@ pub(crate) fn is_unfinished(text: &str) -> bool {
 }
 
 /// What a part of a text is, for whoever colours it.
-#[cfg(feature = "mcp")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
+pub enum Part {
     /// A string, or a line of it.
     Text,
     /// A symbol of the package KEYWORD.
@@ -178,8 +181,7 @@ pub(crate) enum Part {
 }
 
 /// The parts of a text that are worth a colour: where each begins and ends, in bytes, in their order.
-#[cfg(feature = "mcp")]
-pub(crate) fn parts(text: &str) -> Vec<(std::ops::Range<usize>, Part)> {
+pub fn parts(text: &str) -> Vec<(std::ops::Range<usize>, Part)> {
     let lines = lines_of(text);
     let starts: Vec<usize> = lines
         .iter()
@@ -217,11 +219,11 @@ fn reads(text: &str) -> bool {
 }
 
 /// Bytes of code, or of a file, that [`hint`] looks into.
-pub(crate) const LONGEST_HINTED: usize = 400_000;
+pub const LONGEST_HINTED: usize = 400_000;
 
 /// Says where the indentation of code that the reader came to no end with went wrong: `line 7: …`. Returns `None` when
 /// the code is balanced, nothing can be said, or `stop` returned true before something was found.
-pub(crate) fn hint(code: &str, stop: impl Fn() -> bool) -> Option<String> {
+pub fn hint(code: &str, stop: impl Fn() -> bool) -> Option<String> {
     if code.len() > LONGEST_HINTED {
         return None;
     }

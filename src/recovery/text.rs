@@ -1,11 +1,10 @@
-//! What the tool checkpoint says.
+//! The text of checkpoints and persistent sessions.
 
 use std::fmt::Write as _;
 
-use super::Sections;
-use crate::attach::Running;
-use crate::durable::Description;
-use crate::recovery::checkpoint::store::Checkpoint;
+use super::checkpoint::store::Checkpoint;
+use super::persistent::Description;
+use crate::report::{Sections, escape_markers};
 
 /// A duration as people say it: `40 seconds`, `3 minutes`.
 #[must_use]
@@ -71,20 +70,6 @@ pub(crate) fn sessions(all: &[Description]) -> String {
     text
 }
 
-/// The servers that can be joined, a line each, behind the sessions.
-pub(crate) fn running(all: &[Running]) -> String {
-    let mut text = String::new();
-    for Running { name, pid, client, guests, refused, .. } in all {
-        if text.is_empty() {
-            text += "\n\nRunning, to be joined:\n";
-        }
-        let client = client.as_deref().or(refused.as_deref()).unwrap_or("no client yet");
-        let joined = if guests.is_empty() { String::new() } else { format!("; joined: {}", guests.join(", ")) };
-        _ = writeln!(text, "{name}  process {pid}, {client}{joined}");
-    }
-    text
-}
-
 /// A checkpoint was saved; `stopped`: how long the session stood still, in microseconds.
 pub(crate) fn checkpoint_saved(checkpoint: &Checkpoint, stopped: u64, threads: &[String], timers: u64) -> String {
     let Checkpoint { name, evaluation, bytes, .. } = checkpoint;
@@ -94,7 +79,7 @@ pub(crate) fn checkpoint_saved(checkpoint: &Checkpoint, stopped: u64, threads: &
         (stopped + 500) / 1_000
     );
     for thread in threads {
-        _ = write!(text, "{}, ", super::escape_markers(&thread.replace('\n', "\\n")));
+        _ = write!(text, "{}, ", escape_markers(&thread.replace('\n', "\\n")));
     }
     match timers {
         0 => {}
@@ -111,7 +96,7 @@ pub(crate) fn checkpoint_restored(
     package: &str,
     notices: &[String],
 ) -> String {
-    let mut sections = Sections(String::new());
+    let mut sections = Sections::default();
     sections.notices(notices);
     let forgotten = match forgotten {
         0 => "Nothing was evaluated since.".to_owned(),
@@ -123,5 +108,5 @@ pub(crate) fn checkpoint_restored(
         sections.begin(),
         "Restored {name:?} (evaluation {evaluation}, {age} ago). {forgotten}\nCurrent package: {package}"
     );
-    sections.0
+    sections.into_text()
 }

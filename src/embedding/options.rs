@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::convert::{ConversionError, IntoLisp, Symbol, Writer};
 use super::error::Condition;
 use super::value::Value;
-use crate::panics::Contained;
+use crate::os::panics::Contained;
 
 /// Asked about a condition where it is signalled.
 pub(super) type Handler = Arc<dyn Fn(&Condition) -> Option<Restart> + Send + Sync>;

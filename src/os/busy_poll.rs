@@ -56,7 +56,7 @@ pub(crate) fn look<T>(looks: u32, mut look: impl FnMut() -> Option<T>) -> Option
 }
 
 /// Waits until one of `fds` is ready, at most for `timeout`; returns how many are. After a signal none is. Only a
-/// [`PollSet`](crate::poll_set::PollSet) waits so.
+/// [`PollSet`](crate::os::poll_set::PollSet) waits so.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> std::io::Result<usize> {
     let mut poll = |timeout: Option<&Timespec>| match rustix::event::poll(fds, timeout) {
         Err(Errno::INTR) => Ok(0),

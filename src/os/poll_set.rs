@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 
-use crate::busy_poll::wait;
+use crate::os::busy_poll::wait;
 
 /// A set of descriptors to wait for. Each has a name of its own.
 #[derive(Debug)]

@@ -1,16 +1,19 @@
 //! On a Lisp thread: direct calls.
 
 use std::marker::PhantomData;
+use std::panic::resume_unwind;
 
 use super::convert::{Arguments, ConversionError, FromLisp, IntoLisp, Reader, Shape, Text, Writer};
 use super::define::{HostFunction, LocalFunction};
 use super::error::{Condition, Error};
 use super::function::Function;
+use super::pool;
 use super::value::{self, Value};
+use crate::image::borrow::borrow_octets;
 use crate::image::message::{self, Token};
 use crate::image::program::{CallStatus, Inside};
 use crate::image::words::Words;
-use crate::panics;
+use crate::os::panics;
 
 /// Functions of Lisp's that this side calls: `enum sbcl_entry` of `ffi/sbcl_host.h`.
 #[derive(Debug, Clone, Copy)]
@@ -212,6 +215,48 @@ impl Cx {
         };
         let answer = self.inside.call_with_buffer(Entry::CopyOctets as u64, message::handle_token(handle), target);
         self.read(answer)
+    }
+
+    /// Lends `work` the octets of a vector where Lisp has them, without copying: [`copy_bytes`](Self::copy_bytes) is the safe
+    /// way, at the speed of memory. The vector may be of any length; one with a fill pointer has the octets below it.
+    ///
+    /// ```
+    /// # let lisp = sbcl::Lisp::get_or_boot()?;
+    /// let sum: u64 = lisp.enter(|cx| {
+    ///     let octets = cx.eval("(make-array 1000 :element-type '(unsigned-byte 8) :initial-element 2)")?;
+    ///     // SAFETY: the vector is new, and nothing else has it.
+    ///     unsafe { cx.borrow_bytes(&octets, |octets| octets.iter().map(|&octet| u64::from(octet)).sum()) }
+    /// })?;
+    /// assert_eq!(sum, 2000);
+    /// # Ok::<(), sbcl::Error>(())
+    /// ```
+    ///
+    /// # Safety
+    /// Until `work` returns, nothing may write to the vector: neither this thread, in what `work` calls, nor any other one
+    /// of Lisp's or of the program's. That the vector stays where it is, is seen to: no collection moves it meanwhile, and
+    /// other threads collect as ever.
+    ///
+    /// # Errors
+    /// A `type-error` of anything but a vector of octets (`(unsigned-byte 8)`); [`Error::Unwinding`] when Lisp unwinds in
+    /// what `work` calls. An interruption waits until `work` returns.
+    ///
+    /// # Panics
+    /// When `work` does.
+    #[allow(unsafe_code, reason = "the caller's promise is handed on")]
+    pub unsafe fn borrow_bytes<R>(&self, octets: &Value, work: impl FnOnce(&[u8]) -> R) -> Result<R, Error> {
+        let pin = |task, place: usize| {
+            pool::call_with_task(self, task, |writer| {
+                octets.write(writer)?;
+                place.write(writer)
+            })
+        };
+        // SAFETY: the caller promises that nothing writes to the octets.
+        match unsafe { borrow_octets(work, pin) }? {
+            Some(Ok(result)) => Ok(result),
+            Some(Err(panic)) => resume_unwind(panic),
+            // Lisp has not called back, and says nothing of it.
+            None => Err(Error::Aborted),
+        }
     }
 
     /// `object` as `prin1` has it, at most `limit` characters.

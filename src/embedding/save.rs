@@ -18,8 +18,8 @@ use super::enter::Entry;
 use super::error::Error;
 use super::handle::Lisp;
 use crate::error::BootError;
-use crate::poll_set::PollSet;
-use crate::seal::Seal;
+use crate::image::fingerprint::Seal;
+use crate::os::poll_set::PollSet;
 
 /// How long the process that saves an image is waited for: a little longer than it has (`**saving-seconds**` of
 /// `lisp/checkpoint.lisp`).

@@ -19,20 +19,20 @@ use serde_json::{Map, Value};
 use crate::outcome::Clipped;
 use crate::report;
 
-pub(super) use error::{Failure, Summary};
-pub(super) use evaluation::{Evaluation, LoadReport};
-pub(super) use tests::Tests;
+pub(crate) use error::{Failure, Summary};
+pub(crate) use evaluation::{Evaluation, LoadReport};
+pub(crate) use tests::Tests;
 
 /// Writes content as JSON.
-pub(super) fn json(content: &impl Serialize) -> Value {
+pub(crate) fn json(content: &impl Serialize) -> Value {
     serde_json::to_value(content).unwrap_or_default()
 }
 
 /// Replaces all else where the call was wrong.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct Refusal<'a> {
+pub(crate) struct Refusal<'a> {
     #[schemars(extend("says" = "In place of all else: what was wrong with the call."))]
-    pub(super) refused: &'a str,
+    pub(crate) refused: &'a str,
 }
 
 /// A text, and how much of it was left out.
@@ -114,14 +114,14 @@ fn plain<T: JsonSchema>(documented: bool) -> JsonObject {
 }
 
 /// The schema of arguments, whose documentation is what a client reads.
-pub(super) fn schema_of_arguments<T: JsonSchema>() -> JsonObject {
+pub(crate) fn schema_of_arguments<T: JsonSchema>() -> JsonObject {
     let mut schema = plain::<T>(true);
     schema.entry("properties").or_insert_with(|| Map::new().into());
     schema
 }
 
 /// The schema of a result. No property is required, since each may be missing where the call was refused.
-pub(super) fn schema_of_result<T: JsonSchema>() -> JsonObject {
+pub(crate) fn schema_of_result<T: JsonSchema>() -> JsonObject {
     let [mut schema, mut refusal] = [plain::<T>(false), plain::<Refusal<'_>>(false)];
     schema.remove("required");
     let properties = schema.entry("properties").or_insert_with(|| Map::new().into());

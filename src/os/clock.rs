@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use crate::alarm::Alarm;
+use crate::os::alarm::Alarm;
 
 /// An alarm that is set for every evaluation and every call with a limit but seldom rings: it stays at the earliest time that it
 /// was armed for. When that comes, the thread that waits looks what is really due.

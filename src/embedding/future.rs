@@ -13,9 +13,9 @@ use super::convert::{Arguments, FromLisp};
 use super::enter::Cx;
 use super::error::Error;
 use super::handle::Lisp;
-use super::pool;
-use crate::image::program::{End, Inside, Rest, Task};
-use crate::panics;
+use super::pool::{self, End};
+use crate::image::program::{Inside, Rest, Task};
+use crate::os::panics;
 
 /// A call that is under way since it was made. Dropping it interrupts it.
 ///
@@ -53,7 +53,7 @@ impl<R> Shared<R> {
     }
 }
 
-impl<F, R> Task for Work<F, R>
+impl<F, R> Task<Error> for Work<F, R>
 where
     F: FnOnce(&Cx) -> Result<R, Error> + Send + 'static,
     R: Send + 'static,

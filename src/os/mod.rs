@@ -1,0 +1,14 @@
+//! Threads, timers, descriptors and processes. Nothing here knows of Lisp or MCP.
+
+pub(crate) mod alarm;
+pub(crate) mod busy_poll;
+pub(crate) mod clock;
+pub(crate) mod helper_threads;
+pub(crate) mod panics;
+#[cfg_attr(not(feature = "mcp"), allow(dead_code, reason = "the library alone only reads"))]
+pub(crate) mod poll_set;
+#[cfg(feature = "mcp")]
+pub(crate) mod processes;
+#[cfg(feature = "mcp")]
+pub(crate) mod temporary;
+pub(crate) mod thread_supply;
