@@ -40,6 +40,7 @@ suite "Feature guarded-messages" cargo test --release --features guarded-message
 for example in embed guided_tour plugin_host symbolic live_service axum_rules; do
     suite "Example $example" cargo run --quiet --release "${features[@]}" --example "$example"
 done
+suite "Recording" scripts/recording.py --check "$target/release/sbcl-mcp"
 suite "Python SDK 1.x" scripts/clients.sh python-1
 suite "Python SDK 2.x" scripts/clients.sh python-2
 suite "Agent frameworks" scripts/clients.sh adapters
