@@ -1,9 +1,9 @@
-//! Has the shared core made by [`sbcl_core`] and puts it, with `libsbcl`, into the library's rlib, so that a program
-//! linked with it is one file.
+//! Embeds `libsbcl` and the core made by [`sbcl_core`] in the library's rlib, so that a program linked with it is one
+//! file.
 //!
-//! Without the feature `core` the library alone goes there, and the program brings a core of its own. Dependants' build
-//! scripts get paths in `DEP_SBCL_LIBRARY` and `DEP_SBCL_CORE` (what is embedded) and those that `sbcl-build` makes a core
-//! with. On docs.rs nothing is built and nothing embedded; the code sees `cfg(docsrs_build)`.
+//! Without the feature `core` only `libsbcl` is embedded, and the program supplies its own core. Build scripts of
+//! dependent crates receive the paths of the embedded files in `DEP_SBCL_LIBRARY` and `DEP_SBCL_CORE`, and the paths that
+//! `sbcl-build` needs to make a core. On docs.rs nothing is built or embedded; the code sees `cfg(docsrs_build)`.
 
 use std::path::{Path, PathBuf};
 
@@ -15,8 +15,8 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=DOCS_RS");
     #[cfg(feature = "bindgen")]
-    bindings();
-    records();
+    generate_bindings();
+    generate_records();
     if std::env::var_os("DOCS_RS").is_some() {
         println!("cargo::rustc-cfg=docsrs_build");
         return;
@@ -26,7 +26,7 @@ fn main() {
     match recipe.build() {
         Ok(built) => embed(&built),
         Err(error) => {
-            // Cargo shows each line; after one of these the build does not go on.
+            // Cargo shows each of these lines and then fails the build.
             for line in error.to_string().lines() {
                 println!("cargo::error={line}");
             }
@@ -34,26 +34,26 @@ fn main() {
     }
 }
 
-/// Writes the Rust side of `lisp/records.sexp`.
-fn records() {
+/// Generates the Rust side of `lisp/records.sexp`.
+fn generate_records() {
     const TABLE: &str = "lisp/records.sexp";
     println!("cargo::rerun-if-changed={TABLE}");
     let table = std::fs::read_to_string(TABLE).expect("the table of records can be read");
     let rust = sbcl_core::records::rust(&table).unwrap_or_else(|reason| panic!("{TABLE}: {reason}"));
-    let file = PathBuf::from(variable("OUT_DIR")).join("records.rs");
+    let file = PathBuf::from(env_var("OUT_DIR")).join("records.rs");
     std::fs::write(file, rust).expect("the records can be written");
 }
 
-/// What cargo tells a build script, by name.
-fn variable(name: &str) -> String {
+/// Returns the environment variable `name`, which cargo sets for build scripts.
+fn env_var(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("cargo sets {name} for a build script"))
 }
 
 fn recipe() -> Recipe {
-    let root = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
-    let fallback_cache = PathBuf::from(variable("OUT_DIR")).join("sbcl-core");
+    let root = PathBuf::from(env_var("CARGO_MANIFEST_DIR"));
+    let fallback_cache = PathBuf::from(env_var("OUT_DIR")).join("sbcl-core");
     Recipe {
-        target: Platform { arch: variable("CARGO_CFG_TARGET_ARCH"), os: variable("CARGO_CFG_TARGET_OS") },
+        target: Platform { arch: env_var("CARGO_CFG_TARGET_ARCH"), os: env_var("CARGO_CFG_TARGET_OS") },
         wants_core: wants_core(),
         settings: Settings::from_environment(&fallback_cache),
         progress: Progress::terminal(),
@@ -61,7 +61,7 @@ fn recipe() -> Recipe {
     }
 }
 
-/// Whether the program is to carry the plain core.
+/// Returns true if the plain core is to be embedded.
 fn wants_core() -> bool {
     std::env::var_os("CARGO_FEATURE_CORE").is_some()
 }
@@ -75,7 +75,7 @@ fn declare_inputs(recipe: &Recipe) {
     }
 }
 
-/// Puts both files, or the library alone, into the rlib.
+/// Embeds both files, or only the library, in the rlib.
 fn embed(built: &Built) {
     let core = wants_core().then_some(built.core.as_path());
     let metadata = |key: &str, path: &Path| println!("cargo::metadata={key}={}", path.display());
@@ -90,15 +90,15 @@ fn embed(built: &Built) {
         metadata("host", host);
         println!("cargo::rerun-if-changed={}", host.display());
     }
-    // What a core that this program saves is told by: no other program can boot it.
+    // The keys identify this build in the cores that it saves: no other build can boot them.
     let key = |file: &Path| file.parent().and_then(Path::file_name).unwrap_or_default().display().to_string();
     println!("cargo::rustc-env=SBCL_MCP_BUILD={} {}", key(&built.library), key(&built.core));
     sbcl_build::embed("sbcl_embedded", &Contents { core, library: Some(&built.library) });
 }
 
-/// Writes the Rust side of `ffi/sbcl_host.h` anew.
+/// Regenerates the Rust side of `ffi/sbcl_host.h`.
 #[cfg(feature = "bindgen")]
-fn bindings() {
+fn generate_bindings() {
     const HEADER: &str = "ffi/sbcl_host.h";
     const TARGET: &str = "src/image/bindings.rs";
     println!("cargo::rerun-if-changed={HEADER}");
@@ -114,7 +114,7 @@ fn bindings() {
         .generate()
         .expect("bindgen reads ffi/sbcl_host.h");
     let text = bindings.to_string();
-    // Written only when it changes: else every build would see a newer file and start again.
+    // Written only when it changes; otherwise each build would find a newer file and start again.
     if std::fs::read_to_string(TARGET).ok().as_deref() != Some(&text) {
         std::fs::write(TARGET, text).expect("the bindings can be written");
     }

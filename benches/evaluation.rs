@@ -1,7 +1,7 @@
-//! What an evaluation costs a Rust program.
+//! Benchmarks of evaluations by a Rust program, through a `Session`.
 //!
-//! `bare_handover` is a message to another thread and back with the same primitives, and nothing else: the other
-//! figures are to be read as ratios to it, taken in one run.
+//! `bare_handover` only passes a message to another thread and back, with the primitives that the session uses. Read
+//! the other figures as ratios to it, taken in one run.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -18,7 +18,7 @@ fn evaluate(code: &str) -> bool {
     SESSION.evaluate(Evaluation::new(black_box(code))).is_error()
 }
 
-/// One slot and a condition: what the session's queue and its callers wait on.
+/// A queue with a lock and a condition variable: what the session's queue and its callers wait on.
 #[derive(Default)]
 struct Channel {
     items: Mutex<VecDeque<u64>>,

@@ -1,6 +1,6 @@
-//! What calls between a Rust program and its image cost.
+//! Benchmarks of calls between a Rust program and its image.
 //!
-//! `make bench` writes these figures to docs/benchmarks.md, each with what it is to be: benches/peers finds them by name.
+//! `make bench` writes the figures to docs/benchmarks.md, each beside its goal; benches/peers finds them by name.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use criterion::{Bencher, Criterion, criterion_group, criterion_main};
 use sbcl::{Function, Lisp, Value};
 
-/// Criterion for what runs on a Lisp thread, to which another one's cannot be lent.
-fn criterion_there() -> Criterion {
+/// Returns a `Criterion` for a Lisp thread, which cannot borrow that of the thread that entered Lisp.
+fn lisp_thread_criterion() -> Criterion {
     Criterion::default().configure_from_args()
 }
 
@@ -29,7 +29,7 @@ fn calls(c: &mut Criterion) {
     let add = lisp.function("add-fixnums").expect("it is there");
     let text = "x".repeat(1024);
 
-    c.bench_function("bare hand-over with the same waiting", hand_over);
+    c.bench_function("bare hand-over with the same waiting", bench_handover);
     c.bench_function("function.call of two fixnums, another thread", |b| {
         b.iter(|| add.call::<i64>((black_box(1), 2)).expect("a sum"));
     });
@@ -39,9 +39,9 @@ fn calls(c: &mut Criterion) {
     c.bench_function("error with its condition, another thread", |b| {
         b.iter(|| lisp.eval::<i64>(black_box("(/ 1 0)")).expect_err("an error"));
     });
-    // On a Lisp thread: the benchmark runs there.
+    // These benchmarks run on a Lisp thread.
     lisp.enter(|cx| {
-        let mut c = criterion_there();
+        let mut c = lisp_thread_criterion();
         c.bench_function("function.call of two fixnums, inside enter", |b| {
             b.iter(|| add.call::<i64>((black_box(1), 2)).expect("a sum"));
         });
@@ -71,13 +71,13 @@ fn calls(c: &mut Criterion) {
     .expect("it runs");
 }
 
-/// Two threads that wait for each other as a call's do: looking out for 50 µs, giving way to others meanwhile.
-fn hand_over(b: &mut Bencher<'_>) {
+/// Measures a handover between two threads that wait as a call's threads do: each polls for 50 µs and yields meanwhile.
+fn bench_handover(b: &mut Bencher<'_>) {
     fn wait_for(cell: &AtomicU64, wanted: u64) {
-        let mut looks = 0;
+        let mut polls = 0;
         while cell.load(Ordering::Acquire) != wanted {
-            looks += 1;
-            if looks < 50 { std::hint::spin_loop() } else { std::thread::yield_now() }
+            polls += 1;
+            if polls < 50 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
     }
     const END: u64 = u64::MAX;
@@ -85,15 +85,15 @@ fn hand_over(b: &mut Bencher<'_>) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for number in 1.. {
-                let mut looks = 0;
+                let mut polls = 0;
                 let arrived = loop {
                     match there.load(Ordering::Acquire) {
                         END => return,
                         arrived if arrived == number => break arrived,
                         _ => {}
                     }
-                    looks += 1;
-                    if looks < 50 { std::hint::spin_loop() } else { std::thread::yield_now() }
+                    polls += 1;
+                    if polls < 50 { std::hint::spin_loop() } else { std::thread::yield_now() }
                 };
                 back.store(arrived, Ordering::Release);
             }
@@ -108,8 +108,8 @@ fn hand_over(b: &mut Bencher<'_>) {
     });
 }
 
-/// How long `threads` threads take until each has made `count` calls of `function`, all at once.
-fn at_once(threads: usize, function: &Function, argument: i64, count: u64) -> Duration {
+/// Returns the time in which `threads` concurrent threads each make `count` calls of `function`.
+fn time_concurrent_calls(threads: usize, function: &Function, argument: i64, count: u64) -> Duration {
     let barrier = Barrier::new(threads + 1);
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -128,9 +128,9 @@ fn at_once(threads: usize, function: &Function, argument: i64, count: u64) -> Du
     })
 }
 
-fn two_at_once(c: &mut Criterion) {
+fn concurrent_calls(c: &mut Criterion) {
     let lisp = lisp();
-    // Some nanoseconds a step, in a register.
+    // Each step takes some nanoseconds and stays in a register.
     lisp.load_str(
         "(defun spin (steps b)
            (declare (optimize speed) (type (unsigned-byte 60) steps b))
@@ -154,11 +154,11 @@ fn two_at_once(c: &mut Criterion) {
     ] {
         for (threads, who) in [(1, "one thread"), (2, "two threads at once")] {
             c.bench_function(&format!("a call {name}, {who}"), |b| {
-                b.iter_custom(|count| at_once(threads, &spin, steps, count));
+                b.iter_custom(|count| time_concurrent_calls(threads, &spin, steps, count));
             });
         }
     }
 }
 
-criterion_group!(benches, calls, two_at_once);
+criterion_group!(benches, calls, concurrent_calls);
 criterion_main!(benches);

@@ -1,9 +1,9 @@
-//! What a call costs an MCP client, over pipes to the release binary: round trips, start-up, a new image, memory.
+//! Benchmarks of an MCP client over pipes to the release binary: round trips, start-up, a new image, memory.
 //!
-//! Calls of the different kinds take turns in one run, a few dozen of one kind at a time, as one client makes them, so
-//! that their ratios mean something on a noisy machine; and so do the server and one that was started with
-//! `--no-supervisor`. `echo` is `cat`, answering the same line: what the pipes and the scheduler take. Arguments are
-//! passed to `sbcl-mcp serve`; an argument that begins with `--bench` is cargo's and is ignored.
+//! Calls of the different kinds alternate in one run, a few dozen of one kind at a time, so that their ratios mean
+//! something on a noisy machine. Supervised and plain (`--no-supervisor`) servers alternate in the same way. `echo` is
+//! `cat`, which returns the same line: the cost of the pipes and of the scheduler. Arguments are passed to `sbcl-mcp
+//! serve`, except those that begin with `--bench`, which cargo adds.
 
 #[path = "../tests/mcp/client.rs"]
 mod client;
@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use client::Server;
 
 const ROUNDS: usize = 3_000;
-/// Calls of one kind in a row.
+/// Consecutive calls of one kind: the unmeasured ones come first.
 const UNMEASURED: usize = 10;
 const MEASURED: usize = 30;
 const STARTS: usize = 20;
 const IMAGES: usize = 20;
 
-/// Starts a program whose output is read by the thread that asks.
+/// Starts a program whose output is read by the calling thread.
 fn start(program: &str, arguments: &[String]) -> Server {
     Server::start_direct(Command::new(program).args(arguments))
 }
@@ -36,13 +36,13 @@ fn median(times: &mut [Duration]) -> f64 {
     times[times.len() / 2].as_secs_f64() * 1e6
 }
 
-/// The process that a supervisor has started.
+/// Returns the worker process of a supervisor.
 fn worker(supervisor: u32) -> Option<rustix::process::Pid> {
     let children = std::fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).ok()?;
     rustix::process::Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
 }
 
-/// The time until `request` is answered, in which it must say what is expected.
+/// Returns the time until `request` is answered. The answer must contain `expected`.
 fn time(client: &mut Server, request: &str, expected: &str) -> Duration {
     let begin = Instant::now();
     let answer = client.round_trip(request);
@@ -51,7 +51,8 @@ fn time(client: &mut Server, request: &str, expected: &str) -> Duration {
     time
 }
 
-/// Resident memory of a process and its children, in bytes: whole, and with what they share counted once.
+/// Returns the resident memory of a process and its children in bytes: the sum, and the sum with shared pages counted
+/// once.
 fn resident(process: u32) -> (u64, u64) {
     let read = |file: &str| std::fs::read_to_string(format!("/proc/{process}/{file}")).unwrap_or_default();
     let rollup = read("smaps_rollup");
@@ -103,7 +104,7 @@ fn main() {
             let echo = name.starts_with("echo");
             let targets = [(if echo { &mut cat } else { &mut client }, &mut times), (&mut alone, &mut times_alone)];
             for (target, times) in targets.into_iter().take(if echo { 1 } else { 2 }) {
-                // What ran before must not decide how fast these are.
+                // The first calls warm up again what other kinds of calls have displaced.
                 for call in 0..UNMEASURED + MEASURED {
                     let time = time(target, request, expected);
                     if call >= UNMEASURED {

@@ -1,7 +1,9 @@
-//! A web service whose rules are Lisp, changed while it serves: `cargo run --example axum_rules`. It asks itself some
-//! questions over HTTP and ends; with an address, as in `cargo run --example axum_rules -- 127.0.0.1:3000`, it serves.
+//! A web service whose rules are written in Lisp and can be changed while it runs: `cargo run --example axum_rules`.
 //!
-//! `GET /price/CUSTOMER/TOTAL` has the rules decide; `PUT /rules` changes them.
+//! By default the program sends itself some requests over HTTP and exits. With an address it serves until it is stopped:
+//! `cargo run --example axum_rules -- 127.0.0.1:3000`.
+//!
+//! `GET /price/CUSTOMER/TOTAL` applies the rules; `PUT /rules` changes them.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -37,24 +39,24 @@ const ENDLESS: &str = "(in-package :rules) (defun price (customer total) (loop w
 
 type Answer = Result<String, (StatusCode, String)>;
 
-/// A rule that does not end is a 504, one that fails a 500 that says why. Both leave the service as it was.
-fn refusal(error: Error) -> (StatusCode, String) {
+/// Returns 504 for a rule that does not end, and 500 with the reason for a rule that fails. Neither harms the service.
+fn error_response(error: Error) -> (StatusCode, String) {
     match error {
         Error::Timeout { .. } => (StatusCode::GATEWAY_TIMEOUT, error.to_string()),
         other => (StatusCode::INTERNAL_SERVER_ERROR, other.to_string()),
     }
 }
 
-/// The call runs on a Lisp thread. When the client goes away, the future is dropped, and the call interrupted.
+/// Calls the pricing rule on a Lisp thread. If the client disconnects, the future is dropped, which interrupts the call.
 async fn price(State(lisp): State<Lisp>, Path((customer, total)): Path<(String, i64)>) -> Answer {
-    let cents = lisp.call_async::<i64>("rules:price", (customer, total)).await.map_err(refusal)?;
+    let cents = lisp.call_async::<i64>("rules:price", (customer, total)).await.map_err(error_response)?;
     Ok(cents.to_string())
 }
 
-/// Calls that run now go on with the definitions that they began with; the next ones have the new ones.
+/// Loads new rules. Calls that are running complete with the old definitions, and later calls use the new ones.
 async fn change(State(lisp): State<Lisp>, rules: String) -> Answer {
     let loaded = tokio::task::spawn_blocking(move || lisp.load_str(&rules)).await;
-    loaded.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?.map_err(refusal)?;
+    loaded.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?.map_err(error_response)?;
     Ok("changed".to_owned())
 }
 
@@ -73,7 +75,7 @@ fn main() -> Result<(), Error> {
         match address {
             Some(_) => serve(listener, service).await?,
             None => {
-                let asked = tokio::task::spawn_blocking(move || ask_questions(at));
+                let asked = tokio::task::spawn_blocking(move || run_clients(at));
                 let ended = async move {
                     asked.await.map_err(std::io::Error::other).flatten().expect("the service answers as it should");
                 };
@@ -84,8 +86,8 @@ fn main() -> Result<(), Error> {
     })
 }
 
-/// What a client does, while others ask all the time.
-fn ask_questions(at: SocketAddr) -> std::io::Result<()> {
+/// Changes the rules and checks prices, while four other clients keep sending requests.
+fn run_clients(at: SocketAddr) -> std::io::Result<()> {
     let over = Arc::new(AtomicBool::new(false));
     let others: Vec<_> = (0..4)
         .map(|_| {
@@ -93,7 +95,7 @@ fn ask_questions(at: SocketAddr) -> std::io::Result<()> {
             std::thread::spawn(move || -> std::io::Result<u32> {
                 let mut asked = 0;
                 while !over.load(Ordering::SeqCst) {
-                    // No request is lost when the rules change: it gets the old price or the new one.
+                    // No request is lost when the rules change: each gets the old price or the new one.
                     let (status, text) = request(at, "GET", "/price/ada/1000", "")?;
                     assert!(status == 200 && ["1000", "900"].contains(&&*text), "{status}: {text}");
                     asked += 1;
@@ -123,7 +125,7 @@ fn ask_questions(at: SocketAddr) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Makes one request and returns the status and the body.
+/// Sends one request and returns the status and the body.
 fn request(at: SocketAddr, method: &str, path: &str, body: &str) -> std::io::Result<(u16, String)> {
     let mut stream = TcpStream::connect(at)?;
     let length = body.len();

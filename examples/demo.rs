@@ -1,7 +1,8 @@
-//! A session with the server, as an MCP client has it: `make demo`, or `cargo run --example demo -- PATH-OF-SBCL-MCP`.
+//! A demonstration of the server from an MCP client's side: `make demo`, or
+//! `cargo run --example demo -- PATH-OF-SBCL-MCP`.
 //!
-//! Starts the binary, speaks MCP over its stdin and stdout, prints what is asked and what comes back, and fails when an
-//! answer is not what it must be.
+//! The program starts the binary, speaks MCP over its stdin and stdout, prints each request and its answer, and fails if
+//! an answer lacks the expected text.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// One thing to do, and what the answer must have in it.
+/// A tool call and the texts that its answer must contain.
 struct Step {
     why: &'static str,
     tool: &'static str,
@@ -60,7 +61,7 @@ fn steps() -> Vec<Step> {
             "Who called whom, with what.",
             "get-backtrace",
             json!({ "max-frames": 4 }),
-            &["Backtrace for DIVISION-BY-ZERO (4 of ", "(AVERAGE NIL)", " more frames; ask for max-frames "],
+            &["Backtrace for DIVISION-BY-ZERO (4 of ", "(AVERAGE NIL)", " more frames; pass max-frames "],
         ),
         evaluate(
             "A repair, in the same living image.",
@@ -106,7 +107,7 @@ impl Client {
         Ok(answer["result"].take())
     }
 
-    /// The session is over when the client closes its end.
+    /// Closes the connection, which ends the session, and waits for the server to exit.
     fn finish(self) -> Result<()> {
         let Self { mut child, to, from, .. } = self;
         drop((to, from));
@@ -124,7 +125,7 @@ fn print_after(first: &str, text: &str) {
 
 fn perform(client: &mut Client, step: &Step) -> Result<()> {
     println!("\n; {}", step.why);
-    // Code is more readable as it is than as JSON.
+    // Code is easier to read as it is than as JSON.
     match step.arguments["code"].as_str() {
         Some(code) => print_after(&format!("→ {} ", step.tool), code),
         None => println!("→ {} {}", step.tool, step.arguments),

@@ -1,6 +1,6 @@
-//! The library in one file: boot, evaluate, look at an error, list what was defined.
+//! The text API in one file: boot, evaluate code, show an error and its backtrace.
 //!
-//! Run it with `cargo run --example embed`, or with code of your own: `cargo run --example embed -- '(+ 1 2)'`.
+//! Run it with `cargo run --example embed`, or with your own code: `cargo run --example embed -- '(+ 1 2)'`.
 
 use sbcl::{Evaluation, ImageConfig, Limits, Session, report};
 

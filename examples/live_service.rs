@@ -1,8 +1,8 @@
-//! A service that goes on while an agent mends one of its rules: `cargo run --example live_service`.
+//! A service that keeps running while an agent repairs one of its rules: `cargo run --example live_service`.
 //!
-//! The rules are Lisp in this program's own image. One thread serves orders all the time. An agent, which here is a few
-//! lines that speak MCP over a socket pair, is told that customers complain, finds the wrong rule, and redefines it. No
-//! order waits, none is lost, and nothing is restarted.
+//! The rules are Lisp code in this program's own image, and one thread serves orders all the time. The agent, here a few
+//! lines that speak MCP over a socket pair, learns that customers complain, finds the wrong rule, and redefines it. No
+//! order waits, no order is lost, and nothing is restarted.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use sbcl::Lisp;
 use serde_json::{Value, json};
 
-/// Ten or more pieces are a tenth cheaper, the price list says.
+/// The rules. According to the price list, ten or more pieces cost a tenth less; the rule `discount` gets this wrong.
 const RULES: &str = r#"
 (defpackage :shop (:use :cl) (:export #:total))
 (in-package :shop)
@@ -25,8 +25,8 @@ const RULES: &str = r#"
   (floor (* pieces price (- 100 (discount pieces))) 100))
 "#;
 
-/// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The time limit of each step.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 struct Counters {
@@ -36,7 +36,7 @@ struct Counters {
     closing: AtomicBool,
 }
 
-/// What the price list says.
+/// Returns the price according to the price list.
 fn expected(pieces: i64, price: i64) -> i64 {
     pieces * price * if pieces >= 10 { 90 } else { 100 } / 100
 }
@@ -56,7 +56,7 @@ fn serve(lisp: &Lisp, counters: &Counters) {
     }
 }
 
-/// The agent's end of the conversation.
+/// An MCP client on the agent's end of the socket pair.
 struct Agent {
     stream: UnixStream,
     lines: BufReader<UnixStream>,
@@ -65,7 +65,7 @@ struct Agent {
 
 impl Agent {
     fn new(stream: UnixStream) -> Result<Self, Box<dyn Error>> {
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         let mut agent = Self { lines: BufReader::new(stream.try_clone()?), stream, last: 0 };
         let client = json!({"name": "live-service-agent", "version": "1"});
         let params = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client});
@@ -89,7 +89,7 @@ impl Agent {
         }
     }
 
-    /// Calls a tool, and shows what it says.
+    /// Calls a tool and prints the call and its result.
     fn tool(&mut self, name: &str, arguments: &Value) -> Result<String, Box<dyn Error>> {
         let result = self.request("tools/call", &json!({"name": name, "arguments": arguments}))?;
         let text = result["content"][0]["text"].as_str().ok_or("no text")?.to_owned();
@@ -98,11 +98,11 @@ impl Agent {
     }
 }
 
-/// Finds the rule by which orders are reckoned wrongly, and mends it.
+/// Finds the rule that computes wrong totals, and redefines it.
 fn repair(agent: &mut Agent) -> Result<(), Box<dyn Error>> {
     let code = "(loop for pieces from 8 to 12 collect (list pieces (shop:total pieces 100)))";
     let totals = agent.tool("evaluate-lisp", &json!({"code": code}))?;
-    // The tenth piece costs its full price, the eleventh makes all cheaper.
+    // The wrong rule gives the discount from eleven pieces on, so only the total for ten pieces differs.
     let totals: HashMap<i64, bool> =
         (8..=12).map(|pieces| (pieces, totals.contains(&format!("({pieces} {})", expected(pieces, 100))))).collect();
     let wrong: Vec<_> = totals.iter().filter(|(_, right)| !**right).map(|(pieces, _)| *pieces).collect();
@@ -131,7 +131,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             repair(&mut agent)?;
             let (complaints, orders) =
                 (counters.complaints.load(Ordering::Relaxed), counters.served.load(Ordering::Relaxed));
-            // An order that was being reckoned meanwhile may have had the old rule.
+            // An order that was being computed during the repair may have used the old rule.
             until("a thousand orders more", || counters.served.load(Ordering::Relaxed) > orders + 1000)?;
             let since = counters.complaints.load(Ordering::Relaxed) - complaints;
             if since > 1 { Err(format!("{since} complaints since").into()) } else { Ok(()) }
@@ -153,7 +153,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<(), Box<dyn Error>> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !holds() {
         if Instant::now() > end {
             return Err(format!("not in time: {what}").into());

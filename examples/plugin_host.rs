@@ -1,11 +1,11 @@
-//! Plugins in Lisp, with functions of the host's, reloading and time limits: `cargo run --example plugin_host`.
+//! Plugins written in Lisp, with host functions, reloading and time limits: `cargo run --example plugin_host`.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sbcl::{Error, Function, Lisp};
 
-/// A plugin: text in, text out. It may call `host:log`.
+/// A plugin that turns text into text. It may call `host:log`.
 const SHOUT: &str = "(in-package :plugins) (define-plugin shout (text) (host:log \"shouting\") (string-upcase text))";
 const BROKEN: &str = "(in-package :plugins) (define-plugin shout (text) (elt text 1000))";
 const ENDLESS: &str = "(in-package :plugins) (define-plugin shout (text) (loop while text))";
@@ -36,7 +36,7 @@ impl Host {
         Ok(Self { lisp, run, log })
     }
 
-    /// What the plugin makes of `text`. A plugin that fails, or does not end, does the host no harm.
+    /// Runs a plugin on `text`. A plugin that fails or does not end does not harm the host.
     fn run(&self, plugin: &str, text: &str) -> Result<String, Error> {
         let limited = self.lisp.with_timeout(Duration::from_millis(200));
         limited.enter(|_| self.run.call((plugin, text)))
@@ -51,7 +51,7 @@ fn main() -> Result<(), Error> {
         host.lisp.load_str(plugin)?;
         println!("{}", host.run("shout", "hello").unwrap_err());
     }
-    // Mended while the host runs.
+    // The repaired plugin is loaded while the host runs.
     host.lisp.load_str(SHOUT)?;
     println!("{}", host.run("shout", "again")?);
     println!("{:?}", host.log.lock().map(|lines| lines.clone()).unwrap_or_default());

@@ -1,5 +1,5 @@
-//! Something that Lisp is better at: derivatives, simplified by rewriting, and compiled to native code that Rust calls.
-//! `cargo run --example symbolic`.
+//! A task that suits Lisp better than Rust: derivatives, simplified by rewriting, and compiled to native code that Rust
+//! calls. Run it with `cargo run --example symbolic`.
 
 use sbcl::{Error, Function, Lisp};
 
@@ -44,7 +44,7 @@ fn main() -> Result<(), Error> {
     let derivative: String = lisp.call("algebra:derive", (formula,))?;
     println!("d/dx {formula} = {derivative}");
     let slope: Function = lisp.call("algebra:compiled", (&derivative,))?;
-    // Newton's way to where the slope is 15, each step a call of native code.
+    // Newton's method finds where the slope is 15; each step calls native code.
     let x = lisp.enter(|_| {
         let mut x = 1.0_f64;
         for _ in 0..50 {

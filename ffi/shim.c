@@ -1,4 +1,4 @@
-/* Linked into libsbcl: what the host needs and the stock runtime does not export. */
+/* The shim, linked into libsbcl: functions that the host needs and the stock runtime does not export. */
 
 #include <pthread.h>
 #include <signal.h>
@@ -30,7 +30,7 @@
 #include "thread.h"
 #include "validate.h"
 
-/* Set by SBCL while it starts, from the core's :callable-exports. */
+/* Set by SBCL at its start, from the core's :callable-exports. */
 uint32_t (*sbcl_host_start)(const struct sbcl_host *host);
 void (*sbcl_host_stack_lost)(void);
 
@@ -40,7 +40,7 @@ int32_t sbcl_host_catch_stack_loss(void *address, void *context) {
   char *end = (char *)CONTROL_STACK_HARD_GUARD_PAGE(thread), *room = (char *)CONTROL_STACK_RETURN_GUARD_PAGE(thread);
   if ((char *)address < end || (char *)address >= end + os_vm_page_size || gc_active_p || !sbcl_host_stack_lost)
     return 0;
-  /* Everything in the page of room that handlers have is given up, cleanup forms included. */
+  /* Abandon everything in the page reserved for handlers, including cleanup forms. */
   struct unwind_block *cleanup = (struct unwind_block *)thread->current_unwind_protect_block;
   while (cleanup && (char *)cleanup < room)
     cleanup = cleanup->uwp;
@@ -49,7 +49,7 @@ int32_t sbcl_host_catch_stack_loss(void *address, void *context) {
   while (catcher && (char *)catcher < room)
     catcher = catcher->previous_catch;
   thread->current_catch_block = (lispobj)catcher;
-  /* As if it had been called there. */
+  /* Continue as if sbcl_host_stack_lost had been called at the end of the abandoned part. */
   *os_context_register_addr(context, reg_RSP) = (uword_t)room - 8;
   set_os_context_pc(context, (uword_t)sbcl_host_stack_lost);
   return 1;
@@ -65,8 +65,8 @@ static const char *runtime_path;
 
 void sbcl_host_set_runtime_path(const char *path) { runtime_path = path; }
 
-/* Linked with --wrap: where SBCL looks for a core in an ELF section. The host knows better than /proc/self/exe, for it
- * may be a shared object in some other program, or may have been told of another core. */
+/* Linked with --wrap. Returns the file in whose ELF section SBCL looks for a core. The host sets it, and /proc/self/exe is
+ * not used, because the host may be a shared object in another program, or use another core. */
 char *__wrap_os_get_runtime_executable_path(void) { return runtime_path ? strdup(runtime_path) : 0; }
 
 static int32_t (*take_action)(int32_t signal, const void *action);
@@ -77,7 +77,7 @@ void sbcl_host_give_actions(int32_t (*take)(int32_t signal, const void *action))
 
 int __real_sigaction(int signal, const struct sigaction *action, struct sigaction *before);
 
-/* Linked with --wrap: by this SBCL sets handlers. */
+/* Linked with --wrap. SBCL installs its signal handlers with this function. */
 int __wrap_sigaction(int signal, const struct sigaction *action, struct sigaction *before) {
   if (before && __real_sigaction(signal, 0, before) != 0)
     return -1;
@@ -88,9 +88,10 @@ int __wrap_sigaction(int signal, const struct sigaction *action, struct sigactio
 
 #endif
 
-/* A process that fork(3) has made has one thread. The locks of SBCL's allocator are taken before, so that no other thread
- * holds one for ever there: not even one that ends, which gives back what it has not used once nobody waits for it. They
- * are taken in SBCL's order (alloc.c), and with signals blocked: who holds one must not be stopped for a collection. */
+/* A child of fork(3) has one thread. The locks of SBCL's allocator are taken before the fork, so that in the child no lock
+ * is held for ever by a thread that is missing there. This includes threads that are ending, which return unused memory
+ * when nobody waits for them any more. The locks are taken in SBCL's order (alloc.c), and with signals blocked, because a
+ * thread that holds one must not be stopped for a collection. */
 
 extern pthread_mutex_t code_allocator_lock;
 
@@ -102,7 +103,7 @@ static void take_allocator(void) {
   pthread_sigmask(SIG_SETMASK, &all, &before);
   pthread_mutex_lock(&code_allocator_lock);
   acquire_gc_page_table_lock();
-  /* Another thread that forks waits until here. */
+  /* Written under the locks, for which another forking thread waits. */
   signals_before_fork = before;
 }
 
@@ -119,10 +120,11 @@ int32_t sbcl_host_guard_forks(void) { return pthread_atfork(take_allocator, rele
 
 bool __real_maybe_gc(os_context_t *context);
 
-/* Linked with --wrap: collects garbage in the handler of the signal by which code that allocates asks for that. Where
- * interrupts are disabled but may be enabled (ALLOW-WITH-INTERRUPTS), SBCL's own unblocks signals for POST-GC and leaves
- * them disabled. One that comes then, or came while it collected, is put off, and SBCL ends the process: "pending handler
- * changed in gc". POST-GC once enabled them itself; so they are enabled here, and it is handled at once. */
+/* Linked with --wrap. Collects garbage in the handler of the signal with which allocating code requests a collection.
+ * Where interrupts are disabled but may be enabled (ALLOW-WITH-INTERRUPTS), SBCL's function unblocks signals for POST-GC
+ * and leaves interrupts disabled. A signal that arrives then, or arrived during the collection, is deferred, and SBCL ends
+ * the process: "pending handler changed in gc". POST-GC once enabled interrupts itself. They are enabled here instead, so
+ * that the signal is handled at once. */
 bool __wrap_maybe_gc(os_context_t *context) {
   struct thread *thread = get_sb_vm_thread();
   if (read_TLS(INTERRUPTS_ENABLED, thread) != NIL || read_TLS(ALLOW_WITH_INTERRUPTS, thread) == NIL)
@@ -133,20 +135,21 @@ bool __wrap_maybe_gc(os_context_t *context) {
   return collected;
 }
 
-/* Copying the process: lisp/checkpoint.lisp. Nothing here may need more than glibc 2.31 has, whatever it is built with. */
+/* Forking the process for a checkpoint: see lisp/checkpoint.lisp. This code must run with glibc 2.31, whatever version it
+ * is built with. */
 
 #define SBCL_HOST_IN_THE_WAY (-0x10000)
-/* How long a thread pauses at most. */
+/* Longest pause of a thread. */
 #define SBCL_HOST_PAUSE_MILLISECONDS 3000
 
 extern void sb_posix_after_fork(void);
 
-/* As _Fork(3) of glibc 2.34, but with the negative error number: fork(3) would wait for the locks of malloc(3) and
- * stdio(3), which a thread that is stopped in C code may hold for ever, and run the program's pthread_atfork functions. */
+/* Forks like _Fork(3) of glibc 2.34, but returns the negative error number. fork(3) would wait for the locks of malloc(3)
+ * and stdio(3), which a thread stopped in C code may hold for ever, and would run the program's pthread_atfork handlers. */
 int32_t sbcl_host_fork(void) {
-  /* A thread that forks meanwhile, not one of Lisp's perhaps, holds these for that time. */
+  /* Waits for any thread, of Lisp or not, that is forking now. */
   take_allocator();
-  /* Of the other arguments, in the machine's order, none is given. */
+  /* The order of the other arguments depends on the machine, so all are 0. */
   long process = syscall(SYS_clone, SIGCHLD, 0L, 0L, 0L, 0L);
   int error = errno;
   release_allocator();
@@ -157,23 +160,23 @@ int32_t sbcl_host_fork(void) {
   return (int32_t)process;
 }
 
-/* True when the code that the last signal interrupted in this thread is Lisp's. SBCL counts a call out of Lisp as Lisp. */
+/* Returns true if the last signal interrupted Lisp code in this thread. SBCL counts a call from Lisp to C as Lisp. */
 static int is_in_lisp(struct thread *thread) {
   sword_t signals = fixnum_value(read_TLS(FREE_INTERRUPT_CONTEXT_INDEX, thread));
   return signals > 0 && gc_managed_heap_space_p(os_context_pc(nth_interrupt_context(signals - 1, thread)));
 }
 
-/* Odd while threads are to pause. */
+/* Number of pauses begun and ended. Odd while a pause is active. */
 static volatile uint32_t pauses;
 
-/* Begins a pause, and returns its number, which is not 0. */
+/* Begins a pause and returns its number, which is odd and so never 0. */
 uint32_t sbcl_host_begin_pause(void) { return __atomic_or_fetch(&pauses, 1, __ATOMIC_SEQ_CST); }
 
 void sbcl_host_end_pause(void) { __atomic_add_fetch(&pauses, 1, __ATOMIC_SEQ_CST); }
 
-/* Called by an interruption of this thread: if it was in Lisp, waits for the end of the pause of this number, no longer
- * than SBCL_HOST_PAUSE_MILLISECONDS, and returns 1. In C code it may hold a lock, and is not kept; nor is it in
- * without-gcing, the end of which whoever stops the world waits for. */
+/* Called by an interruption of this thread. If the thread was in Lisp, waits until the pause of this number ends, at most
+ * SBCL_HOST_PAUSE_MILLISECONDS, and returns 1. Returns 0 at once in C code, which may hold a lock, and in without-gcing,
+ * whose end the thread that stops the world waits for. */
 int32_t sbcl_host_pause(uint32_t number) {
   struct thread *thread = get_sb_vm_thread();
   if (!is_in_lisp(thread) || read_TLS(GC_INHIBIT, thread) != NIL)
@@ -183,11 +186,12 @@ int32_t sbcl_host_pause(uint32_t number) {
   return 1;
 }
 
-/* Copies this process, while the world is stopped, if each thread is where it may be cut off: anywhere but in Lisp code
- * that must not be interrupted, which may be changing what the collector or another thread relies on. With CALM, a
- * thread must also not be in C code that Lisp has called with interrupts enabled, and which may hold a lock of malloc's.
- * Returns as sbcl_host_fork does, or SBCL_HOST_IN_THE_WAY. In the latter case, THREADS gets the Lisp objects of the
- * threads that have to move on, before a 0, then these and the others in Lisp, and a 0: COUNT words at most. */
+/* Forks this process while the world is stopped, provided that every thread may be cut off where it is: anywhere but in
+ * Lisp code that must not be interrupted, which may be changing data that the collector or another thread relies on. With
+ * CALM, no thread may be in C code that Lisp has called with interrupts enabled either, since it may hold a lock of malloc.
+ * Returns the result of sbcl_host_fork, or SBCL_HOST_IN_THE_WAY. In the latter case THREADS receives the Lisp objects of
+ * the threads that have to move on and a 0, then those of these and all other threads in Lisp and a 0: COUNT words at
+ * most. */
 int32_t sbcl_host_fork_stopped(int32_t calm, lispobj *threads, uint32_t count) {
   struct thread *self = get_sb_vm_thread(), *thread;
   lispobj *last = threads + count - 1;
@@ -210,7 +214,7 @@ int32_t sbcl_host_fork_stopped(int32_t calm, lispobj *threads, uint32_t count) {
   }
   int32_t process = sbcl_host_fork();
   if (process == 0) {
-    /* The others are not in this process. The collector would find holes in what they were about to allocate. */
+    /* The child has no other threads. Unless their allocation regions are closed, the collector finds gaps there. */
     for_each_thread(thread) {
       if (thread != self)
         gc_close_thread_regions(thread, 0);
@@ -221,22 +225,22 @@ int32_t sbcl_host_fork_stopped(int32_t calm, lispobj *threads, uint32_t count) {
   return process;
 }
 
-/* Takes the locks of the C library that a process needs which saves an image, and releases them: never returns when a
- * thread holds one that is not in this process. */
+/* Takes and releases the locks of the C library that a process needs to save an image. Never returns if one is held by a
+ * thread that this process does not have. */
 void sbcl_host_take_c_locks(void) {
 #ifdef __GLIBC__
-  /* Of every arena. */
+  /* Takes the lock of every arena. */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
   (void)mallinfo();
 #pragma GCC diagnostic pop
 #endif
-  /* As much as a thread's own cache has nothing for. */
+  /* More than the thread's own cache can serve. */
   free(malloc(10000));
   FILE *file = fopen("/dev/null", "r");
   if (file)
     fclose(file);
-  /* That of the loader, which closes the image's shared objects. */
+  /* The loader's lock, which closing the image's shared objects needs. */
   void *program = dlopen(0, RTLD_LAZY);
   if (program)
     dlclose(program);
@@ -251,14 +255,14 @@ struct entry {
   char name[];
 };
 
-/* Closes all files from number FIRST on. */
+/* Closes all file descriptors from FIRST on. */
 void sbcl_host_close_from(uint32_t first) {
 #ifndef SYS_close_range
 #define SYS_close_range 436
 #endif
   if (syscall(SYS_close_range, first, UINT_MAX, 0) == 0)
     return;
-  /* Before Linux 5.9, or where a filter refuses it. Without a call that may want a lock. */
+  /* Before Linux 5.9, or where a system call filter refuses the call. No function that may take a lock is used. */
   _Alignas(struct entry) char buffer[4096];
   int directory = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory < 0) {
@@ -268,7 +272,7 @@ void sbcl_host_close_from(uint32_t first) {
       close((int)number);
     return;
   }
-  /* Closing one may have the next ones skipped: until there is none. */
+  /* Closing a descriptor may make the listing skip others, so repeat until nothing is left to close. */
   for (int closed = 1; closed; lseek(directory, 0, SEEK_SET)) {
     closed = 0;
     for (long length; (length = syscall(SYS_getdents64, directory, buffer, sizeof buffer)) > 0;) {

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Makes the packages: packaging/build.py PROGRAM OUTPUT
+"""Builds the packages: packaging/build.py PROGRAM OUTPUT
 
-PROGRAM is what `cargo build --profile lto` has made in this environment, OUTPUT a directory that is made anew. Version,
-description and names come from Cargo.toml alone. Needs cargo, cargo-deb, npm, maturin and mcpb on the PATH;
-scripts/dist.sh sees to that.
+PROGRAM is the result of `cargo build --profile lto` in this environment. OUTPUT is a directory that is deleted and
+created. Version, description and names come from Cargo.toml alone. Needs cargo, cargo-deb, npm, maturin and mcpb on the
+PATH, as scripts/dist.sh installs them.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGING = ROOT / "packaging"
 LICENCES = [ROOT / "LICENSE-APACHE", ROOT / "LICENSE-MIT", PACKAGING / "LICENSE-SBCL"]
 COMPLETIONS = {"bash": "sbcl-mcp.bash", "zsh": "_sbcl-mcp", "fish": "sbcl-mcp.fish"}
-# Names of the machine: Rust's, Node.js'.
+# Machine names, from Rust's to Node.js'.
 NODE_ARCH = {"x86_64": "x64", "aarch64": "arm64"}
 
 
 def run(*command, directory=ROOT, **more):
-    """Runs a command, whose output is shown only when it fails."""
+    """Runs a command and returns its output. Shows the output only when the command fails."""
     done = subprocess.run([str(word) for word in command], cwd=directory, text=True, capture_output=True, **more)
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))} (in {directory}):\n{done.stdout}{done.stderr}")
@@ -34,20 +34,20 @@ def run(*command, directory=ROOT, **more):
 
 
 def crate():
-    """What Cargo.toml says of the program."""
+    """Returns the program's metadata in Cargo.toml."""
     packages = json.loads(run("cargo", "metadata", "--no-deps", "--offline", "--format-version", "1"))["packages"]
     return next(package for package in packages if package["name"] == "sbcl-mcp")
 
 
 def fresh(directory):
-    """An empty directory."""
+    """Creates an empty directory in place of an existing one."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     return directory
 
 
 def install(source, target, executable=False):
-    """Copies a file, with the mode that files of a package have."""
+    """Copies a file, with the permissions of files in a package."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
     target.chmod(0o755 if executable else 0o644)
@@ -63,7 +63,7 @@ def read_json(path):
 
 
 def stage(program, directory):
-    """What the archive and the Debian package are made of: the program and what it says of itself."""
+    """Collects the files of the archive and the Debian package: program, licences, documents, manual pages, completions."""
     install(program, directory / "sbcl-mcp", executable=True)
     for file in [*LICENCES, ROOT / "README.md", ROOT / "CHANGELOG.md"]:
         install(file, directory / file.name)
@@ -76,7 +76,7 @@ def stage(program, directory):
 
 
 def archive(staged, output, name):
-    """A tar archive: the same bytes for the same files, whoever makes it."""
+    """Writes a reproducible tar archive, with the same bytes for the same files."""
 
     def plain(member):
         member.uid = member.gid = 0
@@ -90,12 +90,12 @@ def archive(staged, output, name):
 
 
 def debian(output):
-    """The .deb: what is in it is said in Cargo.toml."""
+    """Builds the .deb, whose contents are listed in Cargo.toml."""
     run("cargo-deb", "--no-build", "--no-strip", "--output", output, "--deb-revision", "1")
 
 
 def npm(program, crate, output, scratch):
-    """Two packages: the one that is asked for, and the one with this platform's program, which it depends on."""
+    """Builds two npm packages: the one that users install, and its dependency with the program for this platform."""
     system, machine = platform.system().lower(), NODE_ARCH[platform.machine()]
     name = f"sbcl-mcp-{system}-{machine}"
     main = {**read_json(PACKAGING / "npm/package.json"), "version": crate["version"]}
@@ -115,12 +115,12 @@ def npm(program, crate, output, scratch):
 
 
 def wheel(program, output):
-    """A wheel with the program alone: pyproject.toml. cargo finds it built; maturin looks what it asks of the C library."""
+    """Builds a wheel with the program alone, by pyproject.toml. maturin checks which C library the program requires."""
     run("maturin", "build", "--profile", "lto", "--locked", "--target-dir", program.parent.parent, "--out", output)
 
 
 def bundle(program, crate, output, scratch):
-    """An MCP bundle (.mcpb) for desktop applications."""
+    """Builds an MCP bundle (.mcpb) for desktop applications."""
     manifest = read_json(PACKAGING / "mcpb/manifest.json")
     manifest = {"manifest_version": manifest.pop("manifest_version"), "version": crate["version"], **manifest}
     write_json(scratch / "manifest.json", manifest)
@@ -132,7 +132,7 @@ def bundle(program, crate, output, scratch):
 
 
 def server_json(crate, output):
-    """The description for the registry of MCP servers. All packages have one version."""
+    """Writes the description for the MCP registry. All packages have the same version."""
     server = {"name": crate["metadata"]["mcp"]["name"], "version": crate["version"]}
     server.update(read_json(PACKAGING / "registry/server.json"))
     for package in server["packages"]:
@@ -148,7 +148,7 @@ def checksums(output):
 
 def main():
     program, output = Path(sys.argv[1]).resolve(), fresh(Path(sys.argv[2]).resolve())
-    # Cargo.toml names it for the .deb.
+    # Cargo.toml names this directory for the .deb.
     scratch = fresh(ROOT / "target/packaging")
     of_crate = crate()
     stage(program, scratch / "stage")

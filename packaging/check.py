@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Tries the packages as their users would: packaging/check.py OUTPUT
+"""Tests the packages as their users would use them: packaging/check.py OUTPUT
 
-OUTPUT is what packaging/build.py has made. Each package is unpacked or installed in an empty directory and started with
-nothing on the PATH but what it needs: Node.js or Python. Nothing is fetched. Needs node and npm, mcpb, claude,
-mcp-proxy, lintian and dpkg-deb (where there is Debian), objdump, and Python with jsonschema and uv.
+OUTPUT is the directory that packaging/build.py has written. Each package is unpacked or installed in an empty directory
+and started with only its requirements on the PATH: Node.js or Python. Nothing is downloaded. Needs node and npm, mcpb,
+claude, mcp-proxy, lintian and dpkg-deb (on Debian), objdump, and Python with jsonschema and uv.
 """
 
 import functools
@@ -25,7 +25,7 @@ import jsonschema
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = Path(sys.argv[1]).resolve()
-# The oldest C library that a release may need; unset: what this machine's build needs is only told.
+# The newest C library version that a release may require. If unset, the required version is only printed.
 OLDEST = os.environ.get("SBCL_MCP_OLDEST_GLIBC")
 
 REQUESTS = [
@@ -46,7 +46,7 @@ def fail(message):
 
 
 def run(command, directory, path="", status=0, given="", **variables):
-    """Runs a command with these variables only, and returns what it prints. A home is where it may be."""
+    """Runs a command with only these environment variables, and its directory as home. Returns its output."""
     environment = {"PATH": path, "HOME": str(directory), **variables}
     done = subprocess.run(
         [str(word) for word in command],
@@ -63,7 +63,7 @@ def run(command, directory, path="", status=0, given="", **variables):
 
 
 def serves(command, directory, path=""):
-    """Holds a session: the command serves MCP, and evaluates."""
+    """Checks that the command serves MCP and evaluates code."""
     lines = [json.dumps({"jsonrpc": "2.0", "id": number, **request}) for number, request in enumerate(REQUESTS)]
     answers = run(command, directory, path, given="\n".join(lines) + "\n").splitlines()
     texts = [json.loads(line).get("result", {}) for line in answers if line.startswith("{")]
@@ -72,7 +72,7 @@ def serves(command, directory, path=""):
 
 
 def only(pattern):
-    """The one file of the output that matches."""
+    """Returns the only file of the output that matches."""
     found = sorted(OUTPUT.glob(pattern))
     if len(found) != 1:
         fail(f"{pattern}: {found}")
@@ -87,13 +87,13 @@ def program_of_archive():
 
 
 def holds_the_program(package, program):
-    """What was built and tried is in each package as it is."""
+    """Checks that the package has exactly the program of the archive."""
     if program.read_bytes() != program_of_archive():
         fail(f"{package.name} has another program than the archive")
 
 
 def directory_of(*programs):
-    """A directory to put on the PATH: these programs of this machine's are all that is in it."""
+    """Returns a directory for the PATH that contains only these programs of this machine."""
     directory = Path(tempfile.mkdtemp(dir=SCRATCH))
     for program in programs:
         found = shutil.which(program) or fail(f"{program} is not installed")
@@ -124,7 +124,7 @@ def archive(empty):
 
 
 def needs_glibc(program):
-    """Says what the program needs of the C library, and compares that with what a release may need."""
+    """Prints the C library version that the program requires, and compares it with the limit for a release."""
     newest = glibc.newest(program)
     text = ".".join(map(str, newest))
     print(f"check: needs the GNU C library {text} or newer")
@@ -167,7 +167,7 @@ def npm(empty):
     packages = sorted(OUTPUT.glob("*.tgz"))
     run(["npm", "install", "--offline", "--no-audit", "--no-fund", *packages], empty, path)
     serves(["npx", "--no-install", "sbcl-mcp"], empty, path)
-    # The launcher ends as the program does.
+    # The launcher exits with the program's status.
     run(["npx", "--no-install", "sbcl-mcp", "eval", "(car 1)"], empty, path, status=1)
     own = next((empty / "node_modules").glob("sbcl-mcp-*"))
     holds_the_program(own, own / "bin/sbcl-mcp")
@@ -184,7 +184,7 @@ def wheel(empty):
     program = empty / "venv/bin/sbcl-mcp"
     serves([program], empty)
     holds_the_program(package, program)
-    # maturin does not see the libsbcl within.
+    # maturin does not see the libsbcl inside the program.
     if tuple(map(int, tag.groups())) < glibc.newest(program):
         fail(f"{package.name} has a program that asks for more")
     uvx = shutil.which("uvx") or fail("uv is not installed")
@@ -230,7 +230,7 @@ def claude_code(empty):
 
 
 def gateway(empty):
-    """For clients that cannot start a program: an HTTP gateway in front of it. Its sessions share one image."""
+    """Tests an HTTP gateway, for clients that cannot start a program. Its sessions share one image."""
     with tarfile.open(only("*-linux.tar.xz")) as archive:
         archive.extractall(empty)
     (program,) = empty.glob("*/sbcl-mcp")
@@ -250,7 +250,7 @@ def gateway(empty):
     try:
         if not any("running on" in line for line in process.stdout):
             fail("the gateway does not start")
-        # What a session defines the next one finds: also with frameworks that begin one for each call.
+        # Definitions persist from one session to the next, since some frameworks start a session for each call.
         for code, answer in [("(defvar *answer* 41)", "=> *ANSWER*"), ("(incf *answer*)", "=> 42")]:
             session, _ = post({}, 0, "initialize", REQUESTS[0]["params"])
             _, said = post(session, 1, "tools/call", {"name": "evaluate-lisp", "arguments": {"code": code}})

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `cargo install` from the crates as cargo packages them, as a user's who has not got the repository. Without a network:
-# SBCL and the crates that ours need are in their caches.
+# Tests `cargo install` from the packaged crates, without the repository, as a user would. Works offline: SBCL and the
+# crates that ours depend on are in their caches.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +14,7 @@ for name in "${names[@]}"; do
     tar -xzf "$scratch/package/$name-$version.crate" -C "$scratch"
     patches+=(--config "patch.crates-io.$name.path='$scratch/$name-$version'")
 done
-# What depends on others' crates alone is built already.
+# The crates of others are built there already.
 export CARGO_TARGET_DIR=$PWD/target
 cd "$scratch"
 cargo install --quiet --offline --debug --path "sbcl-mcp-$version" --root "$scratch/root" "${patches[@]}"

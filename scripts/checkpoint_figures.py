@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What checkpoints cost: figures for the release binary, with ratios to a plain start in the same run.
+"""Measures the cost of checkpoints with the release binary, with ratios to a plain start in the same run.
 
 Usage: scripts/checkpoint_figures.py [BINARY] [SYSTEM...]
 
-SYSTEMs are loaded for the last figures; those that ASDF does not find are left out. Nothing else should run meanwhile.
+The SYSTEMs are loaded for the figures of a lost image; those that ASDF does not find are left out. Needs a quiet machine.
 """
 
 import json
@@ -22,7 +22,7 @@ TIMES = 7
 
 
 class Server:
-    """A server, and a client of it."""
+    """A server and its client."""
 
     def __init__(self, binary, state, *arguments):
         self.begin = time.perf_counter()
@@ -44,7 +44,7 @@ class Server:
                 return answer["result"]
 
     def call(self, tool, **arguments):
-        """The text of the answer, and how many milliseconds it took."""
+        """Calls a tool. Returns the text of the answer, and its time in milliseconds."""
         begin = time.perf_counter()
         result = self.request("tools/call", {"name": tool, "arguments": arguments})
         return result["content"][0]["text"], (time.perf_counter() - begin) * 1000
@@ -71,7 +71,7 @@ def figure(what, milliseconds, plain=None):
     print(f"{what:58} {milliseconds:9.1f} ms{ratio}", flush=True)
 
 
-def plain_start(binary, state):
+def median_plain_start(binary, state):
     def start():
         server = Server(binary, state)
         server.evaluate("(+ 1 2)")
@@ -81,7 +81,7 @@ def plain_start(binary, state):
     return median(start)
 
 
-def sizes(binary, state, plain):
+def measure_by_heap_size(binary, state, plain):
     for name, megabytes in (("40 MB", 0), ("200 MB", 160), ("1 GB", 960)):
         server = Server(binary, state)
         server.evaluate(f"(defvar *live* (loop repeat {megabytes} collect (make-array 131072 :initial-element 1)))"
@@ -89,12 +89,12 @@ def sizes(binary, state, plain):
         stopped, complete = [], []
         for _ in range(3):
             text, taken = server.call("checkpoint", action="save", name="x")
-            if "stood still for " not in text:
+            if "paused for " not in text:
                 sys.exit(text)
-            stopped.append(float(text.split("stood still for ")[1].split()[0]))
+            stopped.append(float(text.split("paused for ")[1].split()[0]))
             complete.append(taken)
         figure(f"{name} live: pause of save", statistics.median(stopped))
-        figure(f"{name} live: the core is complete and tried", statistics.median(complete))
+        figure(f"{name} live: until the core is complete and verified", statistics.median(complete))
 
         def restore():
             begin = time.perf_counter()
@@ -105,24 +105,24 @@ def sizes(binary, state, plain):
         server.end()
 
 
-def libraries(binary, state, plain, systems):
+def measure_with_libraries(binary, state, plain, systems):
     server = Server(binary, state)
     loaded = []
     for system in systems:
         if server.call("load-system", system=system, timeout=600)[0].startswith(("Loaded", system)):
             loaded.append(system)
 
-    def lost():
+    def answer_after_kill():
         server.kill_worker()
         return server.evaluate("(+ 1 2)")[1]
-    figure(f"IMAGE-LOST to the next answer, {len(loaded)} libraries, no checkpoint", median(lost, 3), plain)
+    figure(f"IMAGE-LOST to the next answer, {len(loaded)} libraries, no checkpoint", median(answer_after_kill, 3), plain)
     server.call("checkpoint", action="save", name="x")
-    figure(f"IMAGE-LOST to the next answer, {len(loaded)} libraries, a checkpoint", median(lost), plain)
+    figure(f"IMAGE-LOST to the next answer, {len(loaded)} libraries, a checkpoint", median(answer_after_kill), plain)
     server.end()
 
 
-def busy(binary, state):
-    """A session that evaluates all the time, with automatic checkpoints and without."""
+def measure_busy_session(binary, state):
+    """Measures an evaluation in a busy session, without and with automatic checkpoints."""
     taken = []
     for arguments in ((), ("--checkpoints", "auto")):
         server = Server(binary, state, *arguments)
@@ -134,19 +134,19 @@ def busy(binary, state):
             count += 1
         taken.append((time.perf_counter() - begin) / count * 1000)
         server.end()
-    figure("a busy session, an evaluation", taken[0])
-    figure("the same with automatic checkpoints", taken[1])
+    figure("a busy session, per evaluation", taken[0])
+    figure("a busy session with automatic checkpoints, per evaluation", taken[1])
 
 
 def main():
     binary = sys.argv[1] if len(sys.argv) > 1 else "target/release/sbcl-mcp"
     state = tempfile.mkdtemp()
     try:
-        plain = plain_start(binary, state)
+        plain = median_plain_start(binary, state)
         figure("a plain start, to the first answer", plain)
-        sizes(binary, state, plain)
-        libraries(binary, state, plain, sys.argv[2:] or SYSTEMS)
-        busy(binary, state)
+        measure_by_heap_size(binary, state, plain)
+        measure_with_libraries(binary, state, plain, sys.argv[2:] or SYSTEMS)
+        measure_busy_session(binary, state)
     finally:
         shutil.rmtree(state, ignore_errors=True)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The end-to-end tests with the official SDKs, with agent frameworks and with tools:
+# Runs the end-to-end tests with the official SDKs, agent frameworks and conformance tools:
 # scripts/clients.sh python-1|python-2|adapters|typescript|conformance
-# All that they need is installed under the target directory, pinned, and again only when the pins change.
+# Their pinned dependencies are installed under the target directory, and again only when the pins change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,11 +10,11 @@ export SBCL_MCP_BIN=${SBCL_MCP_BIN:-$target/release/sbcl-mcp}
 export PYTHONDONTWRITEBYTECODE=1 NODE_COMPILE_CACHE=$target/clients/node-cache
 tests=$PWD/tests/clients
 
-# environment NAME REQUIREMENTS: a virtual environment with exactly these packages; prints where.
-# Chained with &&, since `set -e` does not reach into $(...).
+# environment NAME REQUIREMENTS: creates a virtual environment with exactly these packages and prints its path.
+# The commands are chained with &&, because `set -e` has no effect inside $(...).
 environment() {
     local directory=$target/clients/$1 requirements=$2
-    # The interpreter is asked too: a moved or half-made environment has none that works.
+    # The interpreter is started, too, because that of a moved or incomplete environment does not work.
     if ! cmp -s "$requirements" "$directory/installed.txt" || ! "$directory/bin/python" -c '' 2>/dev/null; then
         echo "clients: installing $1" >&2
         rm -rf "$directory" &&
@@ -25,7 +25,7 @@ environment() {
     echo "$directory"
 }
 
-# python_client NAME TESTS REQUIREMENTS
+# python_client NAME TESTS REQUIREMENTS: runs the pytest suite in the directory TESTS.
 python_client() {
     local directory
     directory=$(environment "$1" "$tests/$2/$3")
@@ -34,16 +34,17 @@ python_client() {
     "$directory/bin/python" -m pytest -q --color=no --basetemp "$target/clients/pytest"
 }
 
-# Distributions' Node.js is often too old for these: the Inspector asks for 22.19.
-node_serves() {
+# node_is_recent_enough: succeeds when the installed Node.js is at least 22.19, which the Inspector requires. The
+# versions of distributions are often older.
+node_is_recent_enough() {
     command -v npm >/dev/null &&
         node -e 'const [a, b] = process.versions.node.split("."); process.exit(a * 100 + +b < 2219 ? 1 : 0)' 2>/dev/null
 }
 
-# node_client DIRECTORY NAME
+# node_client DIRECTORY NAME: runs the npm tests in DIRECTORY, with a pinned Node.js if the installed one is too old.
 node_client() {
     local directory=$tests/$1
-    if ! node_serves; then
+    if ! node_is_recent_enough; then
         local node
         node=$(environment node "$tests/typescript/node.txt")
         PATH=$node/bin:$PATH

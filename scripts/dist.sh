@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes the packages in target/dist and tries each, with tools that are pinned and installed below the target
-# directory. Builds the program for systems as old as it can be built for here. Needs Python 3.10, Node.js 20 and,
-# once, the network.
+# Builds the packages in target/dist and tests each, with pinned tools that are installed below the target directory.
+# The program is built for the oldest systems that this machine can build for. Needs Python 3.10, Node.js 20 and, the
+# first time, the network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,10 +12,10 @@ mkdir -p "$tools"
 
 if [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null; then
     program=$(scripts/old_glibc.sh)
-    # What asks cargo for it again finds it built.
+    # With the same compiler, later cargo commands find the program built.
     compiler=$(readlink "$target/old-glibc/cc")
     environment=(CC="$compiler" CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER="$compiler")
-    # What runs there asks for no more; nor is the .deb to, whose dependencies come from there.
+    # The program and the .deb may require at most the libraries of the old Debian; the .deb's dependencies come from it.
     export SBCL_MCP_OLDEST_GLIBC=2.31 DPKG_ADMINDIR=$target/old-glibc/debian/var/lib/dpkg
 else
     echo "dist: without root and debootstrap the program is built for systems as new as this one"
@@ -24,23 +24,23 @@ else
     environment=()
 fi
 
-# current FILE: whether what was installed is what this file says.
-current() { cmp -s "$1" "$tools/installed/$(basename "$1")"; }
-installed() { mkdir -p "$tools/installed" && cp "$1" "$tools/installed/"; }
+# is_installed FILE: succeeds when the packages that FILE lists are installed.
+is_installed() { cmp -s "$1" "$tools/installed/$(basename "$1")"; }
+mark_installed() { mkdir -p "$tools/installed" && cp "$1" "$tools/installed/"; }
 
-if ! current packaging/tools/requirements.txt; then
+if ! is_installed packaging/tools/requirements.txt; then
     echo "dist: installing Python's tools"
     rm -rf "$tools/python"
     python3 -m venv "$tools/python"
     "$tools/python/bin/python" -m pip install --quiet --disable-pip-version-check -r packaging/tools/requirements.txt
-    installed packaging/tools/requirements.txt
+    mark_installed packaging/tools/requirements.txt
 fi
-if ! current packaging/tools/package-lock.json; then
+if ! is_installed packaging/tools/package-lock.json; then
     echo "dist: installing Node.js' tools"
     mkdir -p "$tools/node"
     cp packaging/tools/package.json packaging/tools/package-lock.json packaging/tools/.npmrc "$tools/node"
     (cd "$tools/node" && npm ci --silent --ignore-scripts && node node_modules/@anthropic-ai/claude-code/install.cjs)
-    installed packaging/tools/package-lock.json
+    mark_installed packaging/tools/package-lock.json
 fi
 if [ "$("$tools/bin/cargo-deb" --version 2>/dev/null)" != "cargo-deb $CARGO_DEB" ]; then
     echo "dist: installing cargo-deb"

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The figures of the tools of a working day, as medians over MCP in one run, each with what it is to be at most. They count
-on a quiet machine and with the release binary.
+"""Measures the tools of a working day over MCP, as medians, and compares each with its limit. The limits apply to a quiet
+machine and the release binary.
 
     scripts/figures.py BINARY
 
-Exit status 1 when one is missed.
+Exits with status 1 when a limit is exceeded.
 """
 
 import os
@@ -20,13 +20,13 @@ from mutants import Server
 INSTALLED = Path("/usr/share/common-lisp/source")
 LIBRARIES = ("alexandria", "babel", "bordeaux-threads", "cl-ppcre", "closer-mop", "esrap", "fiveam", "flexi-streams",
              "iterate", "named-readtables", "split-sequence", "trivial-garbage")
-# Calls that a median is of; those of what takes longer, and of one call's cost.
+# The number of calls for a median, that for longer calls, and the number of calls to trace.
 SHORT, LONG = 101, 7
 TRACED = 5_000
 
 
 class Figures:
-    """A server, and what was measured with it."""
+    """A server, and the number of limits that it has exceeded."""
 
     def __init__(self, binary, directory):
         self.server = Server(binary, directory, structured=False)
@@ -49,12 +49,13 @@ class Figures:
         return statistics.median(self.milliseconds(tool, **arguments) for _ in range(count))
 
     def inside(self, form, tool="evaluate-lisp", **arguments):
-        """Milliseconds that a form takes in Lisp, evaluated by this tool; its internal real time is too coarse."""
+        """Returns the milliseconds that a form takes inside Lisp. Reads the time of day, because Lisp's internal real time is
+        too coarse."""
         code = ("(flet ((now () (multiple-value-bind (s us) (sb-ext:get-time-of-day) (+ (* 1000000 s) us)))) "
                 f"(let ((begun (now))) {form} (- (now) begun)))")
         return int(re.search(r"=> (\d+)\s*$", self.text(tool, code=code, **arguments)).group(1)) / 1000
 
-    def say(self, what, value, most, unit="ms"):
+    def report(self, what, value, most, unit="ms"):
         met = value <= most
         self.missed += not met
         print(f"{what}: {value:.3g} {unit} (at most {most:g}){'' if met else '  MISSED'}", flush=True)
@@ -68,20 +69,20 @@ def measure(figures):
     symbols = figures.text("evaluate-lisp", code="(let ((n 0)) (do-all-symbols (s) (incf n)) n)").split()[-1]
     print(f"{len(present)} libraries are loaded: {', '.join(present)}; {symbols} symbols in all packages")
 
-    figures.say("find-references, the first", figures.milliseconds("find-references", name="alexandria:ensure-list"), 300)
+    figures.report("find-references, the first", figures.milliseconds("find-references", name="alexandria:ensure-list"), 300)
     names = ("alexandria:flatten", "alexandria:with-gensyms", "cl-ppcre:scan", "esrap:parse", "alexandria:once-only")
     each = [figures.median(LONG, "find-references", name=name) for name in names]
-    figures.say("find-references", statistics.median(each), 30)
-    figures.say("find-symbols", figures.median(SHORT, "find-symbols", query="hash"), 5)
-    figures.say("describe-symbol", figures.median(SHORT, "describe-symbol", name="alexandria:flatten"), 1)
-    figures.say("macroexpand", figures.median(SHORT, "macroexpand", form="(dolist (x '(1 2)) (print x))"), 1)
+    figures.report("find-references", statistics.median(each), 30)
+    figures.report("find-symbols", figures.median(SHORT, "find-symbols", query="hash"), 5)
+    figures.report("describe-symbol", figures.median(SHORT, "describe-symbol", name="alexandria:flatten"), 1)
+    figures.report("macroexpand", figures.median(SHORT, "macroexpand", form="(dolist (x '(1 2)) (print x))"), 1)
 
-    # In turn, as a machine has its moods.
+    # The two measurements alternate, because the speed of a machine varies.
     loads, own = [], []
     for _ in range(4 * LONG):
         loads.append(figures.milliseconds("load-system", system="esrap"))
         own.append(figures.inside('(asdf:load-system "esrap")'))
-    figures.say("load of an up-to-date system, to ASDF's own time", statistics.median(loads) / statistics.median(own),
+    figures.report("load of an up-to-date system, relative to ASDF's own time", statistics.median(loads) / statistics.median(own),
                 1.1, "times")
 
     figures.text("load-system", system="esrap/tests", timeout=600)
@@ -95,27 +96,27 @@ def measure(figures):
         if not text.startswith("=> all pass"):
             sys.exit(text)
         own.append(figures.inside(by_framework))
-    figures.say("run-tests, to the framework's own time", statistics.median(runs) / statistics.median(own), 1.05, "times")
+    figures.report("run-tests, relative to the framework's own time", statistics.median(runs) / statistics.median(own), 1.05, "times")
 
     figures.text("evaluate-lisp", code="(progn (declaim (notinline traced never)) (defun traced (n) (1+ n)) "
                                        "(defun never (n) (1+ n)))")
     calls = f"(dotimes (i {TRACED}) (traced i))"
     traced, reported, before, never = [], [], [], []
     for _ in range(LONG):
-        # What the traced code itself sees of it, and from the request to the answer.
+        # The cost inside the traced code, and the cost from the request to the answer.
         traced.append(figures.inside(calls, "trace-calls", functions=["traced"], limit=TRACED))
         reported.append(figures.milliseconds("trace-calls", code=calls, functions=["traced"], limit=TRACED))
     for _ in range(4 * LONG):
         for function, times in (("traced", before), ("never", never)):
             times.append(figures.inside(f"(dotimes (i {4000 * TRACED}) ({function} i))"))
-    figures.say("trace-calls, a recorded call, as the code sees it", statistics.median(traced) * 1000 / TRACED, 3, "µs")
-    figures.say("trace-calls, a recorded call, the whole to it", statistics.median(reported) * 1000 / TRACED, 3, "µs")
-    figures.say("code that was traced before, to what never was", statistics.median(before) / statistics.median(never),
+    figures.report("trace-calls, per recorded call, inside the traced code", statistics.median(traced) * 1000 / TRACED, 3, "µs")
+    figures.report("trace-calls, per recorded call, from request to answer", statistics.median(reported) * 1000 / TRACED, 3, "µs")
+    figures.report("code that was traced before, to code that never was", statistics.median(before) / statistics.median(never),
                 1.01, "times")
 
 
 def structured(binary, directory):
-    """What trace-calls takes where structured content tells of every recorded call; there is no limit to that."""
+    """Measures trace-calls with every recorded call in the structured content. This figure has no limit."""
     server = Server(binary, directory)
     server.call("evaluate-lisp", code="(progn (declaim (notinline traced)) (defun traced (n) (1+ n)))")
     times = []
@@ -124,7 +125,7 @@ def structured(binary, directory):
         server.call("trace-calls", code=f"(dotimes (i {TRACED}) (traced i))", functions=["traced"], limit=TRACED)
         times.append(time.perf_counter() - begun)
     server.end()
-    print(f"trace-calls, the whole, with structured content of all calls: {statistics.median(times) * 1e6 / TRACED:.3g} µs")
+    print(f"trace-calls, from request to answer, with structured content of all calls: {statistics.median(times) * 1e6 / TRACED:.3g} µs")
 
 
 def main():

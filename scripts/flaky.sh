@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs the server's suite again and again (SBCL_MCP_ROUNDS: how often, 10) beside a load that keeps every processor busy. A test
-# that passes on a quiet machine only fails here. The log stays in target/flaky.log; each test that failed is listed at the end.
+# Runs the server's test suite repeatedly (SBCL_MCP_ROUNDS, 10 by default) under a load that keeps every processor busy, to
+# find tests that pass only on a quiet machine. The log is target/flaky.log; the tests that failed are listed at the end.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-# As many at a time as in scripts/test.sh.
+# The same number of test threads as in scripts/test.sh.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
 rounds=${SBCL_MCP_ROUNDS:-10}
 target=${CARGO_TARGET_DIR:-target}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every check of form: formatting, lints, documentation, generated code.
+# Runs every static check: formatting, lints, documentation, generated code.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,14 +8,14 @@ step() {
     "$@"
 }
 
-# The bindings in the repository must be those that the header gives. They are compared with what was there before,
-# not with the last commit: both may just have been changed.
+# check_bindings: fails when the bindings in the repository differ from those that bindgen generates. The comparison is
+# with the working tree, not with the last commit, because header and bindings may have been changed together.
 check_bindings() {
     local bindings=src/image/bindings.rs before status=0
     before=$(mktemp)
     cp "$bindings" "$before"
     step cargo check --quiet --lib --no-default-features --features bindgen
-    # What bindgen writes is compared as rustfmt would have it.
+    # bindgen's output is compared after formatting.
     rustfmt --edition 2024 "$bindings"
     diff -u "$before" "$bindings" || status=$?
     rm "$before"

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How well run-tests' suspects find a fault: seeds single-operator mutants into libraries with tests, one at a time, and
-reports how often the mutated function, and its line, are shown for a test that fails for it.
+"""Measures how well run-tests' suspects locate faults: seeds single-operator mutants into libraries with tests, one at a
+time, and reports how often a failing test's suspects include the mutated function and line.
 
     scripts/mutants.py BINARY COUNT LIBRARY...
 
-LIBRARY is DIRECTORY:SYSTEM, such as /usr/share/common-lisp/source/esrap:esrap. COUNT mutants that tests notice are tried of
-each. A mutant's rank is given by its function's place among the suspects. Works on a copy; the same seed gives the same
-mutants.
+LIBRARY is DIRECTORY:SYSTEM, such as /usr/share/common-lisp/source/esrap:esrap. For each library, COUNT mutants that make
+tests fail are tried. A mutant's rank is the position of its function among the suspects. The script works on a copy, and
+the same seed gives the same mutants.
 """
 
 import json
@@ -22,9 +22,9 @@ from pathlib import Path
 
 SUSPECTS = 5
 SEED = 12
-# Seconds that a mutant may take.
+# The time limit for a mutant, in seconds.
 LIMIT = 240
-# What is put in the place of what.
+# Operators and their replacements.
 OPERATORS = {
     "<": "<=", "<=": "<", ">": ">=", ">=": ">", "=": "/=", "+": "-", "-": "+", "1+": "1-", "1-": "1+", "and": "or",
     "or": "and", "when": "unless", "unless": "when", "not": "identity", "null": "identity", "car": "cdr", "cdr": "car",
@@ -35,7 +35,7 @@ SITE = re.compile(r"(?<!['`#])\((" + "|".join(re.escape(name) for name in OPERAT
 
 
 class Server:
-    """A server on pipes."""
+    """A server, with its client on pipes."""
 
     def __init__(self, binary, directory, structured=True):
         arguments = [binary] + ["--structured-content"] * structured
@@ -71,7 +71,7 @@ class Server:
 
 
 def sites(directory):
-    """Where an operator can be put in another's place: in definitions of the code, not of its tests."""
+    """Finds the operators to replace: in definitions of the library, not of its tests."""
     found = []
     for path in sorted(directory.rglob("*.lisp")):
         if re.search(r"test|example|doc|package", str(path.relative_to(directory))):
@@ -88,15 +88,17 @@ def line_of(text, position):
 
 
 def rewrite(path, text):
-    """Gives the file at `path` this text, and has it be compiled again: time stamps count in seconds, and a mutant may take
-    any number of them."""
+    """Writes `text` to the file and deletes its fasl, so that it is compiled again. Time stamps would not do, because they
+    count in seconds and two mutants may be written within one."""
     path.write_text(text)
     for compiled in Path(os.environ["XDG_CACHE_HOME"]).rglob(f"{path.stem}.fasl"):
         compiled.unlink()
 
 
 def try_mutant(binary, directory, system, site):
-    """What is shown of one mutant: None when no test notices it, else rank of its function (or None) and of its line."""
+    """Tests one mutant. Returns None when no test fails. Otherwise returns the ranks of the mutated function and line (None
+    when not shown) for the first failing test, the best ranks over all failing tests, the number of failing tests, and the
+    mean number of lines shown for a test."""
     path, start, position, operator = site
     original = path.read_text(errors="replace")
     mutated = original[:position] + OPERATORS[operator] + original[position + len(operator):]
@@ -121,9 +123,9 @@ def try_mutant(binary, directory, system, site):
 
 
 def run_tests(binary, directory, system):
-    """What the tests of a system come to, in a server of their own; nothing where that ends of them."""
+    """Runs the tests of a system in a new server. Returns their results, or none when the server ends or hangs."""
     server = Server(binary, directory)
-    # A mutant may keep its system from being loaded to the end.
+    # With a mutant, loading the system may never end.
     late = threading.Timer(LIMIT, server.process.kill)
     late.start()
     try:

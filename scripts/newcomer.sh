@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# scripts/newcomer.sh COMMAND...: runs COMMAND as on a newcomer's machine: an empty home directory, with nothing that cargo, npm,
-# pip, ASDF or this project has kept, and an empty temporary directory. How registries are reached stays as it is set up.
-# What COMMAND leaves in the temporary directory is listed and is a failure: whatever runs here removes what it makes.
+# scripts/newcomer.sh COMMAND...: runs COMMAND as on a new contributor's machine: with an empty home directory and temporary
+# directory, and without the caches of cargo, npm, pip, ASDF and this project. The configuration of registries is kept.
+# Files that COMMAND leaves in the temporary directory are listed and make the run fail.
 set -euo pipefail
 [ $# -gt 0 ] || { sed -n '2,4s/^# //p' "$0" >&2; exit 2; }
 
@@ -17,7 +17,7 @@ done
 for file in .npmrc .config/pip/pip.conf .pip/pip.conf; do
     [ ! -f "$HOME/$file" ] || install -D "$HOME/$file" "$scratch/home/$file"
 done
-# The toolchain is not what is tried.
+# The Rust toolchain is shared, not tested.
 export RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}
 [ -d "$RUSTUP_HOME" ] || unset RUSTUP_HOME
 ln -s "$old_cargo/bin" "$scratch/home/.cargo/bin"

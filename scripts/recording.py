@@ -3,8 +3,8 @@
 
     scripts/recording.py [--check] [BINARY]
 
-BINARY (target/release/sbcl-mcp) is started as an MCP server, and its answers are drawn as they come. The script fails if an
-answer differs from what the story needs. Two runs write the same bytes; --check compares them with the file, and writes nothing.
+The script starts BINARY (default: target/release/sbcl-mcp) as an MCP server and draws its real answers. It fails if an answer
+does not match the story. Two runs give the same bytes; --check compares them with the file and writes nothing.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from mutants import Server
 ROOT = Path(__file__).resolve().parent.parent
 DRAWING = ROOT / "docs" / "recording.svg"
 
-# The orders in the file that the job reads, and the first order in yen.
+# The number of orders in the file that the job reads, and the number of the first order in yen.
 ORDERS, FIRST_YEN = 100_000, 61_204
 RATES = {"eur": Fraction(1), "usd": Fraction(9, 10), "jpy": Fraction(1, 160)}
 
@@ -40,7 +40,7 @@ REPAIR = "(defun jpy (amount) (/ amount 160))"
 
 
 def order(number):
-    """The currency and the amount of an order; orders are counted from 1."""
+    """Returns the currency and the amount of order `number`, counted from 1."""
     if number >= FIRST_YEN and number % 4 == 0:
         return "jpy", 160 * (number % 90 + 10)
     return ("eur", "usd")[number % 2], 10 * (number % 90 + 1)
@@ -52,7 +52,7 @@ def revenue(orders):
 
 @dataclass
 class Step:
-    """A call, with the patterns of the answer's lines that are drawn, in order."""
+    """A call, with patterns for the lines of the answer that are drawn, in order."""
 
     before: str  # the caption while the call is typed
     after: str  # the caption beside the answer
@@ -89,7 +89,7 @@ def story():
 
 
 def perform(server, step):
-    """Calls a tool, and returns the lines that are drawn, with None where lines are cut."""
+    """Calls a tool. Returns the lines to draw, with None in place of omitted lines."""
     result = server.call(step.tool, **step.arguments)
     text = result["content"][0]["text"]
     wanted, drawn = list(step.lines), []
@@ -106,7 +106,7 @@ def perform(server, step):
 
 
 def record(binary):
-    """The steps of the story, each with its answer."""
+    """Runs the story. Returns its steps, each with its answer."""
     with tempfile.TemporaryDirectory() as directory:
         with open(os.path.join(directory, "orders.lisp"), "w", encoding="utf-8") as file:
             file.writelines("({} {})\n".format(*order(number)) for number in range(1, ORDERS + 1))
@@ -117,17 +117,17 @@ def record(binary):
             server.end()
 
 
-# Pixels: the window, with its title bar above and the captions below; the text, with the height of a row and of a cut.
+# Sizes in pixels: the window, its title bar and its caption bar; the text, the height of a row and of an omission mark.
 WIDTH, BAR, CAPTION, MARGIN, TOP, BOTTOM = 840, 38, 50, 22, 18, 12
 SIZE, CHARACTER, LINE, CUT = 18, 10.84, 24, 16
 BEFORE_CALL, BEFORE_ANSWER = 10, 4
 COLUMNS = int((WIDTH - 2 * MARGIN) / CHARACTER)
-# Rows that have left the screen at the end: the first call but for its last line.
+# The number of rows above the visible part at the end: the first call except for its last line.
 SCROLLED_AWAY = len(JOB.splitlines())
-# Seconds: before the first call, for a typed character, from a call to its answer, for a scroll, and to fade at the end.
+# Times in seconds: before the first call, per typed character, from a call to its answer, per scroll, and for the fade-out.
 START, TYPING, ANSWERING, SCROLLING, FADE = 0.6, 1 / 75, 0.55, 0.3, 0.4
 
-# Class: colour on light, colour on dark.
+# CSS classes, each with its colours in the light and the dark theme.
 COLOURS = {
     "screen": ("#ffffff", "#0d1117"), "bar": ("#f6f8fa", "#161b22"), "dot": ("#d0d7de", "#30363d"),
     "title": ("#59636e", "#9198a1"), "caption": ("#1f2328", "#f0f6fc"), "code": ("#1f2328", "#f0f6fc"),
@@ -141,7 +141,7 @@ FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono','Liberatio
 
 
 def spans(kind, text):
-    """The parts of a row as pairs of class and text."""
+    """Splits a row into pairs of CSS class and text."""
     if kind == "call":
         tool, arguments = text.split(" ", 1)
         return [("arrow", "→ "), ("tool", tool), ("json", " " + arguments)]
@@ -169,7 +169,7 @@ class Drawing:
         """Adds a row that takes `typed` seconds to appear."""
         if len(text) + 2 * (kind == "call") > COLUMNS:
             sys.exit(f"recording: the line is longer than {COLUMNS} characters: {text}")
-        # The dots of a cut are raised to the middle of its row.
+        # An omission mark is raised to the middle of its row.
         self.rows.append((kind, text, self.y - 5 * (kind == "cut"), self.time, typed))
         self.time += typed
         self.y += CUT if kind == "cut" else LINE
@@ -232,7 +232,7 @@ class Drawing:
         return f"{100 * time / self.end:.2f}%"
 
     def animated(self, keyframes):
-        """The attribute of an element that these keyframes animate."""
+        """Returns the class attribute of an element that these keyframes animate."""
         if keyframes not in self.keyframes:
             name = self.keyframes[keyframes] = f"k{len(self.keyframes)}"
             self.styles.append(f".{name}{{animation:{name} {self.end:.2f}s step-end infinite}}@keyframes {name}{{{keyframes}}}")
@@ -250,7 +250,7 @@ class Drawing:
         row = f'<text{x} y="{y:g}" textLength="{length * CHARACTER:.2f}" lengthAdjust="spacingAndGlyphs"'
         if not typed:
             return f"{row}{self.appearing(time)}>{content}</text>"
-        # A cover with the cursor on its edge moves off the row, one character after the other.
+        # Typing is drawn by a cover that moves off the row character by character, with the cursor on its edge.
         start, end = self.percent(time), self.percent(time + typed)
         moved = f"transform:translateX({length * CHARACTER:.2f}px)"
         cover = (f"0%,{start}{{opacity:1;transform:none;animation-timing-function:steps({length},end)}}"
@@ -261,7 +261,7 @@ class Drawing:
                 f'<rect class="cursor" x="{indent:.2f}" y="{y - SIZE + 3:g}" width="{CHARACTER:g}" height="{SIZE + 2}"/></g></g>')
 
     def scrolling(self, room, top):
-        """Keyframes that scroll by whole rows where a step needs more room; at the end all rows are `top` higher."""
+        """Returns keyframes that scroll by whole rows when a step needs more room. The rows' final offset is `top` pixels up."""
         moves, at = [f"0%{{transform:translateY({top:g}px)}}"], 0.0
         for time, bottom in self.scrolls:
             wanted = next(row[2] for row in self.rows if row[2] >= bottom - room)
@@ -292,7 +292,7 @@ class Drawing:
             ".title,.caption{font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif}.title{font-size:15px}",
             ".caption{font-size:20px}",
             light, f"@media (prefers-color-scheme:dark){{{dark}}}",
-            # The picture without its animations is its end, for those who want no motion.
+            # Without animations, for viewers who prefer reduced motion, the picture shows its final state.
             "@media (prefers-reduced-motion:no-preference){",
             f".fade{{animation:fade {self.end:.2f}s linear infinite}}@keyframes fade{{{fade}}}",
             *self.styles, "}", "</style>"])

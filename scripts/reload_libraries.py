@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Loads Lisp libraries, touches every file, loads them again, and prints a table of what the second load said.
+"""Loads Lisp libraries, touches every file, loads them again, and prints a table with the notices of the second load.
 
-Nothing changed, so no line of notice may come. With --append each file also gets a comment at its end.
+Nothing has changed, so a notice is a failure. With --append, a comment is appended to each file, too.
 
     scripts/reload_libraries.py [--binary FILE] [--append] [--source DIRECTORY] [SYSTEM...]
 
-DIRECTORY has the sources, one directory a library, as Debian's /usr/share/common-lisp/source; they are copied first.
+DIRECTORY has one directory of sources per library, as Debian's /usr/share/common-lisp/source has; it is copied first.
 """
 
 import argparse
@@ -26,14 +26,14 @@ usocket uuid xmls yason zpb-ttf""".split()
 
 
 def start(binary, sources, home):
-    """Starts a server that finds the systems below a directory, and nothing else."""
+    """Starts a server that finds only the systems below a directory."""
     os.environ.update(HOME=str(home), XDG_CACHE_HOME=str(home / "cache"),
                       CL_SOURCE_REGISTRY=f'(:source-registry (:tree "{sources}/") :ignore-inherited-configuration)')
     return Server(binary, sources, structured=False)
 
 
 def load(server, system):
-    """Returns the answer's text, and whether it is an error."""
+    """Loads a system. Returns the text of the answer, and whether it is an error."""
     answer = server.call("load-system", system=system, timeout=600)
     return answer["content"][0]["text"], answer.get("isError", False)
 

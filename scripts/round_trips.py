@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""How long one call takes over MCP: medians of runs that take turns, so that what else the machine does hits all alike.
+"""Measures one call over MCP: medians of runs that alternate, so that other load on the machine affects all servers alike.
 
     scripts/round_trips.py BINARY [--peer COMMAND] [--rounds N] [--calls N]
 
-Measured: `cat`, as what the pipes alone take; the server supervised, and as a plain process; and another server, COMMAND, which
-must have a tool `evaluate-lisp` with an argument `code`; then what each takes to what that takes, the median of the rounds' ratios.
+Compares `cat`, for the cost of the pipes alone; the supervised server; the plain process; and optionally another server,
+COMMAND, which must have a tool `evaluate-lisp` with an argument `code`. With COMMAND, also prints each time's ratio to
+that server's, as the median over the rounds.
 """
 
 import argparse
@@ -19,7 +20,7 @@ FORMS = ("(+ 1 2)", "(let ((x 1)) (+ x 2))", "(/ 1 0)")
 
 
 class Peer:
-    """A process that answers lines, each with a line."""
+    """A process that answers each line with a line."""
 
     def __init__(self, command, directory):
         environment = {"HOME": directory, "PATH": "/usr/local/bin:/usr/bin:/bin"}
@@ -28,7 +29,7 @@ class Peer:
         self.number = 0
 
     def request(self, method, parameters):
-        """Sends a request, and reads until its answer comes."""
+        """Sends a request and reads lines until its answer."""
         self.number += 1
         line = json.dumps({"jsonrpc": "2.0", "id": self.number, "method": method, "params": parameters}) + "\n"
         self.process.stdin.write(line.encode())
@@ -43,7 +44,7 @@ class Peer:
         self.process.stdin.write(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
 
     def times(self, form, calls):
-        """How long each of so many calls takes, in microseconds."""
+        """Calls the tool `calls` times. Returns the time of each call in microseconds."""
         taken = []
         for _ in range(calls):
             begin = time.perf_counter()
@@ -81,11 +82,11 @@ def main():
     table(f"µs, medians of {arguments.rounds} runs of {arguments.calls} calls", medians, commands, ".0f")
     if arguments.peer:
         ratios = {key: [of / peer for of, peer in zip(medians[key], medians["peer", key[1]])] for key in medians}
-        table("to the peer", ratios, [name for name in commands if name != "peer"], ".2f")
+        table("ratio to the peer", ratios, [name for name in commands if name != "peer"], ".2f")
 
 
 def table(title, figures, names, digits):
-    """Prints for each name and form the median of its figures, and between which they lie."""
+    """Prints the median and the range of the figures for each name and form."""
     print(f"\n| {title} | " + " | ".join(f"`{form}`" for form in FORMS) + " |")
     print("|---" * (len(FORMS) + 1) + "|")
     for name in names:

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Installs what is missing on this machine for building (`build`), and also for the tests (`test`), the lints (`lint`),
-# the benchmarks (`bench`) or the packages (`dist`).
-# With everything there it asks nobody and changes nothing.
+# scripts/setup.sh [build|test|lint|bench|dist]
+# Installs the missing tools for building and, depending on the argument, for the tests, lints, benchmarks or packages.
+# Changes nothing when everything is installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 purpose=${1:-test}
 names=() debian=() fedora=() arch=() macos=() xcode=no
 
-# miss NAME DEBIAN FEDORA ARCH MACOS: notes a missing thing and the packages that hold it.
-miss() {
+# add_missing NAME DEBIAN FEDORA ARCH MACOS: records a missing tool, and its packages on each system.
+add_missing() {
     names+=("$1") debian+=($2) fedora+=($3) arch+=($4)
     case $5 in
         xcode) xcode=yes ;;
@@ -19,7 +19,7 @@ miss() {
 
 has() { command -v "$1" >/dev/null 2>&1; }
 
-# A compiler without the C library's headers is a common half of an installation.
+# compiles_c: succeeds when a C program compiles. Often a compiler is installed without the C library's headers.
 compiles_c() {
     local directory status=0
     directory=$(mktemp -d)
@@ -45,19 +45,19 @@ require_rust() {
     fi
 }
 
-look_for_build_tools() {
-    compiles_c || miss "a C compiler" build-essential "gcc glibc-devel" base-devel xcode
-    has make || has gmake || miss make make make make xcode
-    has strip || miss strip binutils binutils binutils xcode
-    # A ready-made SBCL needs none of the rest.
+find_missing_build_tools() {
+    compiles_c || add_missing "a C compiler" build-essential "gcc glibc-devel" base-devel xcode
+    has make || has gmake || add_missing make make make make xcode
+    has strip || add_missing strip binutils binutils binutils xcode
+    # A prebuilt SBCL needs none of the tools below.
     [ -z "${SBCL_MCP_PREBUILT:-}" ] || return 0
-    has tar || miss tar tar tar tar gnu-tar
-    has xz || miss xz xz-utils xz xz xz
+    has tar || add_missing tar tar tar tar gnu-tar
+    has xz || add_missing xz xz-utils xz xz xz
     local bootstrap=${SBCL_MCP_BOOTSTRAP:-sbcl}
-    has "${bootstrap%% *}" || miss "sbcl, to build SBCL with" sbcl sbcl sbcl sbcl
+    has "${bootstrap%% *}" || add_missing "sbcl, to build SBCL with" sbcl sbcl sbcl sbcl
 }
 
-# Where bindgen looks for it. libclang-cpp is another library.
+# has_libclang: searches the directories that bindgen searches. libclang-cpp is a different library.
 has_libclang() {
     [ -z "${LIBCLANG_PATH:-}" ] || return 0
     local directory
@@ -70,50 +70,50 @@ has_libclang() {
     return 1
 }
 
-look_for_lint_tools() {
-    has_libclang || miss "libclang, to compare the C bindings" libclang-dev clang-devel clang llvm
+find_missing_lint_tools() {
+    has_libclang || add_missing "libclang, to compare the C bindings" libclang-dev clang-devel clang llvm
 }
 
-look_for_test_tools() {
-    makes_venvs || miss "Python 3.10 or newer with venv" "python3 python3-venv" python3 python python
-    # tests/mcp/away.rs hides the build from the binary; elsewhere it is not compiled.
+find_missing_test_tools() {
+    makes_venvs || add_missing "Python 3.10 or newer with venv" "python3 python3-venv" python3 python python
+    # tests/mcp/portability.rs hides the build directory from the binary. On other systems it is not compiled.
     [ "$(uname)" != Linux ] || { has unshare && has setpriv && has mount; } ||
-        miss "unshare, setpriv and mount" "util-linux mount" util-linux util-linux util-linux
-    # A terminal for tests/mcp/repl.rs.
-    has tmux || miss tmux tmux tmux tmux tmux
-    # Test frameworks and libraries, for tests/mcp/testing/ and tests/mcp/reloading.rs. Only Debian has packages of them.
+        add_missing "unshare, setpriv and mount" "util-linux mount" util-linux util-linux util-linux
+    # The terminal of tests/mcp/repl.rs.
+    has tmux || add_missing tmux tmux tmux tmux tmux
+    # Test frameworks and libraries for tests/mcp/run_tests/ and tests/mcp/reloading.rs. Only Debian packages them.
     if has apt-get; then
         local system
         for system in fiveam rt alexandria esrap chipz iterate puri; do
-            has_lisp_system "$system" || miss "the Lisp system $system" "cl-$system" "" "" ""
+            has_lisp_system "$system" || add_missing "the Lisp system $system" "cl-$system" "" "" ""
         done
-        # An editor joins, in tests/mcp/attach.rs.
-        has_lisp_system slime || miss "SLIME's server" cl-swank "" "" ""
+        # An editor connects in tests/mcp/attach.rs.
+        has_lisp_system slime || add_missing "SLIME's server" cl-swank "" "" ""
     fi
 }
 
-# Where a program finds Python that embeds it.
+# has_libpython: succeeds when the library for programs that embed Python is installed.
 has_libpython() {
     "${PYO3_PYTHON:-/usr/bin/python3}" -c 'import os, sys, sysconfig
 library = os.path.join(*(sysconfig.get_config_var(name) or "" for name in ("LIBDIR", "LDLIBRARY")))
 sys.exit(not os.path.isfile(library))' >/dev/null 2>&1
 }
 
-look_for_bench_tools() {
-    has_libpython || miss "Python for programs to embed" "python3 libpython3-dev" python3-devel python python
-    has "${SBCL:-sbcl}" || miss "sbcl, to compare with" sbcl sbcl sbcl sbcl
+find_missing_bench_tools() {
+    has_libpython || add_missing "Python for programs to embed" "python3 libpython3-dev" python3-devel python python
+    has "${SBCL:-sbcl}" || add_missing "sbcl, to compare with" sbcl sbcl sbcl sbcl
     [ -e "${SWANK:-/usr/share/common-lisp/source/slime/swank-loader.lisp}" ] ||
-        miss "SLIME's server" cl-swank "" "" ""
+        add_missing "SLIME's server" cl-swank "" "" ""
 }
 
-look_for_dist_tools() {
-    makes_venvs || miss "Python 3.10 or newer with venv" "python3 python3-venv" python3 python python
-    # What the packages hold is built for an old Debian, in which only root can build.
-    [ "$(id -u)" != 0 ] || ! has apt-get || has debootstrap || miss debootstrap debootstrap "" "" ""
-    ! has apt-get || has lintian || miss "lintian, to check the .deb" lintian "" "" ""
+find_missing_dist_tools() {
+    makes_venvs || add_missing "Python 3.10 or newer with venv" "python3 python3-venv" python3 python python
+    # The program in the packages is built for an old Debian, which needs root.
+    [ "$(id -u)" != 0 ] || ! has apt-get || has debootstrap || add_missing debootstrap debootstrap "" "" ""
+    ! has apt-get || has lintian || add_missing "lintian, to check the .deb" lintian "" "" ""
 }
 
-# Where ASDF looks for systems that Linux distributions install.
+# has_lisp_system NAME: succeeds when the system is in the directory where Linux distributions install Lisp systems.
 has_lisp_system() { [ -e "/usr/share/common-lisp/source/$1" ]; }
 
 as_root() {
@@ -143,19 +143,19 @@ explain() {
 
 listed() { printf '%s; ' "${names[@]}" | sed 's/; $//'; }
 
-look() {
+find_missing_tools() {
     names=() debian=() fedora=() arch=() macos=() xcode=no
-    look_for_build_tools
+    find_missing_build_tools
     case $purpose in
-        bench) look_for_bench_tools ;;
-        dist) look_for_dist_tools ;;
-        lint) look_for_lint_tools ;;
-        test) look_for_test_tools ;;
+        bench) find_missing_bench_tools ;;
+        dist) find_missing_dist_tools ;;
+        lint) find_missing_lint_tools ;;
+        test) find_missing_test_tools ;;
     esac
 }
 
 require_rust
-look
+find_missing_tools
 if [ ${#names[@]} = 0 ]; then
     echo "setup: everything is there"
     exit
@@ -166,7 +166,7 @@ if ! has apt-get; then
     exit 1
 fi
 install_with_apt
-look
+find_missing_tools
 if [ ${#names[@]} != 0 ]; then
     echo "setup: still missing after the installation: $(listed)" >&2
     exit 1

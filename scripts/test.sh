@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every check of behaviour, with one profile. The end-to-end tests drive the binary that cargo test has built.
-# All suites run, whatever fails before them; the last line counts the tests of all.
+# Runs every test suite with the release profile. The end-to-end tests use the binary that cargo test has built.
+# All suites run even if an earlier one fails. The last line has the number of tests in all suites.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,7 +18,7 @@ suite() {
     [ "${PIPESTATUS[0]}" = 0 ] || failed+=("$name")
 }
 
-# The closing lines of cargo test, pytest and node's test runner.
+# count: sums the summary lines of cargo test, pytest and Node.js' test runner.
 count() {
     awk '
         /^test result: / { for (i = 2; i <= NF; i++) { if ($i ~ /^passed/) p += $(i - 1); if ($i ~ /^failed/) f += $(i - 1) } }
@@ -29,11 +29,11 @@ count() {
     ' "$log"
 }
 
-# Most tests wait most of the time: for a process, a timer or a lock.
+# Most tests spend most of their time waiting for a process, a timer or a lock.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
-# A snapshot that differs is a failure, and leaves no file.
+# A differing snapshot fails the test and leaves no file.
 export INSTA_UPDATE=no
-# One set of features for all of it, so that the library is compiled once.
+# All commands use the same features, so that the library is compiled only once.
 features=(--features sbcl-mcp/num-bigint)
 suite "Rust" cargo test --release --workspace --no-fail-fast "${features[@]}"
 suite "Feature guarded-messages" cargo test --release --features guarded-messages --test library_soundness

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A working day, as a test: faults are seeded one after the other into two libraries of 11,000 lines together, esrap and
-the alexandria that it is built on. Each is found by a test that fails, located by what the tools answer, and repaired, in
-one image and without a reset. In the end all tests pass.
+"""Simulates a working day: seeds faults, one at a time, into two libraries with 11,000 lines in all, esrap and alexandria.
+A failing test detects each fault, the answers of the tools locate it, and it is repaired, all in one image and without a
+reset. At the end all tests must pass.
 
     scripts/working_day.py BINARY
 
-The player knows where a fault is, but may repair it only when some answer has named the function and a line of it, as
-FILE:LINE. Otherwise the fault stays unlocated, and the script fails. Prints what it took: calls and characters.
+The script knows each fault, but counts it as located only when an answer names the function and one of its lines, as
+FILE:LINE. It fails when a fault is not located. It prints the number of calls and of characters in answers.
 """
 
 import os
@@ -22,7 +22,7 @@ from pathlib import Path
 from mutants import Server
 
 INSTALLED = Path("/usr/share/common-lisp/source")
-# Where the text of a fault is, what it is, what takes its place, and of what kind that is.
+# Faults: the file, the start of the definition, the original text, its replacement, and the kind of fault.
 ESRAP = [
     ("src/macros.lisp", "(defun text ", "(&rest arguments)", "(&optional arguments)", "wrong lambda list"),
     ("src/macros.lisp", "(defun singleton-option ", "(setf value-seen t", "(setf value-seen nil", "wrong value"),
@@ -60,7 +60,7 @@ ALEXANDRIA = [
 
 
 class Day:
-    """The session, what was asked and what was answered."""
+    """A session, with the number of calls of each tool and the lengths of the answers."""
 
     def __init__(self, binary, root):
         self.server = Server(binary, root)
@@ -75,19 +75,19 @@ class Day:
 
 
 def names_place(answer, name, file, first, last):
-    """Whether an answer has the name of a function and a line of it."""
+    """Returns true when an answer has the name of a function and one of its lines."""
     places = re.findall(re.escape(Path(file).name) + r":(\d+)", answer)
     return name.upper() in answer.upper() and any(first <= int(line) <= last for line in places)
 
 
 def failing_test(answer):
-    """The first test that an answer says has failed."""
+    """Returns the name of the first failed test in an answer."""
     found = re.search(r"^1\. (\S+)", answer, re.M)
     return found and found.group(1)
 
 
 def play(day, system, directory, fault):
-    """Seeds a fault, finds it, and repairs it. What is wrong with that, or None; and by which call it was located."""
+    """Seeds a fault, locates it and repairs it. Returns a problem or None, and the number of the call that located it."""
     file, definition, old, new, _ = fault
     path = directory / file
     original = path.read_text()

@@ -8,22 +8,24 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::LimitError;
 
-/// How the image is booted: one a process, by [`Session::start`](crate::Session::start).
+/// The configuration of the process's only image, which [`Session::start`](crate::Session::start) boots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageConfig {
-    /// The Lisp heap in bytes: 128 MiB to 64 GiB, default 8 GiB. It is address space, not memory, until it is used.
+    /// The size of the Lisp heap in bytes: 128 MiB to 64 GiB, default 8 GiB. The heap takes address space, but no
+    /// memory until it is used.
     pub heap: u64,
-    /// The control stack of a Lisp thread in bytes: 2 MiB to 4 GiB, default 256 MiB. Address space as well.
+    /// The size of a Lisp thread's control stack in bytes: 2 MiB to 4 GiB, default 256 MiB. A stack takes address
+    /// space, but no memory until it is used.
     pub control_stack: u64,
-    /// A directory with the `sbcl.core` to use in place of the one that this program carries. A `libsbcl.so` there must be
-    /// the one that the program was built with; elsewhere than on Linux there has to be one.
+    /// A directory with an `sbcl.core` to use instead of the core in this program. A `libsbcl.so` there must be the one
+    /// that the program was built with. On systems other than Linux the library is required.
     pub core_dir: Option<PathBuf>,
-    /// A core that a running image of this program has saved, to go on with in place of the plain one.
+    /// A core that a running image of this program has saved, to boot instead of the plain core.
     pub image: Option<PathBuf>,
     /// Load the user's `~/.sbclrc` once the image is up.
     pub user_init: bool,
-    /// A directory that stands in for a home directory where the user has none, or none that can be written: ASDF keeps
-    /// compiled files there. It need not exist; the caller removes it. `None`: SBCL's own ways.
+    /// A directory that replaces the home directory if the user has none, or cannot write to it: ASDF keeps compiled
+    /// files there. It need not exist; the caller removes it. `None` leaves SBCL's own behaviour.
     pub scratch: Option<PathBuf>,
 }
 
@@ -34,39 +36,39 @@ impl Default for ImageConfig {
 }
 
 impl ImageConfig {
-    /// Smallest and largest heap in bytes.
+    /// The smallest and the largest heap in bytes.
     pub const HEAP_RANGE: std::ops::RangeInclusive<u64> = 128 << 20..=64 << 30;
-    /// Smallest and largest control stack in bytes.
+    /// The smallest and the largest control stack in bytes.
     pub const CONTROL_STACK_RANGE: std::ops::RangeInclusive<u64> = 2 << 20..=4 << 30;
 
     /// Checks the sizes.
     ///
     /// # Errors
-    /// [`LimitError`] names the setting, its value and the allowed range.
+    /// Returns a [`LimitError`] with the setting, its value and the allowed range.
     pub fn check(&self) -> Result<(), LimitError> {
         LimitError::check("heap", "bytes", self.heap, Self::HEAP_RANGE)?;
         LimitError::check("control-stack", "bytes", self.control_stack, Self::CONTROL_STACK_RANGE)
     }
 }
 
-/// What becomes of an evaluation that fails.
+/// The treatment of an evaluation that fails.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnError {
-    /// It is unwound and reported.
+    /// The evaluation is unwound and reported.
     #[default]
     Abort,
-    /// It is held where it failed, for the debugger's tools.
+    /// The evaluation is held where it failed, for the debugger's tools.
     Debug,
-    /// It is held, and the user chooses the restart.
+    /// The evaluation is held, and the user chooses the restart.
     Ask,
 }
 
 impl OnError {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::Abort, Self::Debug, Self::Ask];
 
-    /// Its name, as clients write it.
+    /// Returns the name, as clients write it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -77,7 +79,7 @@ impl OnError {
     }
 }
 
-/// What bounds an evaluation and its report. Whatever is set is in range.
+/// The limits of an evaluation and its report. All values are within their ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub struct Limits {
@@ -123,17 +125,17 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Longest time limit in seconds.
+    /// The longest time limit in seconds.
     pub const MAX_TIMEOUT_SECONDS: f64 = 86_400.0;
-    /// Smallest and largest `max_output` in characters.
+    /// The smallest and the largest `max_output` in characters.
     pub const MAX_OUTPUT_RANGE: std::ops::RangeInclusive<u64> = 1..=10_000_000;
-    /// Smallest and largest `max_answer` in characters.
+    /// The smallest and the largest `max_answer` in characters.
     pub const MAX_ANSWER_RANGE: std::ops::RangeInclusive<u64> = 6_000..=1_000_000;
 
-    /// A time limit from seconds as a client gives them: 0 for none.
+    /// Converts a client's number of seconds to a time limit: 0 for none.
     ///
     /// # Errors
-    /// [`LimitError`] for a negative number, one over a day, or not a number.
+    /// Returns a [`LimitError`] for a negative number, a number over a day, or NaN.
     pub fn timeout_from_seconds(seconds: f64) -> Result<Option<Duration>, LimitError> {
         if seconds == 0.0 {
             Ok(None)
@@ -143,61 +145,61 @@ impl Limits {
             Err(LimitError {
                 setting: "timeout",
                 value: seconds.to_string(),
-                allowed: "0 (for none) to 86400 seconds".to_owned(),
+                allowed: "0 (no limit) to 86400 seconds".to_owned(),
             })
         }
     }
 
-    /// How long an evaluation may take; `None` for as long as it likes. Default 30 s.
+    /// Returns the time limit of an evaluation; `None` for no limit. Default 30 s.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         self.timeout
     }
 
-    /// Sets `timeout`: a millisecond at least, a day at most, or `None` for as long as it likes.
+    /// Sets `timeout`: a millisecond to a day, or `None` for no limit.
     ///
     /// # Errors
-    /// [`LimitError`] when it is out of range.
+    /// Returns a [`LimitError`] when the value is out of range.
     pub fn set_timeout(&mut self, timeout: Option<Duration>) -> Result<(), LimitError> {
         timeout.map_or(Ok(()), |timeout| Self::check_time("timeout", timeout))?;
         self.timeout = timeout;
         Ok(())
     }
 
-    /// How long a failed evaluation is held for debugging before it is released. Default ten minutes.
+    /// Returns how long a failed evaluation is held for debugging before it is released. Default ten minutes.
     #[must_use]
     pub fn hold(&self) -> Duration {
         self.hold
     }
 
-    /// Sets `hold`: a millisecond at least, a day at most.
+    /// Sets `hold`: a millisecond to a day.
     ///
     /// # Errors
-    /// [`LimitError`] when it is out of range.
+    /// Returns a [`LimitError`] when the value is out of range.
     pub fn set_hold(&mut self, hold: Duration) -> Result<(), LimitError> {
         Self::check_time("hold", hold)?;
         self.hold = hold;
         Ok(())
     }
 
-    /// The grace period of cleanup forms: how long those of an interrupted evaluation may take before they are interrupted,
-    /// too. Default 5 s.
+    /// Returns the grace period of cleanup forms: how long those of an interrupted evaluation may take before they are
+    /// interrupted, too. Default 5 s.
     #[must_use]
     pub fn cleanup(&self) -> Duration {
         self.cleanup
     }
 
-    /// Sets `cleanup`: a millisecond at least, a day at most.
+    /// Sets `cleanup`: a millisecond to a day.
     ///
     /// # Errors
-    /// [`LimitError`] when it is out of range.
+    /// Returns a [`LimitError`] when the value is out of range.
     pub fn set_cleanup(&mut self, cleanup: Duration) -> Result<(), LimitError> {
         Self::check_time("cleanup", cleanup)?;
         self.cleanup = cleanup;
         Ok(())
     }
 
-    /// Characters of captured output, stdout and stderr together. Default 1,000,000.
+    /// Returns the limit of captured output in characters, stdout and stderr together. Default 1,000,000.
     #[must_use]
     pub fn max_output(&self) -> u64 {
         self.max_output
@@ -206,14 +208,14 @@ impl Limits {
     /// Sets `max_output`.
     ///
     /// # Errors
-    /// [`LimitError`] when it is out of range.
+    /// Returns a [`LimitError`] when the value is out of range.
     pub fn set_max_output(&mut self, characters: u64) -> Result<(), LimitError> {
         LimitError::check("max-output", "characters", characters, Self::MAX_OUTPUT_RANGE)?;
         self.max_output = characters;
         Ok(())
     }
 
-    /// Characters of one answer of the server's: what is longer is cut. Default 9,500.
+    /// Returns the limit of one answer of the server in characters; longer answers are cut. Default 9,500.
     #[must_use]
     pub fn max_answer(&self) -> u64 {
         self.max_answer
@@ -222,39 +224,39 @@ impl Limits {
     /// Sets `max_answer`.
     ///
     /// # Errors
-    /// [`LimitError`] when it is out of range.
+    /// Returns a [`LimitError`] when the value is out of range.
     pub fn set_max_answer(&mut self, characters: u64) -> Result<(), LimitError> {
         LimitError::check("max-answer", "characters", characters, Self::MAX_ANSWER_RANGE)?;
         self.max_answer = characters;
         Ok(())
     }
 
-    /// Characters of all values together: 50,000.
+    /// Returns the limit of all values together in characters: 50,000.
     #[must_use]
     pub fn max_value(&self) -> u64 {
         self.max_value
     }
 
-    /// Characters of a message: 10,000.
+    /// Returns the limit of a message in characters: 10,000.
     #[must_use]
     pub fn max_message(&self) -> u64 {
         self.max_message
     }
 
-    /// Characters of a frame: 300.
+    /// Returns the limit of a frame in characters: 300.
     #[must_use]
     pub fn max_frame(&self) -> u64 {
         self.max_frame
     }
 
-    /// Warnings recorded: 200.
+    /// Returns the number of warnings that are recorded: 200.
     #[must_use]
     pub fn max_warnings(&self) -> u64 {
         self.max_warnings
     }
 
-    /// What becomes of an evaluation that fails and does not say: the server's default, which the library's
-    /// [`Evaluation`](crate::Evaluation) does not look at. Default [`OnError::Abort`].
+    /// Returns the server's default treatment of an evaluation that fails. The library's
+    /// [`Evaluation`](crate::Evaluation) ignores it. Default [`OnError::Abort`].
     #[must_use]
     pub fn on_error(&self) -> OnError {
         self.on_error
@@ -269,11 +271,11 @@ impl Limits {
         if (Duration::from_millis(1)..=Duration::from_secs_f64(Self::MAX_TIMEOUT_SECONDS)).contains(&time) {
             return Ok(());
         }
-        let allowed = "a millisecond to 86400 seconds".to_owned();
+        let allowed = "1 millisecond to 86400 seconds".to_owned();
         Err(LimitError { setting, value: format!("{} seconds", time.as_secs_f64()), allowed })
     }
 
-    /// The same, each set as from outside; what there are no settings for is as it is.
+    /// Checks deserialized limits. Settings that have no setter get their default.
     fn checked(self) -> Result<Self, LimitError> {
         let mut limits = Self { on_error: self.on_error, ..Self::default() };
         limits.set_timeout(self.timeout)?;

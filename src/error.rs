@@ -1,4 +1,4 @@
-//! The library's errors. A Lisp error is not one of them: it is an [`Outcome`](crate::Outcome).
+//! The library's errors. A Lisp error is not one of them: it is part of an [`Outcome`](crate::Outcome).
 
 use crate::tool_names;
 use std::ops::RangeInclusive;
@@ -6,15 +6,15 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// A setting out of its range.
+/// A setting that is out of its range.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{setting} {value} is out of range: allowed is {allowed}")]
+#[error("{setting} {value} is out of range; allowed: {allowed}")]
 pub struct LimitError {
     /// The setting's name.
     pub setting: &'static str,
-    /// What was given.
+    /// The given value.
     pub value: String,
-    /// What is allowed, in words.
+    /// A description of the allowed values.
     pub allowed: String,
 }
 
@@ -33,7 +33,7 @@ impl LimitError {
     }
 }
 
-/// A number of bytes, as the command line takes it where that is exact: `128M`.
+/// Formats a number of bytes in the command line's notation: `128M` if that is exact.
 fn size(bytes: u64) -> String {
     match bytes.trailing_zeros() {
         30..64 => format!("{}G", bytes >> 30),
@@ -43,14 +43,12 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// Why the image could not be booted.
+/// The reason why the image could not be booted.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BootError {
-    /// There is one image a process, and it was booted before (or is being booted now).
-    #[error(
-        "SBCL is booted already: there is one image a process, to be shared (Lisp::get_or_boot gives it to programs)"
-    )]
+    /// A process can have only one image, and it has been booted before (or is being booted now).
+    #[error("SBCL is already booted: a process has a single image (Lisp::get_or_boot returns it)")]
     AlreadyBooted,
     /// An earlier boot failed; SBCL's runtime cannot be initialised twice.
     #[error("an earlier boot of SBCL failed in this process; start a new process")]
@@ -60,16 +58,16 @@ pub enum BootError {
     Limit(#[from] LimitError),
     /// The system's limit for this process leaves no room for heap and stacks.
     #[error(
-        "SBCL needs {} MiB of address space for its heap and stacks, and this process may use {} MiB: make them smaller \
-         (the options heap and control-stack), or raise the limit (ulimit -v)", needed >> 20, limit >> 20
+        "SBCL needs {} MiB of address space for its heap and stacks, but this process is limited to {} MiB: make them \
+         smaller (the options heap and control-stack), or raise the limit (ulimit -v)", needed >> 20, limit >> 20
     )]
     AddressSpace {
-        /// What is needed, in bytes.
+        /// The needed address space in bytes.
         needed: u64,
         /// The limit in bytes.
         limit: u64,
     },
-    /// `libsbcl` could not be loaded, or is not the one that this program was built with.
+    /// `libsbcl` could not be loaded, or is not the library that this program was built with.
     #[error("cannot load SBCL's runtime library {path}: {reason}")]
     Library {
         /// The library's file.
@@ -77,154 +75,157 @@ pub enum BootError {
         /// The loader's message, or what is wrong with the library.
         reason: String,
     },
-    /// The core cannot be used: there is none, it is not complete, or it is of another build of SBCL.
+    /// The core cannot be used: it does not exist, is incomplete, or belongs to another build of SBCL.
     #[error("cannot use the SBCL core {path}: {reason}")]
     Core {
         /// The core's file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the core.
         reason: String,
     },
-    /// The core was saved by a program with another SBCL, or another version of this crate. No other program boots it.
-    #[error("the core {} was saved by another build ({saved_by}); this program is of {this}", path.display())]
+    /// The core was saved by a program with another SBCL, or another version of this crate. Only that program can boot
+    /// it.
+    #[error("the core {} was saved by another build ({saved_by}); this program is build {this}", path.display())]
     OtherBuild {
         /// The core's file.
         path: PathBuf,
-        /// The build that saved it: the crate's version, SBCL's, and what tells apart builds of these.
+        /// The build that saved the core: the crate's version, SBCL's version, and an identifier of the build.
         saved_by: String,
-        /// This one.
+        /// The build of this program.
         this: String,
     },
-    /// The core was saved under a heap of another size. It takes the same one unless one is asked for.
+    /// The core was saved with another heap size. Without a requested size, it boots with the saved one.
     #[error(
-        "the core {} was saved under a heap of {} MiB, and does not boot under one of {} MiB", path.display(),
+        "the core {} was saved with a heap of {} MiB and does not boot with one of {} MiB", path.display(),
         saved >> 20, asked >> 20
     )]
     OtherHeap {
         /// The core's file.
         path: PathBuf,
-        /// The heap that it was saved under, in bytes.
+        /// The heap size that the core was saved with, in bytes.
         saved: u64,
-        /// The one that was asked for, in bytes.
+        /// The requested heap size, in bytes.
         asked: u64,
     },
     /// This program carries no core.
     #[error(
-        "this program carries no SBCL core: it was built without the feature `core`, and made none of its own in its \
-         build script (sbcl-build). Name a directory with an sbcl.core"
+        "this program contains no SBCL core: it was built without the feature `core`, and its build script made none \
+         (sbcl-build). Name a directory with an sbcl.core"
     )]
     NoCore,
-    /// Library and core were made for another version of this crate.
+    /// The library and the core were made for another version of this crate.
     #[error(
-        "the SBCL core speaks version {found} of the host contract, this program speaks {expected}: \
-         rebuild it from this version's sources, or do not pass a core of your own"
+        "the SBCL core has version {found} of the host contract, but this program needs {expected}: rebuild the core \
+         from this version's sources, or do not pass your own core"
     )]
     Contract {
-        /// This crate's version of the contract.
+        /// The version of the host contract in this crate.
         expected: u32,
-        /// The core's.
+        /// The version of the host contract in the core.
         found: u32,
     },
-    /// `initialize_lisp` gave up.
-    #[error("SBCL's runtime failed to start (status {0}); its own message is on stderr")]
+    /// `initialize_lisp` failed.
+    #[error("SBCL's runtime failed to start (status {0}); see its message on stderr")]
     Runtime(i32),
-    /// SBCL is up, but what it does for the host could not be started.
+    /// SBCL has booted, but could not start its threads for the host.
     #[error("SBCL could not start its threads: {0}")]
     Start(String),
-    /// The operating system refused something.
+    /// A system call failed.
     #[error("cannot {what}: {source}")]
     Os {
-        /// What was tried.
+        /// The failed action.
         what: &'static str,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
-/// Why a question about the image got no answer.
+/// The reason why an inspection of the image failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum InspectError {
-    /// Lisp signalled an error, for instance for a package that there is none of.
+    /// Lisp signalled an error, for instance because a package does not exist.
     #[error("{kind}: {message}")]
     Lisp {
         /// The condition's class name.
         kind: String,
-        /// Its report.
+        /// The condition's report.
         message: String,
     },
-    /// It took too long: printing something of the session's does not end.
+    /// The inspection took too long: printing one of the session's objects does not end.
     #[error(
-        "The inspection did not finish within {0} seconds: a print method or macro function of the \
-             session's may not end."
+        "The inspection did not finish within {0} seconds: one of the session's print methods or macro functions may \
+         not terminate."
     )]
     Timeout(u64),
 }
 
-/// Why there is nothing to be said of an evaluation.
+/// The reason why an evaluation's status is not available.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum EvaluationError {
     /// Nothing has been evaluated yet.
     #[error("No evaluations yet.")]
     None,
-    /// There has been none since the session was reset, or its image replaced or lost.
+    /// Nothing has been evaluated since the session was reset, or its image replaced or lost.
     #[error(
-        "No evaluations since the session was reset, or its image replaced or lost: those up to {last} are no longer kept."
+        "No evaluations since the session was reset or its image was replaced or lost; those up to {last} are no \
+         longer kept."
     )]
     NoneSince {
-        /// The number of the newest one before.
+        /// The number of the newest evaluation before that.
         last: u64,
     },
-    /// There has been none of this number.
-    #[error("There is no evaluation {id}: the newest one is {last}.")]
+    /// No evaluation has this number.
+    #[error("There is no evaluation {id}: the newest is {last}.")]
     Unknown {
-        /// The number.
+        /// The requested number.
         id: u64,
-        /// That of the newest one.
+        /// The number of the newest evaluation.
         last: u64,
     },
-    /// It is no longer kept.
+    /// The evaluation is no longer kept.
     #[error(
-        "Evaluation {id} is no longer kept: the last 20 are, in at most 16 MB, until the session is reset or its \
-         image lost."
+        "Evaluation {id} is no longer kept: only the last 20 are, up to 16 MB, until the session is reset or its \
+         image is lost."
     )]
     Gone {
-        /// The number.
+        /// The evaluation's number.
         id: u64,
     },
-    /// It was in the background when its image was lost.
-    #[error("Evaluation {id}, in the background, has been lost with its image{}.", tool_names::with(&["describe-last-error"], ": describe-last-error with `list` has what is known of it"))]
+    /// The evaluation was in the background when its image was lost.
+    #[error("Background evaluation {id} was lost with the image{}.", tool_names::with(&["describe-last-error"], ": \
+        describe-last-error with `list` shows what is known about it"))]
     Lost {
-        /// The number.
+        /// The evaluation's number.
         id: u64,
     },
-    /// As many are in the background, or wait to be, as may.
+    /// The background is full, counting the evaluations that wait to begin there.
     #[error(
-        "{count} evaluations are in the background, which is as many as may be: wait for one of them, or cancel one{}, \
-         or evaluate this in the foreground.",
+        "Background limit reached: {count} evaluations. Wait for one, cancel one{}, or evaluate this in the \
+         foreground.",
         tool_names::with(&["abort-evaluation"], " (abort-evaluation {\"id\": …})")
     )]
     TooMany {
-        /// How many there are.
+        /// The number of evaluations in the background.
         count: usize,
     },
 }
 
-/// Why what was asked of a held evaluation could not be done.
+/// The reason why a request about a held evaluation failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum HoldError {
     /// No evaluation is held.
     #[error(
-        "No evaluation is held: one is from the moment when it fails under on-error \"debug\" until it goes on, or \
-         the next evaluation begins."
+        "No evaluation is held: one is held when it fails with on-error \"debug\", until it is resumed or the next \
+         evaluation begins."
     )]
     NothingHeld,
-    /// There is no such restart or frame, or SBCL cannot do it there.
+    /// The restart or frame does not exist, or SBCL cannot do this there.
     #[error("{0}")]
     Refused(String),
-    /// It was cancelled before it was done.
-    #[error("It was cancelled before it was done.")]
+    /// The request was cancelled.
+    #[error("The request was cancelled before it finished.")]
     Cancelled,
 }

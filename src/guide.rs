@@ -1,24 +1,25 @@
-//! Lisp in a Rust program, a chapter a theme. Every example compiles and runs.
+//! A guide to Lisp in a Rust program, one chapter per topic. All examples compile and run.
 //!
-//! | chapter | says |
+//! | chapter | topic |
 //! |---|---|
-//! | [`values`] | what becomes of what: conversions, handles, your own types |
-//! | [`functions`] | calling Lisp, and changing it while it runs |
+//! | [`values`] | conversions, handles, your own types |
+//! | [`functions`] | calling Lisp, and redefining it while it runs |
 //! | [`host_functions`] | Rust functions that Lisp calls |
 //! | [`conditions`] | errors, restarts, handlers, warnings |
-//! | [`threads`] | what runs where, time limits, cancelling, futures |
-//! | [`output`] | what Lisp prints, and what it reads |
-//! | [`own_core`] | a program that has its Lisp compiled in |
-//! | [`saving`] | the image as a file, and going on with it in another process |
-//! | [`safety`] | what safe Rust is promised, and what Lisp code can do |
-//! | [`what_ends_the_process`] | the dangers, and what is done about each |
+//! | [`threads`] | threads, time limits, interruption, futures |
+//! | [`output`] | the streams that Lisp prints to and reads from |
+//! | [`own_core`] | a program that contains its own Lisp code |
+//! | [`saving`] | saving the image to a file, and booting it in another process |
+//! | [`safety`] | what safe Rust guarantees, and what Lisp code can do |
+//! | [`what_ends_the_process`] | faults, and which of them end the process |
 //!
-//! The example `guided_tour` has it all on a page.
+//! The example `guided_tour` shows all of this in one file.
 
 pub mod values {
-    //! What becomes of what.
+    //! Conversions between Lisp objects and Rust values.
     //!
-    //! [`FromLisp`](crate::FromLisp) and [`IntoLisp`](crate::IntoLisp) list the types. What is asked for decides:
+    //! [`FromLisp`](crate::FromLisp) and [`IntoLisp`](crate::IntoLisp) list the types that can be converted. The
+    //! requested Rust type selects the conversion:
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -36,8 +37,8 @@ pub mod values {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Conversions copy. An object that stays what it is, is a [`Value`](crate::Value): a handle that keeps it alive, and may
-    //! be stored, sent and dropped anywhere.
+    //! A conversion copies. To keep an object itself, ask for a [`Value`](crate::Value): a handle that keeps the object
+    //! alive and may be stored, sent and dropped anywhere.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -50,14 +51,15 @@ pub mod values {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Structs and enums go through serde, as property lists and keywords: [`Serde`](crate::Serde). Integers beyond 128 bits
-    //! are `num_bigint::BigInt`, with the feature `num-bigint`; quotients are [`Ratio`](crate::Ratio). Octets are copied at
-    //! the speed of memory by [`Cx::copy_bytes`](crate::Cx::copy_bytes); [`Cx::borrow_bytes`](crate::Cx::borrow_bytes) lends
-    //! them where they are, which is `unsafe`, as another Lisp thread may write there.
+    //! Structs and enums are converted by serde, as property lists and keywords: see [`Serde`](crate::Serde). An integer
+    //! beyond 128 bits is a `num_bigint::BigInt`, with the feature `num-bigint`; a ratio is a [`Ratio`](crate::Ratio).
+    //! [`Cx::copy_bytes`](crate::Cx::copy_bytes) copies octets as fast as memory allows.
+    //! [`Cx::borrow_bytes`](crate::Cx::borrow_bytes) lends them in place, which is `unsafe` because another Lisp thread
+    //! may write to them.
 }
 
 pub mod functions {
-    //! Calling Lisp, and changing it while it runs.
+    //! Calling Lisp functions, and redefining them while they run.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -78,11 +80,11 @@ pub mod functions {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! [`load_str`](crate::Lisp::load_str) and [`load_file`](crate::Lisp::load_file) load as `load` does. A call that runs
-    //! while its function is defined anew ends with the definition that it began with: none is lost.
+    //! [`load_str`](crate::Lisp::load_str) and [`load_file`](crate::Lisp::load_file) load code as `load` does. If a
+    //! function is redefined while calls of it run, those calls complete with the old definition, and none is lost.
     //!
-    //! Each call from a thread of Rust's is handed to a Lisp thread. Many small ones are better made there: the closure of
-    //! [`enter`](crate::Lisp::enter) runs on a Lisp thread, and what it calls, it calls directly.
+    //! A call from an ordinary Rust thread is handed over to a Lisp thread. Make many small calls inside
+    //! [`enter`](crate::Lisp::enter): its closure runs on a Lisp thread, from where calls are direct.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -110,26 +112,28 @@ pub mod host_functions {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Lisp calls them on any of its threads, and several times at once, so they are `Send + Sync`. While one waits, neither
-    //! collections nor other Lisp threads wait for it. [`define_as`](crate::Lisp::define_as) takes a lambda list, with
-    //! optional and keyword arguments; [`Values`](crate::Values) are several. A closure that must stay on its thread is a
-    //! [local function](crate::Cx::local_function).
+    //! Lisp calls host functions on any of its threads, on multiple threads at once, so they must be `Send + Sync`. While
+    //! a host function waits, neither garbage collections nor other Lisp threads wait for it.
+    //! [`define_as`](crate::Lisp::define_as) takes a lambda list with optional and keyword arguments;
+    //! [`Values`](crate::Values) returns multiple values. A closure that must stay on its thread can be a [local
+    //! function](crate::Cx::local_function).
     //!
-    //! A session's evaluations run one after the other, so a function that one of them calls cannot wait for the next:
-    //! [`Session::evaluate`](crate::Session::evaluate) gives an error of kind `DEADLOCK` there, at once. Call Lisp as any
-    //! function does ([`Lisp::eval`](crate::Lisp::eval) evaluates on the same thread), or
-    //! [`submit`](crate::Session::submit) the code. A function that waits for a thread which calls `evaluate` is not
-    //! recognised: it waits for ever.
+    //! The evaluations of a session run one after another, so a host function called by an evaluation cannot wait for the
+    //! next one: [`Session::evaluate`](crate::Session::evaluate) immediately returns an error of kind `DEADLOCK` there.
+    //! Either call Lisp as any function does ([`Lisp::eval`](crate::Lisp::eval) evaluates on the same thread), or
+    //! [`submit`](crate::Session::submit) the code. A deadlock through another thread is not detected: a function that
+    //! waits for a thread which calls `evaluate` waits for ever.
     //!
-    //! What Lisp does to leave (`throw`, `return-from`, a restart) passes Rust functions that it has called by way of
-    //! [`Error::Unwinding`](crate::Error::Unwinding): pass that on, and the destructors run as they should.
+    //! A non-local exit in Lisp (`throw`, `return-from`, a restart) passes through a Rust function that Lisp has called
+    //! as [`Error::Unwinding`](crate::Error::Unwinding). Return that error to the caller, so that destructors run as
+    //! usual.
 }
 
 pub mod conditions {
     //! Errors, restarts, handlers, warnings.
     //!
-    //! An error that nothing in Lisp handles is an [`Error::Condition`](crate::Error::Condition), with everything that SBCL
-    //! knows of it.
+    //! An error that nothing in Lisp handles is returned as [`Error::Condition`](crate::Error::Condition), with
+    //! everything that SBCL knows about it.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -147,18 +151,18 @@ pub mod conditions {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! Warnings of what is compiled and loaded go to [`on_warning`](crate::Builder::on_warning), or to `tracing`.
+    //! Warnings from compiling and loading code go to [`on_warning`](crate::Builder::on_warning), or to `tracing`.
 }
 
 pub mod threads {
-    //! What runs where, time limits, cancelling, futures.
+    //! Threads, time limits, interruption and futures.
     //!
-    //! A [`Lisp`](crate::Lisp) may be cloned, sent and used anywhere. Calls run on
-    //! [`threads`](crate::Builder::threads) of Lisp's, side by side; one that is inside Rust leaves its place to a
-    //! [spare one](crate::Builder::spare_threads), so that Rust may wait there for threads that call Lisp. Calls from within
-    //! `enter`, and from a function that Lisp has called, run on the thread that they are made on.
+    //! A [`Lisp`](crate::Lisp) may be cloned, sent and used on any thread. Calls run in parallel on the program's Lisp
+    //! [`threads`](crate::Builder::threads). While a call is inside Rust, a [spare thread](crate::Builder::spare_threads)
+    //! can run another one in its place, so Rust code may wait there for threads that call Lisp. Calls from within
+    //! `enter`, and from a function that Lisp has called, run on the current thread.
     //!
-    //! Options are a handle's, and of the functions that it looks up; they are no thread's.
+    //! Options such as a time limit belong to a handle and to the functions that it looks up, not to a thread.
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -178,15 +182,15 @@ pub mod threads {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! An interrupted call unwinds and runs its cleanup forms, which have a grace period of
-    //! [5 seconds](crate::Builder::cleanup) before they are interrupted, too; a Rust function that Lisp has called is waited
-    //! for. Interrupting a call again changes nothing: one interruption is under way at most.
+    //! An interrupted call unwinds and runs its cleanup forms. They have a grace period of [5
+    //! seconds](crate::Builder::cleanup) before they are interrupted, too. A Rust function that Lisp has called runs to
+    //! its end first. Interrupting a call again has no effect: one interruption is under way at most.
     //! [`eval_async`](crate::Lisp::eval_async), [`call_async`](crate::Lisp::call_async) and
-    //! [`enter_async`](crate::Lisp::enter_async) give futures of no particular runtime, which interrupt the call when they are
-    //! dropped.
+    //! [`enter_async`](crate::Lisp::enter_async) return futures, independent of any runtime, that interrupt the call when
+    //! they are dropped.
     //!
-    //! The token of `enter` cannot leave its closure or its thread, nor can what Lisp may call on any thread be bound to one:
-    //! the compiler sees to that.
+    //! The compiler ensures that the [`Cx`](crate::Cx) of `enter` does not leave its closure or its thread, and that a
+    //! function which Lisp may call on any thread does not depend on one thread:
     //!
     //! ```compile_fail,E0277
     //! fn is_send<T: Send>() {}
@@ -210,10 +214,11 @@ pub mod threads {
 }
 
 pub mod output {
-    //! What Lisp prints, and what it reads.
+    //! The streams that Lisp prints to and reads from.
     //!
-    //! `*standard-output*` is this process' standard output until [`stdout`](crate::Builder::stdout) says otherwise, and so
-    //! with [`stderr`](crate::Builder::stderr) and [`stdin`](crate::Builder::stdin). They are chosen at boot, for all threads.
+    //! `*standard-output*` is this process' standard output unless the program sets [`stdout`](crate::Builder::stdout).
+    //! [`stderr`](crate::Builder::stderr) sets `*error-output*`, and [`stdin`](crate::Builder::stdin) the input, which is
+    //! otherwise empty. The streams are chosen at boot, for all threads.
     //!
     //! ```no_run
     //! use std::io::{Cursor, sink};
@@ -223,16 +228,16 @@ pub mod output {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! [`trace_output`](crate::Builder::trace_output) makes events of `tracing` of what is printed, a line each, beside those
-    //! that warnings are already: so it is in the log of a service, with the rest.
+    //! [`trace_output`](crate::Builder::trace_output) turns each printed line into a `tracing` event, as warnings already
+    //! are, so that all of it appears in a service's log.
     //!
-    //! A thread of the library's own serves them, one piece after the other, and who prints waits for it. So a call that has
-    //! returned has its output written. A call that is interrupted, as by its time limit, waits no longer: a stream that
-    //! blocks does not keep it, and what it prints from then on is written later, up to 1 MiB. A stream that calls Lisp gets
-    //! [`Error::CalledByStream`](crate::Error::CalledByStream), since Lisp may be waiting for it; one that calls
-    //! [`Session::evaluate`](crate::Session::evaluate) gets an outcome of kind `DEADLOCK`.
+    //! A thread of the library writes output in order, and a Lisp thread that prints waits for it, so the output of a
+    //! call has been written when the call returns. An interrupted call, including one past its time limit, does not
+    //! wait: a stream that blocks cannot hold it up, and what it prints from then on is written later, up to 1 MiB. A
+    //! stream that calls Lisp gets [`Error::CalledByStream`](crate::Error::CalledByStream), since Lisp may be waiting for
+    //! it; a stream that calls [`Session::evaluate`](crate::Session::evaluate) gets an outcome of kind `DEADLOCK`.
     //!
-    //! What one call prints is best had from Lisp itself:
+    //! To get the output of one call, capture it in Lisp:
     //!
     //! ```
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -242,18 +247,18 @@ pub mod output {
 }
 
 pub mod own_core {
-    //! A program that has its Lisp compiled in.
+    //! A program that contains its own Lisp code.
     //!
-    //! The crate `sbcl-build`, called by a program's build script, compiles an ASDF system or a directory of Lisp into the
-    //! core that the program carries: the example `bundled` does so. Without the default feature `core` the plain one is not
-    //! carried, too. [`Builder::core`](crate::Builder::core) names a directory with a core in place of either.
+    //! The crate `sbcl-build`, called by the program's build script, compiles an ASDF system or a directory of Lisp into
+    //! a core that the program contains: see the example `bundled`. Disable the default feature `core` to leave out the
+    //! plain core. [`Builder::core`](crate::Builder::core) boots a core from a directory in place of either.
 }
 
 pub mod saving {
-    //! The image as a file, and going on with it in another process.
+    //! Saving the image to a file, and booting it in another process.
     //!
-    //! [`Lisp::save`](crate::Lisp::save) writes the whole image, values included, while the program goes on;
-    //! [`Builder::core`](crate::Builder::core) boots it, in the time of any other boot.
+    //! [`Lisp::save`](crate::Lisp::save) writes the whole image, including the values of variables, while the program
+    //! runs on. [`Builder::core`](crate::Builder::core) boots the saved core, which takes no longer than any other boot.
     //!
     //! ```no_run
     //! use sbcl::{BootError, Error, Lisp};
@@ -269,36 +274,36 @@ pub mod saving {
     //! # Ok::<(), Error>(())
     //! ```
     //!
-    //! | | in the core |
+    //! | object | in the saved core |
     //! |---|---|
-    //! | variables, functions, closures, macros, packages, tables, classes, instances, loaded systems | as they were |
-    //! | a [`Value`](crate::Value), a [`Function`](crate::Function) | means nothing there; what only they kept is gone |
-    //! | a function that was [defined](crate::Lisp::define) in Rust | a `rust:host-error`, until it is defined again |
-    //! | a [local function](crate::Cx::local_function) | a `rust:host-error` for good |
-    //! | calls that other threads are in | cut off where they are, without cleanup forms; locks are free |
+    //! | variables, functions, closures, macros, packages, hash tables, classes, instances, loaded systems | unchanged |
+    //! | a [`Value`](crate::Value), a [`Function`](crate::Function) | without meaning; objects that only these kept alive are gone |
+    //! | a function [defined](crate::Lisp::define) in Rust | signals a `rust:host-error` until it is defined again |
+    //! | a [local function](crate::Cx::local_function) | always signals a `rust:host-error` |
+    //! | calls on other threads | cut off where they were, without cleanup forms; their locks are free |
     //! | threads, timers, files, sockets, foreign memory | gone |
     //!
-    //! A copy of the process saves (`fork`). In it there is one thread, of Lisp's; nothing of the host runs there, and
-    //! no lock of the host's is waited for. The program may go on with whatever it does, but what calls change at that
-    //! moment, a hash table for instance, may be in the core half changed: have them and whoever saves hold a lock.
+    //! A copy of the process (`fork`) does the saving. The copy has one thread, a Lisp thread; no code of the host runs
+    //! in it, and it waits for no lock of the host. The program may continue with any work. But an object that a call is
+    //! changing at that moment, such as a hash table, may be saved half changed: hold a lock while changing it and while
+    //! saving.
     //!
-    //! There is no saving without a copy: it is refused where the process cannot be copied. It would end the process, with
-    //! the host's threads and Rust's frames on Lisp's stacks.
+    //! Saving without a copy would end the process, because of the host's threads and the Rust frames on the stacks of
+    //! Lisp threads. Where the process cannot be copied, `save` therefore fails.
     //!
-    //! A core is for the very build that saved it (of the crate, and of SBCL), under a heap of the same size. It may
-    //! hold secrets: its file is its owner's alone.
+    //! A core boots only in the same build (of the crate and of SBCL) that saved it, under a heap of the same size. As it
+    //! may contain secrets, only its owner can read the file.
 }
 
 pub mod safety {
-    //! What safe Rust is promised, and what Lisp code can do.
+    //! Memory safety: what safe Rust guarantees, and what Lisp code can do.
     //!
-    //! Memory safety is promised for the Rust API. Whatever safe Rust writes in an
-    //! [`IntoLisp`](crate::IntoLisp), returns, forgets, panics with or calls from within a callback, no memory is corrupted
-    //! and no object is taken for another one. [`Cx::borrow_bytes`](crate::Cx::borrow_bytes) is the one `unsafe` function.
+    //! The Rust API is memory safe. Whatever safe Rust writes in an [`IntoLisp`](crate::IntoLisp), returns, forgets,
+    //! panics with or calls in a callback, no memory is corrupted and no object is mistaken for another. The one `unsafe`
+    //! function is [`Cx::borrow_bytes`](crate::Cx::borrow_bytes).
     //!
-    //! It is not promised for Lisp code that asks for the opposite. [`eval`](crate::Lisp::eval),
-    //! [`load_file`](crate::Lisp::load_file), a function that is called by name and a core that is booted can do anything
-    //! that this process can, as foreign code in it could:
+    //! Lisp code can be unsafe. [`eval`](crate::Lisp::eval), [`load_file`](crate::Lisp::load_file), a function called by
+    //! name and a booted core can do anything that this process can, as foreign code in it could:
     //!
     //! ```no_run
     //! # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -307,42 +312,44 @@ pub mod safety {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! So do `(safety 0)`, declarations that are not true in such code, `sb-alien`, symbols of SBCL's internal packages
+    //! The same holds for `(safety 0)` and false declarations under it, `sb-alien`, symbols of SBCL's internal packages
     //! (`sb-kernel`, `sb-sys`, `sbcl-host`), and threads that change one object at once without a lock, where SBCL itself
-    //! promises nothing. Evaluate only what you trust, as you link only what you trust: the image is no sandbox. Ordinary
-    //! Lisp is checked by SBCL: a wrong index, type or number of arguments is a condition.
+    //! promises nothing. Evaluate only code that you trust, as you link only code that you trust: the image is no
+    //! sandbox. Ordinary Lisp is checked by SBCL: a wrong index, type or number of arguments signals a condition.
 }
 
 pub mod what_ends_the_process {
-    //! The dangers, and what is done about each. There is no supervisor around a program of yours, as there is one around the
-    //! server: what cannot be survived from inside ends it.
+    //! Faults, and which of them end the process.
     //!
-    //! | what | what happens |
+    //! Unlike the server, a program of yours has no supervisor: a fault that cannot be handled from inside ends the
+    //! process.
+    //!
+    //! | fault | consequence |
     //! |---|---|
-    //! | recursion without end in Lisp | a `storage-condition` |
-    //! | the same by way of Rust functions | a `storage-condition`: the stack is looked at where Lisp and Rust call each other, and 256 KiB must be left |
-    //! | a type whose `FromLisp` or `Deserialize` is recursive reads an object that holds itself, or is nested very deeply | [`Error::Conversion`](crate::Error::Conversion) |
-    //! | a type whose `IntoLisp` or `Serialize` is recursive has no end | the same |
-    //! | a Rust function that Lisp calls uses more stack than that | the process ends, as at any other overflow in Rust |
-    //! | a call keeps more than 40 % of the heap, or a sixth of it more than there was | a `storage-condition`, `heap-nearly-exhausted`; it is looked at after each collection |
-    //! | a single object that does not fit | a `storage-condition` |
-    //! | the heap runs out during a collection all the same: several calls at once each keep a good part of it, or code lets nothing interrupt it; or `(make-list n)` does not fit, which SBCL makes in one piece | SBCL ends the process, with status 87 |
-    //! | SBCL finds itself damaged (by `(safety 0)`, or foreign code) | the process ends, with status 86 |
+    //! | endless recursion in Lisp | a `storage-condition` |
+    //! | endless recursion through Rust functions | a `storage-condition`: each call between Lisp and Rust checks that 256 KiB of stack are left |
+    //! | a type with a recursive `FromLisp` or `Deserialize` reads an object that contains itself, or is nested very deeply | [`Error::Conversion`](crate::Error::Conversion) |
+    //! | a type with a recursive `IntoLisp` or `Serialize` does not end | [`Error::Conversion`](crate::Error::Conversion) |
+    //! | a Rust function called by Lisp needs more stack than these 256 KiB | the process ends, as on any stack overflow in Rust |
+    //! | during a call, the heap in use exceeds 40 % of its size and has grown by more than a sixth of its size | a `storage-condition`, `heap-nearly-exhausted`; checked after each collection |
+    //! | a single object does not fit in the heap | a `storage-condition` |
+    //! | the heap is exhausted during a collection, because multiple calls together keep too much of it or code cannot be interrupted; or a `(make-list n)`, which SBCL allocates in one piece, does not fit | SBCL ends the process with status 87 |
+    //! | SBCL detects that its memory is corrupted (by `(safety 0)` or foreign code) | the process ends with status 86 |
     //! | a panic in a Rust function that Lisp calls | a `rust:host-panic` in Lisp |
-    //! | a panic in the closure of an `enter` | goes on in the caller |
-    //! | a panic in the destructor of what such a function was given, returns or fails with, of a function or handler that is replaced or dropped, or of a restart's argument | ends there |
-    //! | one in the destructor of what a closure holds that is called once (`enter`, a reply), while the closure's own panic unwinds | Rust ends the process, as anywhere |
-    //! | a wrong address in Lisp | `sb-sys:memory-fault-error` |
-    //! | one in Rust, on whatever thread | the program's own handler of SIGSEGV, if it has one; else its end |
+    //! | a panic in the closure of `enter` | continues in the caller |
+    //! | a panic in the destructor of a host function's argument, result or error; of a function or handler that is replaced or dropped; or of a restart's argument | is contained |
+    //! | a panic in the destructor of a value captured by a closure that is called once (`enter`, a reply), while the closure's own panic unwinds | Rust ends the process, as always |
+    //! | an invalid address in Lisp | `sb-sys:memory-fault-error` |
+    //! | an invalid address in Rust, on any thread | the program's own handler of SIGSEGV runs if it has one; otherwise the process ends |
     //! | `(sb-ext:exit)` | an error in Lisp, "EXIT was called: the program that this image is part of goes on." |
-    //! | `abort` in C code, SIGKILL | the end |
-    //! | a Lisp thread that ends by itself | another one takes its place |
+    //! | `abort` in C code, SIGKILL | the process ends |
+    //! | a Lisp thread ends by itself | another thread replaces it |
     //!
-    //! Signals: SBCL needs the faults (SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGABRT), SIGUSR2 and SIGURG, all on its own
-    //! threads only; what comes elsewhere goes to the handlers that were there before boot. SIGCHLD and SIGALRM go to both.
-    //! All others are the program's. A handler that is installed after boot has to call the one that was there before, as the
-    //! runtimes do (tokio, `signal-hook`).
+    //! SBCL needs the fault signals (SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGABRT), SIGUSR2 and SIGURG, and only on
+    //! its own threads: on other threads they go to the handlers installed before boot. SIGCHLD and SIGALRM go to both.
+    //! All other signals belong to the program. A handler installed after boot must call the previous handler, as the
+    //! common runtimes do (tokio, `signal-hook`).
     //!
-    //! Lisp threads may hold locks anywhere, so a program ends best by returning from `main`, or by `process::exit`; images
-    //! cannot be unloaded. After `fork` without `exec` there is no Lisp in the child.
+    //! Lisp threads may hold locks at any moment, so end a program by returning from `main` or by `process::exit`. An
+    //! image cannot be unloaded. After a `fork` without `exec` the child has no Lisp.
 }

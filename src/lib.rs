@@ -1,4 +1,4 @@
-//! A living Common Lisp image (SBCL) in your process.
+//! A running Common Lisp image (SBCL) inside a Rust process.
 //!
 //! ```no_run
 //! use sbcl::{Evaluation, ImageConfig, Limits, Session};
@@ -15,15 +15,18 @@
 //! # Ok::<(), sbcl::BootError>(())
 //! ```
 //!
-//! There is one image a process: [`Session::start`] boots it, and a second boot is an error. A [`Session`] is cheap to
-//! clone and may be used from any thread; evaluations run one after another on a thread of Lisp's own. A Lisp error is
-//! not a Rust error: it is an [`Outcome`] that holds everything SBCL knows of it.
+//! A process has one image: [`Session::start`] boots it, and a second boot is an error. A [`Session`] is cheap to clone
+//! and may be used from any thread; its evaluations run one after another on a Lisp thread. A Lisp error is not a Rust
+//! error: it is an [`Outcome`] that contains everything SBCL knows about the error.
 //!
-//! Rust programs that want values, functions and conditions rather than text begin with [`Lisp`] and the [`guide`].
+//! A [`Session`] exchanges text. To exchange values, functions and conditions, start with [`Lisp`] and the [`guide`].
 //!
-//! Features: `mcp` (default) brings the server and the command line; without it the library has few dependencies. `core`
-//! (default) has the program carry the plain core; without it the program carries one of its own, with its Lisp compiled
-//! in, which the crate `sbcl-build` makes in a build script. `num-bigint` converts integers of any size.
+//! # Features
+//!
+//! - `mcp` (default): the MCP server and the command line. Without it the library has few dependencies.
+//! - `core` (default): the program contains the plain core. Without it, the program contains a core of its own with its
+//!   Lisp compiled in, which the crate `sbcl-build` makes in a build script.
+//! - `num-bigint`: conversions of integers of any size.
 
 #![deny(unsafe_code)]
 
@@ -66,13 +69,13 @@ pub use image::signals::exit_now;
 pub use outcome::{ErrorRecord, EvaluationStatus, Outcome, Progress};
 pub use session::{Background, Evaluation, JobId, RestartDesignator, Resumed, Session, TimeLimit, WaitId};
 
-/// This crate's version.
+/// The version of this crate.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The version of SBCL that this crate is built with.
 pub const SBCL_VERSION: &str = "2.6.4";
 
-/// What no other build of this crate and its SBCL is called: a core that one has saved boots in no other.
-fn build() -> String {
+/// Returns the identity of this build of the crate and its SBCL. A saved core boots only in the build that saved it.
+fn build_id() -> String {
     format!("{VERSION} {SBCL_VERSION} {}", env!("SBCL_MCP_BUILD"))
 }

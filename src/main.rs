@@ -1,22 +1,22 @@
-//! The command `sbcl-mcp`: SBCL for MCP clients, and for a person's one-liners.
+//! The command `sbcl-mcp`: an MCP server for SBCL, with a command line for people.
 
 use std::thread;
 
 use rustix::process::{Resource, getrlimit};
 
-/// The stack in bytes that what runs here gets, whatever `ulimit -s` leaves the main thread.
-const STACK: u64 = 8 << 20;
+/// The stack size in bytes that the command needs. `ulimit -s` may leave the main thread less.
+const STACK_SIZE: u64 = 8 << 20;
 
 fn main() {
-    if getrlimit(Resource::Stack).current.is_none_or(|limit| limit >= STACK) {
+    if getrlimit(Resource::Stack).current.is_none_or(|limit| limit >= STACK_SIZE) {
         sbcl::cli::main();
     }
-    let thread = thread::Builder::new().stack_size(STACK as usize).spawn(|| -> () { sbcl::cli::main() });
+    let thread = thread::Builder::new().stack_size(STACK_SIZE as usize).spawn(|| -> () { sbcl::cli::main() });
     match thread.map(thread::JoinHandle::join) {
-        // It has ended the process, or has said why it cannot.
+        // `cli::main` ends the process, so the thread only returns if it panicked, which has been reported.
         Ok(_) => std::process::exit(101),
         Err(error) => {
-            eprintln!("sbcl-mcp cannot start a thread: {error}; ulimit -s {} does without one", STACK >> 10);
+            eprintln!("sbcl-mcp cannot start a thread: {error}; with ulimit -s {} it needs none", STACK_SIZE >> 10);
             std::process::exit(1);
         }
     }

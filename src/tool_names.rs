@@ -1,14 +1,14 @@
-//! The tools that this process offers to its clients: no text names another one.
+//! The tools that this process offers to its clients. Messages name no other tools.
 
 use parking_lot::RwLock;
 
-/// The names of the listed tools; `None` in a process that is no server, where every tool may be named.
+/// The names of the listed tools; `None` in a process that is not a server, where messages may name every tool.
 static LISTED: RwLock<Option<Vec<String>>> = RwLock::new(None);
 
-/// The tools for a held evaluation, which together have the name [`DEBUGGER`] in conditions.
+/// The tools for a held evaluation. Conditions refer to them together as [`DEBUGGER`].
 const DEBUGGER_TOOLS: [&str; 3] = ["invoke-restart", "eval-in-frame", "resume-from-frame"];
 
-/// Stands for any of the tools for a held evaluation.
+/// A name in conditions for any of the tools for a held evaluation.
 pub(crate) const DEBUGGER: &str = "debugger";
 
 /// Sets the listed tools of the process.
@@ -17,30 +17,30 @@ pub(crate) fn set(names: Vec<String>) {
     *LISTED.write() = Some(names);
 }
 
-/// Returns true if texts may name the tool.
+/// Returns true if messages may name the tool.
 pub(crate) fn has(tool: &str) -> bool {
     LISTED.read().as_ref().is_none_or(|names| is_among(tool, |name| names.iter().any(|listed| listed == name)))
 }
 
-/// Returns `text` if all of `tools` may be named, or else nothing.
+/// Returns `text` if messages may name all of `tools`, or else an empty text.
 pub(crate) fn with<'a>(tools: &[&str], text: &'a str) -> &'a str {
     if tools.iter().all(|tool| has(tool)) { text } else { "" }
 }
 
-/// Returns what a client can call about a held evaluation, as far as it may be named.
+/// Returns the tools for a held evaluation that messages may name, as a client would call them.
 pub(crate) fn debugger() -> impl Iterator<Item = &'static str> {
     let look = [("get-backtrace", "get-backtrace with locals")];
     let act = DEBUGGER_TOOLS.into_iter().chain(["abort-evaluation"]).map(|tool| (tool, tool));
     look.into_iter().chain(act).filter(|(tool, _)| has(tool)).map(|(_, text)| text)
 }
 
-/// Returns whether the tool, or any of [`DEBUGGER`], is one of those that `has` knows.
+/// Returns true if `has` knows the tool; for [`DEBUGGER`], any of its tools.
 pub(crate) fn is_among(tool: &str, has: impl Fn(&str) -> bool) -> bool {
     if tool == DEBUGGER { DEBUGGER_TOOLS.into_iter().any(has) } else { has(tool) }
 }
 
-/// Resolves the conditional parts of a text: `[[a|text]]` stands for `text` if tool `a` is listed, `[[a&b|text]]` if both
-/// are, `[[!a|text]]` if `a` is not. The parts do not nest.
+/// Resolves the conditional parts of a text: `[[a|text]]` becomes `text` if tool `a` is listed, `[[a&b|text]]` if both
+/// are, `[[!a|text]]` if `a` is not. Conditional parts do not nest.
 #[cfg(feature = "mcp")]
 pub(crate) fn resolve(text: &str, has: impl Fn(&str) -> bool) -> String {
     let mut resolved = String::new();

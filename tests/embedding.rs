@@ -1,6 +1,6 @@
-//! The library in a host program: one boot a process, and the host's signals and arithmetic stay its own.
+//! The library in a host program: one boot per process, and the host keeps its signal handlers and float arithmetic.
 //!
-//! What ends a process is done by a child: this test program, started again for one of its tests.
+//! A test that may end the process runs in a child: this test program, started again for that test alone.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -26,8 +26,8 @@ fn value(code: &str) -> String {
     outcome.result.as_ref().unwrap_or_else(|error| panic!("{code}: {error:?}"))[0].text.clone()
 }
 
-/// Runs the test `name` of this program in a child, which ends as it ends.
-fn child(name: &str) -> ExitStatus {
+/// Runs the test `name` of this program in a child and returns the child's exit status.
+fn run_in_child(name: &str) -> ExitStatus {
     let output = Command::new(std::env::current_exe().expect("this program"))
         .args(["--exact", name, "--test-threads=1", "--nocapture"])
         .env(CHILD, name)
@@ -67,13 +67,13 @@ fn missing_core_is_an_error_and_another_core_can_be_booted() {
         assert_eq!(value("(+ 1 2)"), "3");
         return;
     }
-    assert!(child(name).success());
+    assert!(run_in_child(name).success());
 }
 
-/// A stream that looks for the image when it is dropped, and says that it has been.
-struct LooksForImage(mpsc::Sender<bool>);
+/// A stream that boots or finds the image when it is dropped, and reports whether that succeeded.
+struct BootsOnDrop(mpsc::Sender<bool>);
 
-impl std::io::Write for LooksForImage {
+impl std::io::Write for BootsOnDrop {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         Ok(bytes.len())
     }
@@ -83,28 +83,28 @@ impl std::io::Write for LooksForImage {
     }
 }
 
-impl Drop for LooksForImage {
+impl Drop for BootsOnDrop {
     fn drop(&mut self) {
         let _ = self.0.send(Lisp::get_or_boot().is_ok());
     }
 }
 
 #[test]
-fn stream_of_a_failed_boot_may_use_the_image_as_it_is_dropped() {
-    let name = "stream_of_a_failed_boot_may_use_the_image_as_it_is_dropped";
+fn stream_of_a_failed_boot_may_use_the_image_when_dropped() {
+    let name = "stream_of_a_failed_boot_may_use_the_image_when_dropped";
     if is_child(name) {
         let (sender, receiver) = mpsc::channel();
-        std::thread::spawn(move || Lisp::builder().core("no/such/core").stdout(LooksForImage(sender)).boot().is_err());
+        std::thread::spawn(move || Lisp::builder().core("no/such/core").stdout(BootsOnDrop(sender)).boot().is_err());
         let found = receiver.recv_timeout(Duration::from_secs(60));
         std::process::exit(if found == Ok(true) { 0 } else { 1 });
     }
-    assert!(child(name).success());
+    assert!(run_in_child(name).success());
 }
 
-/// A list of them on the stack would reach past the guard pages.
+/// So many values or arguments, as a list on the stack, would reach past the guard pages.
 #[test]
-fn values_and_arguments_that_do_not_fit_the_stack_end_no_process() {
-    let name = "values_and_arguments_that_do_not_fit_the_stack_end_no_process";
+fn values_and_arguments_larger_than_the_stack_do_not_kill_the_process() {
+    let name = "values_and_arguments_larger_than_the_stack_do_not_kill_the_process";
     if is_child(name) {
         let lisp = Lisp::builder().control_stack(2 << 20).threads(4).boot().expect("it boots");
         for count in [100_000, 130_000, 180_000, 240_000] {
@@ -122,12 +122,12 @@ fn values_and_arguments_that_do_not_fit_the_stack_end_no_process() {
         assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a number"), 3);
         return;
     }
-    assert!(child(name).success());
+    assert!(run_in_child(name).success());
 }
 
 #[test]
-fn cleanup_time_beyond_all_bounds_is_a_day() {
-    let name = "cleanup_time_beyond_all_bounds_is_a_day";
+fn cleanup_time_is_clamped_to_one_day() {
+    let name = "cleanup_time_is_clamped_to_one_day";
     if is_child(name) {
         let lisp = Lisp::builder().cleanup(Duration::MAX).boot().expect("it boots");
         assert_eq!(lisp.session().limits().cleanup(), Duration::from_secs(86_400));
@@ -135,7 +135,7 @@ fn cleanup_time_beyond_all_bounds_is_a_day() {
         assert!(matches!(limited.eval::<()>("(unwind-protect (loop) (list 1))"), Err(Error::Timeout { .. })));
         return;
     }
-    assert!(child(name).success());
+    assert!(run_in_child(name).success());
 }
 
 #[test]
@@ -143,11 +143,11 @@ fn segfault_in_a_host_thread_kills_the_process_with_sigsegv() {
     let name = "segfault_in_a_host_thread_kills_the_process_with_sigsegv";
     if is_child(name) {
         assert_eq!(value("(+ 1 2)"), "3");
-        // SAFETY: none: the fault is what is tested, and ends this process.
+        // SAFETY: none. The fault is what this test provokes; it ends this process.
         unsafe { std::hint::black_box(std::ptr::without_provenance_mut::<u8>(8)).write_volatile(1) };
         unreachable!("a fault does not go on");
     }
-    assert_eq!(child(name).signal(), Some(libc::SIGSEGV));
+    assert_eq!(run_in_child(name).signal(), Some(libc::SIGSEGV));
 }
 
 #[test]
@@ -155,13 +155,13 @@ fn segfault_of_host_code_on_a_lisp_thread_kills_the_process() {
     let name = "segfault_of_host_code_on_a_lisp_thread_kills_the_process";
     if is_child(name) {
         SESSION.submit(Evaluation::new("(+ 1 2)"), |_| {
-            // SAFETY: none: the fault is what is tested, and ends this process.
+            // SAFETY: none. The fault is what this test provokes; it ends this process.
             unsafe { std::hint::black_box(std::ptr::without_provenance_mut::<u8>(8)).write_volatile(1) };
         });
         std::thread::sleep(Duration::from_secs(20));
         std::process::exit(0);
     }
-    assert_eq!(child(name).signal(), Some(libc::SIGSEGV));
+    assert_eq!(run_in_child(name).signal(), Some(libc::SIGSEGV));
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn host_float_arithmetic_on_a_lisp_thread_does_not_trap() {
     });
     let (infinity, nan, overflow) = receive.recv_timeout(Duration::from_secs(20)).expect("a reply");
     assert!(infinity.is_infinite() && nan.is_nan() && overflow.is_infinite());
-    // Lisp's own traps are as they were.
+    // Lisp code still traps on float errors.
     let outcome = SESSION.evaluate(Evaluation::new("(/ 1d0 (- 1d0 1d0))"));
     assert_eq!(outcome.result.as_ref().unwrap_err().kind, "DIVISION-BY-ZERO");
 }
@@ -192,7 +192,7 @@ fn panic_in_a_reply_callback_does_not_reach_lisp() {
 }
 
 #[test]
-fn panic_in_a_reply_does_not_keep_others_from_hearing_that_the_evaluation_is_over() {
+fn panic_in_a_reply_does_not_prevent_when_ended_callbacks() {
     let session = SESSION.connect();
     session.submit(Evaluation::new("(sleep 0.5)"), |_| panic!("on purpose: before others are told"));
     let id = session.evaluation(None).expect("it was submitted").id;
@@ -202,9 +202,9 @@ fn panic_in_a_reply_does_not_keep_others_from_hearing_that_the_evaluation_is_ove
 }
 
 #[test]
-fn panic_in_withdrawn_refused_or_inspection_reply_ends_no_thread() {
+fn panic_in_reply_of_cancelled_refused_or_inspection_job_ends_no_thread() {
     let (started, running) = mpsc::channel();
-    // Of one that is withdrawn, and of one that nothing is held for: both run where the next job is looked for.
+    // The replies of a cancelled job and of an abort with nothing held both run where the thread picks its next job.
     SESSION.submit(Evaluation::new("(sleep 0.2)"), move |_| started.send(()).expect("somebody waits"));
     let withdrawn = SESSION.submit(Evaluation::new("1"), |_| panic!("on purpose: withdrawn"));
     SESSION.abort_held(|_| panic!("on purpose: refused"));
@@ -232,7 +232,8 @@ fn queued_abort_held_locals_and_restart_frame_can_be_cancelled() {
             continued.send(outcome.result.as_ref().unwrap_err().kind.clone()).expect("somebody waits");
         }),
     ];
-    let expected = ["It was cancelled before it was done.", "It was cancelled before it was done.", "CANCELLED"];
+    let expected =
+        ["The request was cancelled before it finished.", "The request was cancelled before it finished.", "CANCELLED"];
     for (job, expected) in queued.into_iter().zip(expected) {
         session.cancel(job);
         assert_eq!(answers.recv_timeout(Duration::from_secs(20)).expect("a reply"), expected);
@@ -255,8 +256,8 @@ fn sigint_sigterm_and_sighup_still_kill_the_host_after_boot() {
         let name = "sigint_sigterm_and_sighup_still_kill_the_host_after_boot";
         if is_child(name) {
             let signal = std::env::var("SIGNAL").expect("set").parse().expect("a number");
-            // What a shell starts in the background ignores SIGINT.
-            // SAFETY: no handler is installed.
+            // A process that a shell starts in the background ignores SIGINT.
+            // SAFETY: SIG_DFL installs no handler.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
             assert_eq!(value("(+ 1 2)"), "3");
             // SAFETY: kill(2) on this process has no preconditions.
@@ -276,7 +277,7 @@ fn sigint_sigterm_and_sighup_still_kill_the_host_after_boot() {
 }
 
 #[test]
-fn threads_of_the_host_keep_their_signal_mask() {
+fn host_threads_keep_their_signal_mask_after_child_processes_end() {
     assert_eq!(value("(sb-ext:process-exit-code (sb-ext:run-program \"/bin/true\" nil))"), "0");
     let mask = |when: &str| {
         let status = std::fs::read_to_string("/proc/thread-self/status").expect("proc");
@@ -284,7 +285,7 @@ fn threads_of_the_host_keep_their_signal_mask() {
         line.unwrap_or_else(|| panic!("no mask {when}"))
     };
     let before = mask("before");
-    // The signal of its end may come to any thread, a moment before or after.
+    // SIGCHLD may reach any thread, slightly before or after the child is reaped.
     for _ in 0..20 {
         assert!(Command::new("true").status().expect("it runs").success());
         assert_eq!(mask("after a child has ended"), before);
@@ -292,18 +293,18 @@ fn threads_of_the_host_keep_their_signal_mask() {
 }
 
 #[test]
-fn signals_that_come_while_lisp_boots_change_no_mask_of_the_host() {
-    let name = "signals_that_come_while_lisp_boots_change_no_mask_of_the_host";
+fn signals_during_boot_do_not_change_host_signal_masks() {
+    let name = "signals_during_boot_do_not_change_host_signal_masks";
     if !is_child(name) {
-        assert!(child(name).success());
+        assert!(run_in_child(name).success());
         return;
     }
     let is_booted = AtomicBool::new(false);
     let lisp = std::thread::scope(|scope| {
-        // As when children end: any thread may get it, and the program's first one does while it waits.
+        // SIGCHLD, as when children end: any thread may receive it, and the main thread does while it waits.
         scope.spawn(|| {
             while !is_booted.load(Ordering::Relaxed) {
-                // SAFETY: plain numbers; what is not handled is ignored.
+                // SAFETY: kill(2) takes plain numbers; an unhandled SIGCHLD is ignored.
                 assert_eq!(unsafe { libc::kill(libc::getpid(), libc::SIGCHLD) }, 0);
                 std::thread::yield_now();
             }
@@ -324,7 +325,7 @@ fn signals_that_come_while_lisp_boots_change_no_mask_of_the_host() {
 fn nested_call_fails_when_no_thread_can_be_started() {
     let name = "nested_call_fails_when_no_thread_can_be_started";
     if !is_child(name) {
-        assert!(child(name).success());
+        assert!(run_in_child(name).success());
         return;
     }
     let lisp = Lisp::builder().threads(1).spare_threads(2).boot().expect("SBCL boots");
@@ -336,12 +337,12 @@ fn nested_call_fails_when_no_thread_can_be_started() {
         answer.send(caller.eval::<i64>("7"))
     });
     let nested = lisp.enter(move |_| {
-        // Too little for the stacks of another one.
+        // Leaves too little address space for the stacks of another thread.
         let sizes = std::fs::read_to_string("/proc/self/statm").expect("it can be read");
         let pages: u64 = sizes.split(' ').next().and_then(|pages| pages.parse().ok()).expect("a number of pages");
         let room = pages * 4096 + (1 << 20);
         let limit = libc::rlimit { rlim_cur: room, rlim_max: libc::RLIM_INFINITY };
-        // SAFETY: it reads a structure of its own type.
+        // SAFETY: setrlimit(2) reads a valid `rlimit`.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) }, 0);
         go.send(()).expect("it listens");
         let nested = answered.recv_timeout(Duration::from_secs(30));
@@ -358,11 +359,11 @@ fn nested_call_fails_when_no_thread_can_be_started() {
 fn spare_threads_serve_nested_calls_while_all_lisp_threads_wait() {
     let name = "spare_threads_serve_nested_calls_while_all_lisp_threads_wait";
     if !is_child(name) {
-        assert!(child(name).success());
+        assert!(run_in_child(name).success());
         return;
     }
     let lisp = Lisp::builder().threads(2).spare_threads(3).boot().expect("SBCL boots");
-    // Each level waits in Rust for a thread of the host's, which calls Lisp.
+    // Each level waits in Rust for a host thread that calls Lisp.
     fn nested(lisp: &Lisp, levels: u32) -> Result<u32, Error> {
         if levels == 0 {
             return lisp.eval("7");
@@ -375,7 +376,7 @@ fn spare_threads_serve_nested_calls_while_all_lisp_threads_wait() {
     for _ in 0..3 {
         assert_eq!(nested(&lisp, 4).expect("a fifth thread"), 7);
     }
-    // By way of a function that Lisp calls.
+    // Nested calls through a host function.
     let inner = lisp.clone();
     lisp.define("host:elsewhere", "Evaluate CODE on another thread.", move |code: String| {
         let inner = inner.clone();
@@ -384,10 +385,10 @@ fn spare_threads_serve_nested_calls_while_all_lisp_threads_wait() {
     .expect("it is defined");
     let deep = "(host:elsewhere \"(host:elsewhere \\\"(host:elsewhere \\\\\\\"(+ 1 2)\\\\\\\")\\\")\")";
     assert_eq!(lisp.eval::<i64>(deep).expect("a value"), 3);
-    // More than there may be.
+    // More levels than spare threads allow.
     assert!(matches!(nested(&lisp, 5), Err(Error::NoThread)));
     assert_eq!(nested(&lisp, 4).expect("they are free again"), 7);
-    // That threads are in Lisp is no reason for more.
+    // Threads that are busy in Lisp, not waiting in Rust, do not cause spare threads to start.
     let threads: Vec<_> = (0..8)
         .map(|_| {
             let lisp = lisp.clone();
@@ -404,10 +405,10 @@ fn spare_threads_serve_nested_calls_while_all_lisp_threads_wait() {
 }
 
 #[test]
-fn thread_local_of_a_spare_thread_whose_destructor_would_block_stops_nothing() {
-    let name = "thread_local_of_a_spare_thread_whose_destructor_would_block_stops_nothing";
+fn blocking_thread_local_destructor_of_a_spare_thread_blocks_no_call() {
+    let name = "blocking_thread_local_destructor_of_a_spare_thread_blocks_no_call";
     if !is_child(name) {
-        assert!(child(name).success());
+        assert!(run_in_child(name).success());
         return;
     }
     struct Blocks;
@@ -420,7 +421,7 @@ fn thread_local_of_a_spare_thread_whose_destructor_would_block_stops_nothing() {
     }
     thread_local!(static BLOCKS: RefCell<Option<Blocks>> = const { RefCell::new(None) });
     let lisp = Lisp::builder().threads(1).boot().expect("SBCL boots");
-    // On a spare thread: the only other one waits for it.
+    // Runs on a spare thread, because the only pool thread waits for it.
     let elsewhere = |work: fn(&Cx) -> Result<i64, Error>| {
         lisp.enter(|_| {
             std::thread::spawn({
@@ -450,7 +451,7 @@ fn thread_local_of_a_spare_thread_whose_destructor_would_block_stops_nothing() {
     assert_eq!(lisp.eval::<usize>(count).expect("a number"), threads);
 }
 
-/// What a runtime might do that is not well: tell, and panic.
+/// A waker that sends a message and then panics, as that of a broken runtime might.
 struct PanickingWaker(mpsc::SyncSender<()>);
 
 impl Wake for PanickingWaker {
@@ -461,10 +462,10 @@ impl Wake for PanickingWaker {
 }
 
 #[test]
-fn a_waker_that_panics_ends_no_thread() {
-    let name = "a_waker_that_panics_ends_no_thread";
+fn panicking_waker_ends_no_thread() {
+    let name = "panicking_waker_ends_no_thread";
     if !is_child(name) {
-        assert!(child(name).success());
+        assert!(run_in_child(name).success());
         return;
     }
     let lisp = Lisp::builder().boot().expect("SBCL boots");
@@ -482,7 +483,7 @@ fn a_waker_that_panics_ends_no_thread() {
         };
         threads.insert(thread);
     }
-    // A spare one may have come for what had to wait.
+    // Spare threads may have started for calls that had to wait.
     assert!(threads.len() < 10, "{threads:?}");
 }
 
@@ -490,16 +491,16 @@ fn a_waker_that_panics_ends_no_thread() {
 fn interrupted_timed_out_or_dropped_call_in_the_queue_never_starts() {
     let name = "interrupted_timed_out_or_dropped_call_in_the_queue_never_starts";
     if !is_child(name) {
-        assert!(child(name).success());
+        assert!(run_in_child(name).success());
         return;
     }
     let lisp = Lisp::builder().threads(1).boot().expect("SBCL boots");
-    let (tell, told) = mpsc::channel();
-    lisp.define("host:tell", "Tell of N.", move |n: i64| tell.send(n).expect("it is heard")).expect("it is defined");
+    let (sender, receiver) = mpsc::channel();
+    lisp.define("host:tell", "Tell of N.", move |n: i64| sender.send(n).expect("it is heard")).expect("it is defined");
     let (busy, waiting) = (lisp.separate(), lisp.separate());
     let running = busy.eval_async::<()>("(host:tell 1) (loop)");
-    assert_eq!(told.recv(), Ok(1));
-    // It is in Lisp, hence there are threads enough: what else comes waits.
+    assert_eq!(receiver.recv(), Ok(1));
+    // The only thread is busy in Lisp, which starts no spare thread, so other calls stay in the queue.
     let interrupted = waiting.eval_async::<()>("(host:tell 2)");
     waiting.interrupt_handle().interrupt();
     assert!(matches!(smol::block_on(interrupted), Err(Error::Interrupted)));
@@ -510,14 +511,14 @@ fn interrupted_timed_out_or_dropped_call_in_the_queue_never_starts() {
     busy.interrupt_handle().interrupt();
     assert!(matches!(smol::block_on(running), Err(Error::Interrupted)));
     assert_eq!(smol::block_on(last).expect("a value"), 7);
-    assert_eq!(told.try_iter().collect::<Vec<_>>(), [5]);
+    assert_eq!(receiver.try_iter().collect::<Vec<_>>(), [5]);
 }
 
 #[test]
 fn heap_exhaustion_is_a_storage_condition_and_the_process_survives() {
     let name = "heap_exhaustion_is_a_storage_condition_and_the_process_survives";
     if !is_child(name) {
-        assert!(child(name).success());
+        assert!(run_in_child(name).success());
         return;
     }
     let lisp = Lisp::builder().heap(512 << 20).threads(2).boot().expect("SBCL boots");
@@ -532,7 +533,7 @@ fn heap_exhaustion_is_a_storage_condition_and_the_process_survives() {
         assert!(error.condition().is_some_and(|condition| condition.is("storage-condition")), "{code}: {error}");
         assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("it goes on"), 3);
     }
-    // By a function that was looked up, within enter, and on both threads at once.
+    // Within `enter`, and on both threads at once.
     let threads: Vec<_> = (0..2)
         .map(|_| {
             let lisp = lisp.clone();
@@ -543,7 +544,7 @@ fn heap_exhaustion_is_a_storage_condition_and_the_process_survives() {
         let error = thread.join().expect("it ends").expect_err("an error");
         assert!(error.condition().is_some_and(|condition| condition.is("storage-condition")), "{error}");
     }
-    // What is kept on purpose leaves room to let go of it.
+    // Objects that are kept on purpose leave enough room for the code that releases them.
     lisp.eval::<()>("(defvar *kept* (loop repeat 100 collect (make-array 100000))) (sb-ext:gc :full t)")
         .expect("it fits");
     assert_eq!(lisp.eval::<i64>("(length (make-array 1000000))").expect("there is room"), 1_000_000);
@@ -551,10 +552,10 @@ fn heap_exhaustion_is_a_storage_condition_and_the_process_survives() {
 }
 
 #[test]
-fn lists_of_a_rust_function_that_fill_the_heap_are_a_storage_condition() {
-    let name = "lists_of_a_rust_function_that_fill_the_heap_are_a_storage_condition";
+fn heap_exhaustion_by_lists_from_a_host_function_is_a_storage_condition() {
+    let name = "heap_exhaustion_by_lists_from_a_host_function_is_a_storage_condition";
     if !is_child(name) {
-        assert!(child(name).success());
+        assert!(run_in_child(name).success());
         return;
     }
     let lisp = Lisp::builder().heap(1 << 30).threads(2).boot().expect("SBCL boots");
@@ -570,7 +571,7 @@ fn lists_of_a_rust_function_that_fill_the_heap_are_a_storage_condition() {
     }
 }
 
-/// What is logged.
+/// A log writer that collects its text in memory.
 #[cfg(feature = "mcp")]
 #[derive(Clone, Default)]
 struct Log(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
@@ -591,7 +592,7 @@ impl std::io::Write for Log {
 fn trace_output_sends_lisp_output_and_warnings_to_tracing() {
     let name = "trace_output_sends_lisp_output_and_warnings_to_tracing";
     if !is_child(name) {
-        assert!(child(name).success());
+        assert!(run_in_child(name).success());
         return;
     }
     let log = Log::default();
@@ -626,15 +627,15 @@ fn trace_output_sends_lisp_output_and_warnings_to_tracing() {
     );
 }
 
-/// What the host's handlers have seen.
+/// The number of signals that the host's handlers have received, by kind.
 static FAULTS: AtomicUsize = AtomicUsize::new(0);
 static CHILDREN: AtomicUsize = AtomicUsize::new(0);
 static PIPES: AtomicUsize = AtomicUsize::new(0);
 static SAMPLES: AtomicUsize = AtomicUsize::new(0);
-/// Where a fault of the host's own goes on.
+/// The page on which the host faults on purpose; the handler makes it writable.
 static FAULT_PAGE: AtomicUsize = AtomicUsize::new(0);
 
-extern "C" fn note_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+extern "C" fn count_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     match signal {
         libc::SIGCHLD => _ = CHILDREN.fetch_add(1, Ordering::SeqCst),
         libc::SIGPIPE => _ = PIPES.fetch_add(1, Ordering::SeqCst),
@@ -642,7 +643,8 @@ extern "C" fn note_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *m
         _ => {
             FAULTS.fetch_add(1, Ordering::SeqCst);
             let page = FAULT_PAGE.load(Ordering::SeqCst);
-            // SAFETY: the kernel's structure; the page is one that the test has mapped. Anything else is a real fault.
+            // SAFETY: `info` comes from the kernel, and the test has mapped `page`. A fault at any other address is a
+            // real one and ends the process.
             unsafe {
                 if (*info).si_addr() as usize & !4095 != page {
                     libc::_exit(99);
@@ -653,11 +655,11 @@ extern "C" fn note_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *m
     }
 }
 
-/// Has SIGPROF come each time this process has used the processor for so long; never, when that is zero.
+/// Requests a SIGPROF each time this process has used `time` of processor time. Zero turns sampling off.
 fn sample_every(time: Duration) {
     let time = libc::timeval { tv_sec: 0, tv_usec: time.subsec_micros().into() };
     let timer = libc::itimerval { it_interval: time, it_value: time };
-    // SAFETY: a valid timer.
+    // SAFETY: setitimer(2) reads a valid timer.
     let set = unsafe { libc::setitimer(libc::ITIMER_PROF, &raw const timer, std::ptr::null_mut()) };
     assert_eq!(set, 0);
 }
@@ -666,28 +668,28 @@ fn sample_every(time: Duration) {
 fn host_signal_handlers_and_tokio_runtime_keep_working_after_boot() {
     let name = "host_signal_handlers_and_tokio_runtime_keep_working_after_boot";
     if !is_child(name) {
-        let status = child(name);
+        let status = run_in_child(name);
         assert!(status.success(), "{status:?}");
         return;
     }
     for signal in [libc::SIGSEGV, libc::SIGCHLD, libc::SIGPIPE, libc::SIGPROF] {
-        // SAFETY: a valid action, whose handler does what a handler may.
+        // SAFETY: the action is valid, and its handler is async-signal-safe.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = note_signal as *const () as usize;
+            action.sa_sigaction = count_signal as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
             libc::sigaction(signal, &raw const action, std::ptr::null_mut());
         }
     }
     let lisp = Lisp::boot().expect("SBCL boots");
-    // A fault of the host's is handled by the host and gone on with: on a thread of its own, and on one of Lisp's.
+    // The host handles its own faults and continues, on its own threads and on Lisp threads.
     // SAFETY: a fresh mapping.
     let page = unsafe {
         libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
     } as usize;
     FAULT_PAGE.store(page, Ordering::SeqCst);
     let touch = move || {
-        // SAFETY: this test's own page, which nothing else uses; the handler makes it writable.
+        // SAFETY: the page belongs to this test, nothing else uses it, and the handler makes it writable.
         unsafe {
             libc::mprotect(page as *mut libc::c_void, 4096, libc::PROT_NONE);
             std::ptr::with_exposed_provenance_mut::<u8>(page).write_volatile(1);
@@ -697,14 +699,14 @@ fn host_signal_handlers_and_tokio_runtime_keep_working_after_boot() {
     lisp.define("host:touch", "Fault, and go on.", touch).expect("it is defined");
     lisp.eval::<()>("(host:touch)").expect("it goes on");
     assert_eq!(FAULTS.load(Ordering::SeqCst), 2);
-    // One in Lisp is Lisp's.
+    // Lisp handles a fault in Lisp code.
     let fault = lisp.eval::<()>("(sb-sys:sap-ref-8 (sb-sys:int-sap 0) 0)").expect_err("an error");
     assert!(fault.condition().is_some_and(|condition| condition.is("sb-sys:memory-fault-error")), "{fault}");
     assert_eq!(FAULTS.load(Ordering::SeqCst), 2);
-    // Stack and heap of Lisp's are guarded by faults as well.
+    // Lisp's stack and heap guards rely on faults, too.
     assert!(lisp.eval::<()>("(labels ((deep (n) (1+ (deep n)))) (deep 0))").is_err());
 
-    // SAFETY: descriptors of this test's own.
+    // SAFETY: the descriptors belong to this test.
     unsafe {
         let mut ends = [0; 2];
         assert_eq!(libc::pipe(ends.as_mut_ptr()), 0);
@@ -714,7 +716,7 @@ fn host_signal_handlers_and_tokio_runtime_keep_working_after_boot() {
     }
     assert_eq!(PIPES.load(Ordering::SeqCst), 1);
 
-    // Children of the host's, of Lisp's, and of a runtime that takes the signal over from here.
+    // Children of the host, of Lisp, and of a tokio runtime, which installs its own SIGCHLD handler below.
     assert!(Command::new("true").status().expect("it runs").success());
     let seen = || CHILDREN.load(Ordering::SeqCst);
     let end = Instant::now() + Duration::from_secs(20);
@@ -743,7 +745,7 @@ fn host_signal_handlers_and_tokio_runtime_keep_working_after_boot() {
         }
     });
     assert!(seen() > before, "the handler of before the runtime is still called");
-    // A profiler samples whatever uses the processor: that is Lisp, which allocates and collects.
+    // A profiler samples the threads that use the processor, here Lisp code that allocates and collects garbage.
     sample_every(Duration::from_millis(1));
     let before = SAMPLES.load(Ordering::SeqCst);
     let end = Instant::now() + Duration::from_secs(20);
@@ -757,19 +759,20 @@ fn host_signal_handlers_and_tokio_runtime_keep_working_after_boot() {
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("it goes on"), 3);
 }
 
-/// The first look at a library's thread local may allocate, and the thread that the signal came to may be doing that.
+/// The first access to a library's thread local may allocate, and the thread that the signal interrupts may be inside
+/// the allocator.
 #[test]
 fn signal_to_an_allocating_host_thread_does_not_deadlock() {
     use std::os::unix::thread::JoinHandleExt;
-    // SIGPROF is handled by SBCL alone.
+    // SBCL's own handler is the only one for SIGPROF.
     value("(progn (require :sb-sprof) (eval (read-from-string \"(sb-sprof:start-profiling :mode :time)\")) t)");
     for signal in [libc::SIGCHLD, libc::SIGALRM, libc::SIGPROF, libc::SIGUSR2].into_iter().cycle().take(400) {
         let (rounds, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
         let thread = {
             let (rounds, over) = (rounds.clone(), over.clone());
             std::thread::spawn(move || {
-                // What the allocator has at hand for each thread, it gives without a lock: of these that is nothing, and
-                // the others are too large.
+                // The allocator serves its per-thread cache without a lock. These boxes empty the cache, and the vectors
+                // below are too large for it.
                 let _small: Vec<_> = (0_u64..64).map(|number| std::hint::black_box(Box::new(number))).collect();
                 while !over.load(Ordering::Relaxed) {
                     std::hint::black_box(Vec::<u8>::with_capacity(3000));
@@ -778,24 +781,24 @@ fn signal_to_an_allocating_host_thread_does_not_deadlock() {
             })
         };
         let end = Instant::now() + Duration::from_secs(20);
-        let goes_on = |from: usize| {
+        let wait_for_progress = |from: usize| {
             while rounds.load(Ordering::Relaxed) <= from + 100 {
                 assert!(Instant::now() < end, "the thread that got signal {signal} is stuck");
                 std::thread::yield_now();
             }
         };
-        goes_on(0);
-        // SAFETY: a thread that is not joined yet.
+        wait_for_progress(0);
+        // SAFETY: the thread is not joined yet.
         assert_eq!(unsafe { libc::pthread_kill(thread.as_pthread_t(), signal) }, 0);
-        goes_on(rounds.load(Ordering::Relaxed) + 1000);
+        wait_for_progress(rounds.load(Ordering::Relaxed) + 1000);
         over.store(true, Ordering::Relaxed);
         thread.join().expect("it ends");
     }
     value("(progn (sb-sprof:stop-profiling) t)");
 }
 
-/// Runs the test `name` of this program in a child, for one `part` of it, which works on `core`.
-fn child_for(name: &str, part: &str, core: &Path) {
+/// Runs one `part` of the test `name` in a child, which saves or boots `core`.
+fn run_part_in_child(name: &str, part: &str, core: &Path) {
     let output = Command::new(std::env::current_exe().expect("this program"))
         .args(["--exact", name, "--test-threads=1", "--nocapture"])
         .env(CHILD, name)
@@ -807,13 +810,13 @@ fn child_for(name: &str, part: &str, core: &Path) {
     assert!(output.status.success(), "{part}: {:?}\n{out}\n{errors}", output.status);
 }
 
-/// The part that this child is to play, and its core.
+/// The part of the test that this child runs, and the path of its core.
 fn part() -> (String, PathBuf) {
     let core = std::env::var_os("SBCL_TEST_CORE").expect("a child has one");
     (std::env::var("SBCL_TEST_PART").expect("a child has one"), core.into())
 }
 
-/// A directory of a test's own, removed at the end.
+/// A temporary directory of one test, removed when dropped.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -838,8 +841,8 @@ impl Drop for Directory {
     }
 }
 
-/// What a call of a function of the program's fails with that is not there.
-fn missing(lisp: &Lisp, code: &str) {
+/// Asserts that `code` fails because the host function that it calls is not defined in this process.
+fn assert_host_function_is_missing(lisp: &Lisp, code: &str) {
     let error = lisp.eval::<Value>(code).expect_err("it is not there");
     let condition = error.condition().expect("a condition");
     assert!(condition.is("rust:host-error"), "{condition}");
@@ -852,11 +855,11 @@ fn saved_image_keeps_its_state_when_booted_in_another_process() {
     if !is_child(name) {
         let directory = Directory::new("goes-on");
         let core = directory.0.join("größe *[1].core");
-        child_for(name, "save", &core);
+        run_part_in_child(name, "save", &core);
         assert_eq!(directory.files(), ["größe *[1].core"]);
         assert_eq!(std::fs::metadata(&core).expect("it is there").permissions().mode() & 0o777, 0o600);
-        child_for(name, "boot", &core);
-        child_for(name, "again", &core);
+        run_part_in_child(name, "boot", &core);
+        run_part_in_child(name, "again", &core);
         return;
     }
     let (part, core) = part();
@@ -888,7 +891,7 @@ fn saved_image_keeps_its_state_when_booted_in_another_process() {
             cx.call::<()>("set", (cx.eval::<Value>("(intern \"*LOCAL*\" :shop)")?, &local))
         })
         .expect("a local function is kept");
-        // Handles are none of its business, nor of the copy's.
+        // Saving does not affect handles.
         let handle = lisp.eval::<Value>("(list 1 2)").expect("a handle");
         let function = lisp.function("shop:price").expect("a function");
         lisp.save(&core).expect("it is saved");
@@ -898,7 +901,8 @@ fn saved_image_keeps_its_state_when_booted_in_another_process() {
         assert!(lisp.eval::<Value>("shop::*hooked*").expect("a value").is_nil(), "hooks run in the copy only");
         return;
     }
-    // The heap is that of the core. Another function comes first: numbers mean nothing across processes.
+    // The heap size comes from the core. Another host function is defined first, because function numbers differ
+    // between processes.
     let lisp = Lisp::builder().core(&core).threads(2).boot().expect("it boots");
     lisp.define("host:wrong", "Not the one.", |_: Value| "wrong").expect("it is defined");
     assert_eq!(lisp.eval::<u64>("(sb-ext:dynamic-space-size)").expect("a size"), 1 << 30);
@@ -922,7 +926,7 @@ fn saved_image_keeps_its_state_when_booted_in_another_process() {
     for code in
         ["(shop::doubled 21)", "(host:twice 21)", "(funcall (first shop::*twice*) 21)", "(funcall shop::*local*)"]
     {
-        missing(&lisp, code);
+        assert_host_function_is_missing(&lisp, code);
     }
     assert_eq!(
         lisp.eval::<i64>("(handler-bind ((rust:host-error (lambda (c) c (use-value 7)))) (host:twice 21))").expect("7"),
@@ -938,7 +942,7 @@ fn saved_image_keeps_its_state_when_booted_in_another_process() {
     });
     assert!(local.expect("it is asked"));
     if part == "boot" {
-        // An image that was booted so is saved as any other.
+        // An image that was booted from a saved core can be saved again.
         lisp.eval::<()>("(setf (gethash \"pear\" shop:*table*) 3) (setf shop::*hooked* nil)").expect("a value");
         lisp.eval::<()>("(setf shop:*counter* (let ((n 40)) (lambda () (incf n))))").expect("a value");
         lisp.save(&core).expect("it is saved over the one that it was booted from");
@@ -951,10 +955,10 @@ fn save_while_threads_work_runs_no_host_atexit_handler_in_the_copy() {
     if !is_child(name) {
         let directory = Directory::new("meanwhile");
         let core = directory.0.join("image.core");
-        child_for(name, "save", &core);
+        run_part_in_child(name, "save", &core);
         assert_eq!(directory.files(), ["image.core", "image.core.at-exit"], "one end of the host's, and no drafts");
         assert_eq!(std::fs::read(core.with_extension("core.at-exit")).expect("it was written"), b"x");
-        child_for(name, "boot", &core);
+        run_part_in_child(name, "boot", &core);
         return;
     }
     let (part, core) = part();
@@ -972,14 +976,14 @@ fn save_while_threads_work_runs_no_host_atexit_handler_in_the_copy() {
         file.and_then(|mut file| file.write_all(b"x")).expect("it is written");
     }
     extern "C" fn reap(_: libc::c_int) {
-        // SAFETY: it takes a number, and reads nothing.
+        // SAFETY: with a null pointer, waitpid(2) writes nothing.
         while unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
     }
     AT_EXIT.set(core.with_extension("core.at-exit")).expect("once");
-    // SAFETY: plain functions, which live for ever.
+    // SAFETY: the handlers are plain functions, which live for ever.
     unsafe {
         libc::atexit(at_exit);
-        // It waits for whatever child there is.
+        // The host's SIGCHLD handler reaps every child, including the one that saves.
         libc::signal(libc::SIGCHLD, reap as extern "C" fn(libc::c_int) as libc::sighandler_t);
     }
     let lisp = Lisp::builder().heap(1 << 30).threads(6).boot().expect("SBCL boots");
@@ -993,7 +997,7 @@ fn save_while_threads_work_runs_no_host_atexit_handler_in_the_copy() {
                       (sb-thread:with-mutex (*mutex*) (incf *rounds*))
                       (make-array (random 5000)) (make-list 100)
                       (intern (format nil \"S~D\" (random 1000)) :keyword))
-                    ;; The copy saves on what they leave.
+                    ;; Leaves processor time for the copy, which saves meanwhile.
                     (sleep 0.002)))",
     )
     .expect("it is loaded");
@@ -1002,7 +1006,7 @@ fn save_while_threads_work_runs_no_host_atexit_handler_in_the_copy() {
         for _ in 0..3 {
             scope.spawn(|| lisp.eval::<()>("(work)").expect("it ends"));
         }
-        // One that compiles, and one of the host's own.
+        // A thread that compiles, and a host thread that allocates.
         let compile =
             "(loop until *over* do (eval '(defclass c () (a))) (compile nil '(lambda (x) (1+ x))) (sleep 0.01))";
         scope.spawn(|| lisp.eval::<()>(compile).expect("it ends"));
@@ -1011,14 +1015,14 @@ fn save_while_threads_work_runs_no_host_atexit_handler_in_the_copy() {
                 std::hint::black_box(vec![0_u8; 1 << 16]);
             }
         });
-        // From a thread of the host's, and from one of Lisp's.
-        let beside = lisp.save(&core);
-        let inside = lisp.enter(|_| lisp.save(&core));
+        // Saves from a host thread and from a Lisp thread.
+        let from_host = lisp.save(&core);
+        let from_lisp = lisp.enter(|_| lisp.save(&core));
         let before = lisp.eval::<i64>("*rounds*").expect("others work");
         while lisp.eval::<i64>("*rounds*").expect("others work") == before {}
         over.store(true, Ordering::SeqCst);
         lisp.eval::<()>("(setf *over* t)").expect("a value");
-        inside.and(beside).expect("both are saved");
+        from_lisp.and(from_host).expect("both are saved");
     });
 }
 
@@ -1028,8 +1032,8 @@ fn core_save_and_boot_failures_return_distinct_errors() {
     if !is_child(name) {
         let directory = Directory::new("errors");
         let core = directory.0.join("image.core");
-        child_for(name, "save", &core);
-        child_for(name, "boot", &core);
+        run_part_in_child(name, "save", &core);
+        run_part_in_child(name, "boot", &core);
         return;
     }
     let (part, core) = part();
@@ -1038,7 +1042,7 @@ fn core_save_and_boot_failures_return_distinct_errors() {
         let nowhere = lisp.save(core.with_file_name("no").join("such")).expect_err("there is no such directory");
         assert!(matches!(&nowhere, Error::Io(error) if error.kind() == std::io::ErrorKind::NotFound), "{nowhere:?}");
         assert!(nowhere.to_string().contains("no/such"), "{nowhere}");
-        // What is there and no file stays what it is.
+        // A path that is not a regular file is left alone.
         let link = core.with_file_name("link");
         std::os::unix::fs::symlink("/dev/null", &link).expect("it is made");
         for place in [link.as_path(), core.parent().expect("one")] {
@@ -1051,9 +1055,9 @@ fn core_save_and_boot_failures_return_distinct_errors() {
         assert!(link.is_symlink());
         std::fs::remove_file(&link).expect("it is removed");
         std::fs::write(&core, "what was there").expect("it is written");
-        // As on a full disk: what is written past this fails.
+        // Writing beyond this size fails, as on a full disk.
         let limit = |bytes| {
-            // SAFETY: plain numbers and a struct that is only read.
+            // SAFETY: the calls take plain numbers and a struct that setrlimit(2) only reads.
             unsafe {
                 libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
                 let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
@@ -1064,7 +1068,7 @@ fn core_save_and_boot_failures_return_distinct_errors() {
         let full = lisp.save(&core).expect_err("it does not fit");
         assert!(matches!(&full, Error::Save { path, .. } if *path == core), "{full:?}");
         limit(libc::RLIM_INFINITY);
-        // One whose hook does not end.
+        // A save whose hook does not end.
         lisp.load_str(
             "(sb-ext:unlock-package :sbcl-host) (setf sbcl-host::**saving-seconds** 1)
              (push (lambda () (sb-ext:schedule-timer (sb-ext:make-timer #'list) 60) (loop)) sb-ext:*save-hooks*)",
@@ -1073,7 +1077,7 @@ fn core_save_and_boot_failures_return_distinct_errors() {
         let late = lisp.save(&core).expect_err("it has no end");
         assert!(matches!(&late, Error::Save { reason, .. } if reason.contains("too long")), "{late:?}");
         lisp.eval::<()>("(pop sb-ext:*save-hooks*) (setf sbcl-host::**saving-seconds** 300)").expect("it is reset");
-        // One that is interrupted when there is a copy, whose number nobody learns.
+        // A save that is interrupted after the fork, before the caller learns the child's process id.
         lisp.load_str(
             "(sb-int:encapsulate
               'sbcl-host::fork-free-image 'interrupted
@@ -1089,10 +1093,10 @@ fn core_save_and_boot_failures_return_distinct_errors() {
         lisp.eval::<()>("(sb-int:unencapsulate 'sbcl-host::fork-free-image 'interrupted)").expect("it is reset");
         assert_eq!(std::fs::read_to_string(&core).expect("it is there"), "what was there");
         assert_eq!(std::fs::read_dir(core.parent().expect("one")).expect("it is there").count(), 1, "no draft is left");
-        // SAFETY: it takes numbers, and reads nothing.
+        // SAFETY: with a null pointer, waitpid(2) writes nothing.
         let child = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) };
         assert_eq!(child, -1, "a child is left");
-        // Nothing happened to this one.
+        // This process is unharmed.
         assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a value"), 3);
         lisp.save(&core).expect("it is saved");
         return;
@@ -1126,8 +1130,8 @@ fn core_save_and_boot_failures_return_distinct_errors() {
         matches!(error, Error::Boot(BootError::OtherHeap { saved, asked, .. }) if saved < asked && asked == 1 << 30),
         "{error:?}"
     );
-    assert!(error.to_string().ends_with("was saved under a heap of 512 MiB, and does not boot under one of 1024 MiB"));
-    // After all these another one may be tried, wherever it was copied.
+    assert!(error.to_string().ends_with("was saved with a heap of 512 MiB and does not boot with one of 1024 MiB"));
+    // After all these failures an intact core still boots, also from a copy.
     std::fs::copy(&core, &other).expect("it is copied");
     let lisp = Lisp::builder().core(&other).boot().expect("it boots");
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a value"), 3);

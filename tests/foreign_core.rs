@@ -1,4 +1,4 @@
-//! Cores that were not made for this program, in a process that boots the right one at the end.
+//! Foreign or damaged cores and libraries, in a process that boots the right ones at the end.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use sbcl::{BootError, Error, Lisp};
 use sbcl_core::Recipe;
 
-/// A directory of the test's own, removed at the end.
+/// The temporary directory of the test, removed when dropped.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -29,14 +29,14 @@ fn boot(directory: &Path) -> Error {
 }
 
 #[test]
-fn no_code_of_a_foreign_library_runs_and_no_foreign_core_ends_the_process() {
+fn foreign_library_is_not_run_and_foreign_core_does_not_end_the_process() {
     let directory = Directory::new();
     let path = |name: &str| directory.0.join(name);
     let built = Recipe::in_checkout(Path::new(env!("CARGO_MANIFEST_DIR"))).build().expect("the recipe finds SBCL");
     let (core, library) = (path("sbcl.core"), path(&format!("libsbcl{}", std::env::consts::DLL_SUFFIX)));
     std::fs::copy(&built.core, &core).expect("it is copied");
 
-    // A library that says when it is loaded, by the name that SBCL's runtime has.
+    // A library under the name of SBCL's runtime, with a constructor that creates a marker file when it is loaded.
     let marker = path("loaded");
     let source = path("foreign.c");
     let code = format!(
@@ -51,11 +51,11 @@ fn no_code_of_a_foreign_library_runs_and_no_foreign_core_ends_the_process() {
     assert!(matches!(&error, Error::Boot(BootError::Library { path, .. }) if *path == library), "{error:?}");
     assert!(error.to_string().ends_with("it is not the one that this program was built with"), "{error}");
 
-    // Beside the right library, cores that are cut short, of another build, or none.
+    // The right library with cores that are empty, truncated, from another build, or no cores at all.
     std::fs::copy(&built.library, &library).expect("it is copied");
     let bytes = std::fs::read(&core).expect("it is read");
     let mut other_build = bytes.clone();
-    // A letter of the build that its header names.
+    // Changes one letter of the build ID in the header.
     other_build[56] ^= 1;
     for (content, reason) in [
         (&b""[..], "not complete"),
@@ -63,7 +63,7 @@ fn no_code_of_a_foreign_library_runs_and_no_foreign_core_ends_the_process() {
         (&bytes[..bytes.len() - 1], "not complete"),
         (&bytes[..bytes.len() / 2], "not complete"),
         (&bytes[8..], "not complete"),
-        (&other_build, "of another build of SBCL"),
+        (&other_build, "belongs to another build of SBCL"),
     ] {
         std::fs::write(&core, content).expect("it is written");
         let error = boot(&directory.0);
@@ -71,7 +71,7 @@ fn no_code_of_a_foreign_library_runs_and_no_foreign_core_ends_the_process() {
         assert!(error.to_string().contains(reason), "{error}");
     }
 
-    // After all these another one may be tried.
+    // After all these failures the intact core still boots.
     std::fs::write(&core, &bytes).expect("it is written");
     let lisp = Lisp::builder().core(&directory.0).boot().expect("it boots");
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").expect("a value"), 3);

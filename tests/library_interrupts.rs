@@ -1,5 +1,5 @@
-//! Time limits and interruptions of the library's calls, and what uses the stack up. What may end the process runs in a
-//! child of its own.
+//! Time limits and interruptions of library calls, and stack exhaustion. Each probe runs in a child process, because a
+//! failure may end the process.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -15,15 +15,15 @@ use sbcl::{
     TimeLimit, Value, keyword,
 };
 
-/// Names the probe that this process, a child, is to run.
+/// The environment variable that names the probe that a child runs.
 const PROBE: &str = "SBCL_TEST_PROBE";
-/// Longer than the nine seconds after which interruptions that come once a second have ended the process.
+/// Longer than nine seconds: interruptions that are sent once a second and queue up end the process at the ninth.
 const LONG: Duration = Duration::from_secs(12);
-/// A time limit that a call of compiled code does not meet before it runs.
+/// A time limit long enough that a call of compiled code has begun to run before it expires.
 const LIMIT: Duration = Duration::from_millis(500);
-/// How long a call may take that is to end at once.
+/// The longest time that a call may take which should end at once.
 const SOON: Duration = Duration::from_secs(20);
-/// How many evaluations may be in the background.
+/// The number of evaluations that may run in the background.
 const MOST_IN_BACKGROUND: usize = 16;
 
 fn builder() -> Builder {
@@ -45,7 +45,7 @@ fn start(name: &str, probe: &str) -> Child {
         .expect("it starts")
 }
 
-/// Runs each of these probes in a child, side by side; or the one that this child was started for.
+/// Runs each probe in a child, all at once. In a child, runs the probe that it was started for.
 fn run_probes(name: &str, probes: &[(&str, fn())]) {
     if let Ok(wanted) = std::env::var(PROBE) {
         let (_, probe) = probes.iter().find(|(probe, _)| *probe == wanted).expect("a probe of this test");
@@ -64,7 +64,7 @@ fn run_probes(name: &str, probes: &[(&str, fn())]) {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// Runs `work` on another thread; its result, unless that takes too long.
+/// Runs `work` on another thread and returns its result. Panics when that takes longer than `SOON`.
 fn soon<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = mpsc::channel();
     std::thread::spawn(move || done.send(work()));
@@ -79,7 +79,7 @@ fn still_works(lisp: &Lisp) {
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
 }
 
-fn host_function() {
+fn blocking_host_function() {
     let lisp = boot();
     lisp.define("host:pause", "Sleep.", || std::thread::sleep(LONG)).unwrap();
     let late = lisp.with_timeout(Duration::from_secs(1)).eval::<()>("(host:pause)");
@@ -87,7 +87,7 @@ fn host_function() {
     still_works(&lisp);
 }
 
-fn closure_of_enter() {
+fn blocking_closure_in_enter() {
     let lisp = boot();
     let late = lisp.with_timeout(Duration::from_secs(1)).enter(|cx| {
         std::thread::sleep(LONG);
@@ -97,7 +97,7 @@ fn closure_of_enter() {
     still_works(&lisp);
 }
 
-fn without_interrupts() {
+fn code_with_interrupts_disabled() {
     let lisp = boot();
     let code = format!(
         "(let ((end (+ (get-internal-real-time) (* {} internal-time-units-per-second))))
@@ -111,7 +111,7 @@ fn without_interrupts() {
 
 fn dropped_future() {
     let lisp = boot();
-    let (began, told) = mpsc::channel();
+    let (began, receiver) = mpsc::channel();
     let (returned, over) = mpsc::channel();
     lisp.define("host:pause", "Sleep.", move || {
         began.send(()).unwrap();
@@ -120,16 +120,16 @@ fn dropped_future() {
     })
     .unwrap();
     let call = lisp.eval_async::<()>("(progn (host:pause) (loop))");
-    told.recv_timeout(SOON).unwrap();
+    receiver.recv_timeout(SOON).unwrap();
     drop(call);
     over.recv_timeout(LONG + SOON).unwrap();
-    // On the same thread, which has ended the other call before.
+    // Runs on the same thread, once that has ended the dropped call.
     still_works(&lisp);
 }
 
-fn nine_at_once() {
+fn nine_interrupts_at_once() {
     let lisp = boot();
-    let (began, told) = mpsc::channel();
+    let (began, receiver) = mpsc::channel();
     let (finish, finished) = mpsc::channel();
     let finished = Mutex::new(finished);
     lisp.define("host:wait", "Wait.", move || {
@@ -140,10 +140,10 @@ fn nine_at_once() {
     let separate = lisp.separate();
     let stop = separate.interrupt_handle();
     let caller = std::thread::spawn(move || separate.eval::<()>("(progn (host:wait) (loop))"));
-    told.recv_timeout(SOON).unwrap();
+    receiver.recv_timeout(SOON).unwrap();
     for _ in 0..9 {
         stop.interrupt();
-        // So that each is sent: two that are due at the same time may be one.
+        // The pause makes each interruption a separate one; simultaneous ones may be merged.
         std::thread::sleep(Duration::from_millis(5));
     }
     finish.send(()).unwrap();
@@ -151,7 +151,7 @@ fn nine_at_once() {
     still_works(&lisp);
 }
 
-fn session_without_interrupts() {
+fn session_code_with_interrupts_disabled() {
     let lisp = boot();
     let code = format!(
         "(let ((end (+ (get-internal-real-time) (* {} internal-time-units-per-second))))
@@ -164,8 +164,8 @@ fn session_without_interrupts() {
     assert_eq!(lisp.session().evaluate(Evaluation::new("(+ 1 2)")).result.as_ref().unwrap()[0].text, "3");
 }
 
-/// A reset ends the session's threads, one of which cannot be interrupted meanwhile.
-fn nine_resets() {
+/// A reset ends the session's threads, one of which has interrupts disabled here.
+fn nine_resets_with_an_uninterruptible_thread() {
     let lisp = boot();
     let session = lisp.session();
     let code = "(defvar *thread*
@@ -202,18 +202,18 @@ fn sink_that_blocks() {
 }
 
 #[test]
-fn interruptions_that_cannot_be_taken_do_not_pile_up() {
+fn undeliverable_interruptions_do_not_pile_up() {
     run_probes(
-        "interruptions_that_cannot_be_taken_do_not_pile_up",
+        "undeliverable_interruptions_do_not_pile_up",
         &[
-            ("host_function", host_function),
-            ("closure_of_enter", closure_of_enter),
-            ("without_interrupts", without_interrupts),
+            ("blocking_host_function", blocking_host_function),
+            ("blocking_closure_in_enter", blocking_closure_in_enter),
+            ("code_with_interrupts_disabled", code_with_interrupts_disabled),
             ("dropped_future", dropped_future),
-            ("nine_at_once", nine_at_once),
+            ("nine_interrupts_at_once", nine_interrupts_at_once),
             ("sink_that_blocks", sink_that_blocks),
-            ("session_without_interrupts", session_without_interrupts),
-            ("nine_resets", nine_resets),
+            ("session_code_with_interrupts_disabled", session_code_with_interrupts_disabled),
+            ("nine_resets_with_an_uninterruptible_thread", nine_resets_with_an_uninterruptible_thread),
         ],
     );
 }
@@ -243,7 +243,7 @@ fn cleanup_forms_without_end() {
     assert!(lisp.eval::<bool>("*x*").unwrap());
 }
 
-/// A call that a cleanup form makes has a time limit of its own, within the grace period of the other.
+/// A call that a cleanup form makes has its own time limit, within the grace period of the interrupted call.
 fn limited_call_in_a_cleanup_form() {
     let lisp = boot();
     let limited = lisp.with_timeout(LIMIT);
@@ -270,14 +270,14 @@ fn cleanup_forms_of_an_interrupted_call_have_a_grace_period() {
     );
 }
 
-/// A sink that blocks from its first write on until it may go on.
-struct Gate {
+/// A sink whose writes block until `open` receives a message or is disconnected.
+struct BlockingSink {
     open: mpsc::Receiver<()>,
     reached: mpsc::Sender<()>,
     text: Arc<Mutex<String>>,
 }
 
-impl Write for Gate {
+impl Write for BlockingSink {
     fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
         let _ = self.reached.send(());
         let _ = self.open.recv();
@@ -292,18 +292,18 @@ impl Write for Gate {
 
 fn limit_while_a_sink_blocks() {
     let (open, gate) = mpsc::channel();
-    let (reached, told) = mpsc::channel();
+    let (reached, receiver) = mpsc::channel();
     let text = Arc::new(Mutex::new(String::new()));
-    let sink = Gate { open: gate, reached, text: text.clone() };
+    let sink = BlockingSink { open: gate, reached, text: text.clone() };
     let lisp = builder().stdout(sink).boot().unwrap();
     let limited = lisp.with_timeout(Duration::from_millis(200));
-    // What cleanup forms print does not wait for the sink either.
+    // Output of cleanup forms does not wait for the sink either.
     let late = soon(move || {
         limited.eval::<()>("(unwind-protect (progn (princ \"one\") (finish-output) (loop)) (princ \" two\"))")
     });
     assert!(is_timeout(&late), "{late:?}");
-    told.recv_timeout(SOON).unwrap();
-    // So it is with what is interrupted in another way.
+    receiver.recv_timeout(SOON).unwrap();
+    // The same holds for a call that is interrupted through its handle.
     let separate = lisp.separate();
     let stop = separate.interrupt_handle();
     let (printing, prints) = mpsc::channel();
@@ -315,17 +315,17 @@ fn limit_while_a_sink_blocks() {
     let interrupted = soon(move || caller.join().unwrap());
     assert!(matches!(interrupted, Err(Error::Interrupted)), "{interrupted:?}");
     assert_eq!(*text.lock().unwrap(), "");
-    // A call that is not limited waits for the sink, and finds all of it written.
+    // A call without a time limit waits for the sink, and then all output has been written.
     drop(open);
     lisp.eval::<()>("(princ \" four\")").unwrap();
     let text = text.lock().unwrap();
     assert!(text.starts_with("one two") && text.ends_with(" four"), "{text}");
 }
 
-/// An input that nothing comes from.
-struct Silent(mpsc::Receiver<()>);
+/// An input that blocks and delivers nothing.
+struct BlockingInput(mpsc::Receiver<()>);
 
-impl Read for Silent {
+impl Read for BlockingInput {
     fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
         let _ = self.0.recv();
         Ok(0)
@@ -334,7 +334,7 @@ impl Read for Silent {
 
 fn limit_while_an_input_blocks() {
     let (_open, gate) = mpsc::channel();
-    let lisp = builder().stdin(Silent(gate)).boot().unwrap();
+    let lisp = builder().stdin(BlockingInput(gate)).boot().unwrap();
     let limited = lisp.with_timeout(Duration::from_millis(200));
     let late = soon(move || limited.eval::<()>("(read-line)"));
     assert!(is_timeout(&late), "{late:?}");
@@ -343,10 +343,10 @@ fn limit_while_an_input_blocks() {
 
 static LISP: OnceLock<Lisp> = OnceLock::new();
 
-/// A sink that calls Lisp, which prints.
-struct Calling(Arc<Mutex<Vec<Result<(), Error>>>>);
+/// A sink that calls Lisp code that prints.
+struct SinkThatCallsLisp(Arc<Mutex<Vec<Result<(), Error>>>>);
 
-impl Write for Calling {
+impl Write for SinkThatCallsLisp {
     fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
         if let Some(lisp) = LISP.get() {
             self.0.lock().unwrap().push(lisp.eval::<()>("(print :within)"));
@@ -360,20 +360,23 @@ impl Write for Calling {
 }
 
 fn sink_that_calls_lisp() {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let lisp = builder().threads(2).stdout(Calling(told.clone())).boot().unwrap();
+    let results = Arc::new(Mutex::new(Vec::new()));
+    let lisp = builder().threads(2).stdout(SinkThatCallsLisp(results.clone())).boot().unwrap();
     LISP.set(lisp.clone()).unwrap();
     let printing = lisp.clone();
     soon(move || printing.eval::<()>("(princ 1)")).unwrap();
-    let told = told.lock().unwrap();
-    assert!(!told.is_empty() && told.iter().all(|told| matches!(told, Err(Error::CalledByStream))), "{told:?}");
+    let results = results.lock().unwrap();
+    assert!(
+        !results.is_empty() && results.iter().all(|result| matches!(result, Err(Error::CalledByStream))),
+        "{results:?}"
+    );
     still_works(&lisp);
 }
 
 #[test]
-fn a_stream_neither_defeats_a_time_limit_nor_deadlocks() {
+fn blocking_or_reentrant_stream_does_not_defeat_time_limits_or_deadlock() {
     run_probes(
-        "a_stream_neither_defeats_a_time_limit_nor_deadlocks",
+        "blocking_or_reentrant_stream_does_not_defeat_time_limits_or_deadlock",
         &[
             ("limit_while_an_input_blocks", limit_while_an_input_blocks),
             ("limit_while_a_sink_blocks", limit_while_a_sink_blocks),
@@ -382,13 +385,13 @@ fn a_stream_neither_defeats_a_time_limit_nor_deadlocks() {
     );
 }
 
-/// The kind of the error that code fails with when the session evaluates it here.
+/// Evaluates in the session on this thread, and returns the kind of the error, or "none".
 fn session_kind(lisp: &Lisp) -> String {
     let outcome = lisp.session().evaluate(Evaluation::new("(+ 1 2)"));
     outcome.result.as_ref().map_or_else(|error| error.kind.clone(), |_| "none".to_owned())
 }
 
-/// The text of the first value of code that the session evaluates.
+/// Evaluates `code` in the session from another thread, and returns the text of its first value.
 fn session_value(lisp: &Lisp, code: &'static str) -> String {
     let lisp = lisp.clone();
     let outcome = soon(move || lisp.session().evaluate(Evaluation::new(code)));
@@ -407,17 +410,17 @@ fn session_within_its_own_evaluation() {
     assert_eq!(session_value(&lisp, "(host:nested)"), "\"DEADLOCK\"");
     assert_eq!(session_value(&lisp.clone(), "(+ 1 2)"), "3");
     assert!(lisp.session().last_error().is_none());
-    // Another connection's turn does not come either.
+    // An evaluation of another connection would wait for ever as well.
     let other = lisp.session().connect();
     lisp.define("host:other", "Evaluate.", move || other.evaluate(Evaluation::new("1")).is_error()).unwrap();
     assert_eq!(session_value(&lisp, "(host:other)"), "T");
-    // Where nothing of the session's waits, it is evaluated.
+    // Where no evaluation in the foreground waits for it, the inner one runs.
     let pool = lisp.clone();
     assert_eq!(soon(move || pool.eval::<String>("(host:kind)")).unwrap(), "none");
     let background = Evaluation { background: Background::AtOnce, ..Evaluation::new("(host:kind)") };
-    let (reply, told) = mpsc::channel();
+    let (reply, receiver) = mpsc::channel();
     lisp.session().submit(background, move |outcome| reply.send(outcome).unwrap());
-    let outcome = told.recv_timeout(SOON).unwrap();
+    let outcome = receiver.recv_timeout(SOON).unwrap();
     assert_eq!(outcome.result.as_ref().unwrap()[0].text, "\"none\"");
     let (thread, kind) = ("(sb-thread:join-thread (sb-thread:make-thread (function host:kind)))", "\"none\"");
     let pool = lisp.clone();
@@ -427,9 +430,9 @@ fn session_within_its_own_evaluation() {
 fn session_within_a_handler() {
     let lisp = boot();
     let (inner, kinds) = (lisp.clone(), Arc::new(Mutex::new(Vec::new())));
-    let told = kinds.clone();
+    let recorded = kinds.clone();
     let handled = lisp.with_handler(move |_| {
-        told.lock().unwrap().push(session_kind(&inner));
+        recorded.lock().unwrap().push(session_kind(&inner));
         None
     });
     lisp.define("host:fail", "Fail.", move || handled.eval::<()>("(error \"on purpose\")").is_err()).unwrap();
@@ -439,9 +442,9 @@ fn session_within_a_handler() {
 
 fn session_within_a_reply() {
     let lisp = boot();
-    let (inner, (reply, told)) = (lisp.clone(), mpsc::channel());
+    let (inner, (reply, receiver)) = (lisp.clone(), mpsc::channel());
     lisp.session().submit(Evaluation::new("1"), move |_| reply.send(session_kind(&inner)).unwrap());
-    assert_eq!(told.recv_timeout(SOON).unwrap(), "DEADLOCK");
+    assert_eq!(receiver.recv_timeout(SOON).unwrap(), "DEADLOCK");
     assert_eq!(session_value(&lisp, "(+ 1 2)"), "3");
 }
 
@@ -454,14 +457,15 @@ fn session_while_an_evaluation_leaves_the_foreground() {
     let id = lisp.session().submit(evaluation, |_| ());
     starts.recv_timeout(SOON).unwrap();
     assert!(!lisp.session().leave_foreground(id).expect("it leaves").is_error());
-    // What is evaluated from here on does not wait for it.
+    // Evaluations from here on do not wait for it.
     assert_eq!(session_kind(&lisp), "none");
     assert_eq!(session_value(&lisp, "(+ 1 2)"), "3");
 }
 
-/// Begins as many evaluations of `code` in the background as may be there, under a time limit, and returns how each ends.
+/// Starts as many background evaluations of `code` as are allowed, each with the time limit `limit`. The receiver gets
+/// the first value or the error kind of each.
 fn fill_background(lisp: &Lisp, code: &str, limit: Duration) -> mpsc::Receiver<String> {
-    let (reply, told) = mpsc::channel();
+    let (reply, receiver) = mpsc::channel();
     for _ in 0..MOST_IN_BACKGROUND {
         let timeout = TimeLimit::Of(limit);
         let evaluation = Evaluation { background: Background::AtOnce, timeout, ..Evaluation::new(code) };
@@ -471,12 +475,13 @@ fn fill_background(lisp: &Lisp, code: &str, limit: Duration) -> mpsc::Receiver<S
             let _ = reply.send(end);
         });
     }
-    told
+    receiver
 }
 
-/// Waits for the background evaluations, whose code returns an outcome's kind. Returns how many evaluated without an error.
-fn count_evaluated(told: &mpsc::Receiver<String>) -> usize {
-    let ends: Vec<_> = (0..MOST_IN_BACKGROUND).map(|_| told.recv_timeout(SOON).expect("it ends")).collect();
+/// Waits for background evaluations whose values are the kinds of inner outcomes. Returns how many inner evaluations
+/// succeeded.
+fn count_evaluated(receiver: &mpsc::Receiver<String>) -> usize {
+    let ends: Vec<_> = (0..MOST_IN_BACKGROUND).map(|_| receiver.recv_timeout(SOON).expect("it ends")).collect();
     assert!(ends.iter().all(|end| ["\"none\"", "\"DEADLOCK\""].contains(&end.as_str())), "{ends:?}");
     ends.iter().filter(|end| *end == "\"none\"").count()
 }
@@ -485,7 +490,7 @@ fn kind_of(outcome: &sbcl::Outcome) -> String {
     outcome.result.as_ref().map_or_else(|error| error.kind.clone(), |_| "none".to_owned())
 }
 
-fn session_within_all_that_may_be_in_the_background() {
+fn session_within_every_background_evaluation() {
     let lisp = boot();
     let (inner, all) = (lisp.clone(), Barrier::new(MOST_IN_BACKGROUND));
     lisp.define("host:more", "Evaluate in the background.", move || {
@@ -494,13 +499,14 @@ fn session_within_all_that_may_be_in_the_background() {
         kind_of(&inner.session().evaluate(evaluation))
     })
     .unwrap();
-    // Only the last one of them would wait for ever.
-    let told = fill_background(&lisp, "(host:more)", 3 * SOON);
-    assert_eq!(count_evaluated(&told), MOST_IN_BACKGROUND - 1);
+    // Only the last of them would wait for ever.
+    let receiver = fill_background(&lisp, "(host:more)", 3 * SOON);
+    assert_eq!(count_evaluated(&receiver), MOST_IN_BACKGROUND - 1);
     assert_eq!(session_value(&lisp, "(+ 1 2)"), "3");
 }
 
-/// Fills the background with evaluations that wait for the barrier so many times, and then for an evaluation each.
+/// Fills the background with evaluations that each wait `waits` times for the barrier, and then for a foreground
+/// evaluation.
 fn fill_background_with_waiters(lisp: &Lisp, waits: usize, limit: Duration) -> (Arc<Barrier>, mpsc::Receiver<String>) {
     let (inner, all) = (lisp.clone(), Arc::new(Barrier::new(MOST_IN_BACKGROUND + 1)));
     let begun = all.clone();
@@ -514,37 +520,37 @@ fn fill_background_with_waiters(lisp: &Lisp, waits: usize, limit: Duration) -> (
     (all, fill_background(lisp, "(host:kind)", limit))
 }
 
-fn session_behind_one_that_waits_for_the_background() {
+fn session_behind_a_queued_background_evaluation() {
     let lisp = boot();
-    let (all, told) = fill_background_with_waiters(&lisp, 2, 3 * SOON);
-    // All are there; then another one waits for a place.
+    let (all, receiver) = fill_background_with_waiters(&lisp, 2, 3 * SOON);
+    // The background is full; the next background evaluation waits in the queue.
     all.wait();
     let (reply, last) = mpsc::channel();
     let evaluation = Evaluation { background: Background::AtOnce, ..Evaluation::new("7") };
     lisp.session().submit(evaluation, move |outcome| reply.send(kind_of(&outcome)).unwrap());
     all.wait();
-    assert_eq!(count_evaluated(&told), MOST_IN_BACKGROUND - 1);
+    assert_eq!(count_evaluated(&receiver), MOST_IN_BACKGROUND - 1);
     assert_eq!(last.recv_timeout(SOON).unwrap(), "none");
     assert_eq!(session_value(&lisp, "(+ 1 2)"), "3");
 }
 
-/// Evaluations in the background that wait for the foreground, which does not end, end by their time limits.
+/// Background evaluations that wait for an endless foreground evaluation end by their time limits.
 fn time_limit_while_the_session_waits() {
     let lisp = boot();
-    let (all, told) = fill_background_with_waiters(&lisp, 1, Duration::from_secs(1));
+    let (all, receiver) = fill_background_with_waiters(&lisp, 1, Duration::from_secs(1));
     let busy = lisp.session().submit(Evaluation::new("(loop)"), |_| ());
     all.wait();
     for _ in 0..MOST_IN_BACKGROUND {
-        assert_eq!(told.recv_timeout(SOON).expect("it ends"), "TIMEOUT");
+        assert_eq!(receiver.recv_timeout(SOON).expect("it ends"), "TIMEOUT");
     }
     lisp.session().cancel(busy);
     assert_eq!(session_value(&lisp, "(+ 1 2)"), "3");
 }
 
-/// A sink that has the session evaluate, which waits for what prints.
-struct Evaluating(mpsc::Sender<String>);
+/// A sink that evaluates in the session, which waits for the evaluation that prints.
+struct SinkThatEvaluates(mpsc::Sender<String>);
 
-impl Write for Evaluating {
+impl Write for SinkThatEvaluates {
     fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
         if let Some(lisp) = LISP.get() {
             let _ = self.0.send(session_kind(lisp));
@@ -558,8 +564,8 @@ impl Write for Evaluating {
 }
 
 fn session_within_a_stream() {
-    let (kinds, told) = mpsc::channel();
-    let lisp = builder().stdout(Evaluating(kinds)).boot().unwrap();
+    let (kinds, receiver) = mpsc::channel();
+    let lisp = builder().stdout(SinkThatEvaluates(kinds)).boot().unwrap();
     LISP.set(lisp.clone()).unwrap();
     let printing = lisp.clone();
     lisp.define("host:print", "Print on another thread.", move || {
@@ -567,13 +573,13 @@ fn session_within_a_stream() {
     })
     .unwrap();
     assert_eq!(session_value(&lisp, "(host:print)"), "T");
-    assert_eq!(told.recv_timeout(SOON).unwrap(), "DEADLOCK");
+    assert_eq!(receiver.recv_timeout(SOON).unwrap(), "DEADLOCK");
 }
 
 #[test]
-fn an_evaluation_that_would_wait_for_itself_is_an_error() {
+fn evaluation_that_would_wait_for_itself_fails_with_deadlock() {
     run_probes(
-        "an_evaluation_that_would_wait_for_itself_is_an_error",
+        "evaluation_that_would_wait_for_itself_fails_with_deadlock",
         &[
             ("session_within_its_own_evaluation", session_within_its_own_evaluation),
             ("session_within_a_handler", session_within_a_handler),
@@ -585,18 +591,18 @@ fn an_evaluation_that_would_wait_for_itself_is_an_error() {
 }
 
 #[test]
-fn evaluations_in_the_background_never_wait_for_one_another_for_ever() {
+fn background_evaluations_never_deadlock() {
     run_probes(
-        "evaluations_in_the_background_never_wait_for_one_another_for_ever",
+        "background_evaluations_never_deadlock",
         &[
-            ("session_within_all_that_may_be_in_the_background", session_within_all_that_may_be_in_the_background),
-            ("session_behind_one_that_waits_for_the_background", session_behind_one_that_waits_for_the_background),
+            ("session_within_every_background_evaluation", session_within_every_background_evaluation),
+            ("session_behind_a_queued_background_evaluation", session_behind_a_queued_background_evaluation),
             ("time_limit_while_the_session_waits", time_limit_while_the_session_waits),
         ],
     );
 }
 
-fn boot_after_a_failed_one() {
+fn boot_after_a_failed_boot() {
     let nowhere = std::env::temp_dir().join("sbcl-no-core-here");
     std::fs::create_dir_all(&nowhere).unwrap();
     let failed = builder().threads(1).spare_threads(0).core(&nowhere).boot();
@@ -615,16 +621,16 @@ fn boot_after_a_failed_one() {
 }
 
 #[test]
-fn a_boot_after_a_failed_one_has_its_own_thread_count() {
+fn boot_after_a_failed_boot_uses_its_own_thread_count() {
     run_probes(
-        "a_boot_after_a_failed_one_has_its_own_thread_count",
-        &[("boot_after_a_failed_one", boot_after_a_failed_one)],
+        "boot_after_a_failed_boot_uses_its_own_thread_count",
+        &[("boot_after_a_failed_boot", boot_after_a_failed_boot)],
     );
 }
 
-// ---- Code of the program's that blocks
+// ---- Program code that blocks
 
-/// Blocks for ever, as a waker and when it is dropped.
+/// A value that blocks for ever when it is dropped or called as a waker.
 struct Blocking;
 
 impl Blocking {
@@ -637,7 +643,7 @@ impl Blocking {
 
 impl Wake for Blocking {
     fn wake(self: Arc<Self>) {
-        // As a waker it is not dropped.
+        // Only the wake-up blocks, not the drop.
         std::mem::forget(self);
         Self::block();
     }
@@ -649,8 +655,9 @@ impl Drop for Blocking {
     }
 }
 
-/// Has the time limits of a running call pass after those of what `submit` submits, which never runs.
-fn limit_passes_after(submit: impl FnOnce(Lisp) + Send + 'static) {
+/// Checks that a running call still times out after the time limits of the calls that `submit` submits have expired in
+/// the queue.
+fn check_running_call_times_out_after(submit: impl FnOnce(Lisp) + Send + 'static) {
     let lisp = builder().threads(1).spare_threads(0).boot().unwrap();
     let (began, begins) = mpsc::channel();
     lisp.define("host:begin", "Tell.", move || began.send(()).unwrap()).unwrap();
@@ -668,7 +675,7 @@ fn poll<R>(call: &mut sbcl::Call<R>, waker: &Waker) -> Poll<Result<R, Error>> {
     std::pin::Pin::new(call).poll(&mut Context::from_waker(waker))
 }
 
-/// Polls a call of `lisp` with a waker, and never drops it. True when it is pending.
+/// Polls a call of `lisp` with `waker` and leaks the call. Returns true when it is pending.
 fn submit_with_waker(lisp: &Lisp, waker: &Waker) -> bool {
     let mut call = lisp.eval_async::<()>("1");
     let is_pending = poll(&mut call, waker).is_pending();
@@ -677,7 +684,7 @@ fn submit_with_waker(lisp: &Lisp, waker: &Waker) -> bool {
 }
 
 fn waker_that_blocks() {
-    limit_passes_after(|lisp| {
+    check_running_call_times_out_after(|lisp| {
         let waker = Waker::from(Arc::new(Blocking));
         assert!(submit_with_waker(&lisp, &waker));
         std::mem::forget(waker);
@@ -685,9 +692,9 @@ fn waker_that_blocks() {
 }
 
 fn many_wakers_that_block() {
-    limit_passes_after(|lisp| {
+    check_running_call_times_out_after(|lisp| {
         let waker = Waker::from(Arc::new(Blocking));
-        // More than the threads there are for them. Some may be over before they are polled.
+        // More calls than helper threads. Some may be over before they are polled.
         let pending = (0..200).filter(|_| submit_with_waker(&lisp, &waker)).count();
         assert!(pending > 1, "{pending}");
         std::mem::forget(waker);
@@ -701,11 +708,11 @@ fn waker_that_panics() {
             panic_any(Bomb(2));
         }
     }
-    limit_passes_after(|lisp| assert!(submit_with_waker(&lisp, &Waker::from(Arc::new(Panics)))));
+    check_running_call_times_out_after(|lisp| assert!(submit_with_waker(&lisp, &Waker::from(Arc::new(Panics)))));
 }
 
 fn closure_whose_drop_blocks() {
-    limit_passes_after(|lisp| {
+    check_running_call_times_out_after(|lisp| {
         let blocking = Blocking;
         std::mem::forget(lisp.enter_async(move |_| {
             std::mem::forget(blocking);
@@ -715,20 +722,21 @@ fn closure_whose_drop_blocks() {
 }
 
 fn handler_whose_drop_blocks() {
-    limit_passes_after(|lisp| {
+    check_running_call_times_out_after(|lisp| {
         let blocking = Blocking;
         let handled = lisp.with_handler(move |_| {
             let _kept = &blocking;
             None
         });
         std::mem::forget(handled.eval_async::<()>("1"));
-        // From here on only the call keeps the handler; where its limit has passed already, this thread blocks.
+        // Only the call keeps the handler alive from here on. When its time limit has expired already, the
+        // spawned thread blocks.
         std::thread::spawn(move || drop(handled));
     });
 }
 
 fn handler_of_a_waiting_caller_whose_drop_blocks() {
-    limit_passes_after(|lisp| {
+    check_running_call_times_out_after(|lisp| {
         std::thread::spawn(move || {
             let blocking = Blocking;
             let handled = lisp.with_handler(move |_| {
@@ -742,33 +750,33 @@ fn handler_of_a_waiting_caller_whose_drop_blocks() {
     });
 }
 
-/// A time limit that passes is told though the wakers of others block.
-fn waker_beside_one_that_blocks() {
-    struct Tells(mpsc::Sender<()>);
-    impl Wake for Tells {
+/// A call whose time limit expires wakes its task although the waker of another call blocks.
+fn waker_after_a_waker_that_blocks() {
+    struct NotifyingWaker(mpsc::Sender<()>);
+    impl Wake for NotifyingWaker {
         fn wake(self: Arc<Self>) {
             self.0.send(()).unwrap();
         }
     }
     let (woken, wakes) = mpsc::channel();
-    limit_passes_after(|lisp| {
+    check_running_call_times_out_after(|lisp| {
         let waker = Waker::from(Arc::new(Blocking));
         assert!(submit_with_waker(&lisp, &waker));
         std::mem::forget(waker);
-        assert!(submit_with_waker(&lisp, &Waker::from(Arc::new(Tells(woken)))));
+        assert!(submit_with_waker(&lisp, &Waker::from(Arc::new(NotifyingWaker(woken)))));
     });
     wakes.recv_timeout(SOON).unwrap();
 }
 
 #[test]
-fn a_waker_or_destructor_that_blocks_or_panics_does_not_stop_time_limits() {
+fn blocking_or_panicking_waker_or_destructor_does_not_stop_time_limits() {
     run_probes(
-        "a_waker_or_destructor_that_blocks_or_panics_does_not_stop_time_limits",
+        "blocking_or_panicking_waker_or_destructor_does_not_stop_time_limits",
         &[
             ("waker_that_blocks", waker_that_blocks),
             ("many_wakers_that_block", many_wakers_that_block),
             ("waker_that_panics", waker_that_panics),
-            ("waker_beside_one_that_blocks", waker_beside_one_that_blocks),
+            ("waker_after_a_waker_that_blocks", waker_after_a_waker_that_blocks),
             ("closure_whose_drop_blocks", closure_whose_drop_blocks),
             ("handler_whose_drop_blocks", handler_whose_drop_blocks),
             ("handler_of_a_waiting_caller_whose_drop_blocks", handler_of_a_waiting_caller_whose_drop_blocks),
@@ -777,7 +785,7 @@ fn a_waker_or_destructor_that_blocks_or_panics_does_not_stop_time_limits() {
 }
 
 fn waker_that_calls_lisp_when_it_is_replaced() {
-    /// Lets the polled call end when it is dropped, and calls Lisp on the same thread.
+    /// A waker that, when dropped, lets the polled call end and calls Lisp on the same thread.
     struct Calls(Lisp, mpsc::Sender<()>, mpsc::Sender<Result<i64, Error>>);
     impl Wake for Calls {
         fn wake(self: Arc<Self>) {}
@@ -792,25 +800,25 @@ fn waker_that_calls_lisp_when_it_is_replaced() {
     let (open, gate) = mpsc::channel();
     let gate = Mutex::new(gate);
     lisp.define("host:wait", "Wait.", move || gate.lock().unwrap().recv().unwrap()).unwrap();
-    let (told, result) = mpsc::channel();
+    let (sender, result) = mpsc::channel();
     let mut call = lisp.eval_async::<()>("(host:wait)");
-    assert!(poll(&mut call, &Waker::from(Arc::new(Calls(lisp.clone(), open, told)))).is_pending());
+    assert!(poll(&mut call, &Waker::from(Arc::new(Calls(lisp.clone(), open, sender)))).is_pending());
     assert!(poll(&mut call, Waker::noop()).is_pending());
     let result = result.recv_timeout(SOON).unwrap();
     assert!(matches!(result, Ok(3)), "{result:?}");
 }
 
 #[test]
-fn a_waker_that_is_replaced_may_call_lisp() {
+fn replaced_waker_may_call_lisp_when_dropped() {
     run_probes(
-        "a_waker_that_is_replaced_may_call_lisp",
+        "replaced_waker_may_call_lisp_when_dropped",
         &[("waker_that_calls_lisp_when_it_is_replaced", waker_that_calls_lisp_when_it_is_replaced)],
     );
 }
 
 // ---- Panics whose payloads panic
 
-/// Panics when it is dropped, with another one until the number is 0.
+/// A panic payload that panics when it is dropped, with another `Bomb` as payload, until its number is 0.
 struct Bomb(u32);
 
 impl Drop for Bomb {
@@ -821,10 +829,10 @@ impl Drop for Bomb {
     }
 }
 
-/// A sink, or an input, that panics.
-struct Panicking;
+/// A sink and input that panics on use.
+struct PanickingStream;
 
-impl Write for Panicking {
+impl Write for PanickingStream {
     fn write(&mut self, _: &[u8]) -> io::Result<usize> {
         panic_any(Bomb(2));
     }
@@ -834,14 +842,15 @@ impl Write for Panicking {
     }
 }
 
-impl Read for Panicking {
+impl Read for PanickingStream {
     fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
         panic_any(Bomb(2));
     }
 }
 
 fn streams_that_panic() {
-    let lisp = builder().stdout(Panicking).stdin(Panicking).on_warning(|_, _| panic_any(Bomb(2))).boot().unwrap();
+    let lisp =
+        builder().stdout(PanickingStream).stdin(PanickingStream).on_warning(|_, _| panic_any(Bomb(2))).boot().unwrap();
     let used = lisp.clone();
     soon(move || {
         for _ in 0..3 {
@@ -865,22 +874,22 @@ fn functions_that_panic() {
     still_works(&lisp);
 }
 
-/// Panics when it is dropped, though it was not thrown.
-struct Fragile(mpsc::Sender<()>);
+/// A result or capture that reports its drop and then panics.
+struct PanicsOnDrop(mpsc::Sender<()>);
 
-impl Drop for Fragile {
+impl Drop for PanicsOnDrop {
     fn drop(&mut self) {
         self.0.send(()).unwrap();
         panic_any(Bomb(2));
     }
 }
 
-fn results_nobody_waits_for() {
+fn results_of_dropped_calls() {
     let lisp = builder().threads(1).spare_threads(0).boot().unwrap();
     let (began, begins) = mpsc::channel();
     let (open, gate) = mpsc::channel();
-    let (told, dropped) = mpsc::channel();
-    let (begin, fragile) = (began.clone(), Fragile(told.clone()));
+    let (sender, dropped) = mpsc::channel();
+    let (begin, fragile) = (began.clone(), PanicsOnDrop(sender.clone()));
     let call = lisp.enter_async(move |_| {
         begin.send(()).unwrap();
         gate.recv().unwrap();
@@ -901,8 +910,8 @@ fn results_nobody_waits_for() {
     drop(call);
     open.send(()).unwrap();
     still_works(&lisp);
-    // A handler that only the call keeps, and a closure that never runs.
-    let kept = Fragile(told.clone());
+    // A handler that only the call keeps alive, and a closure that never runs.
+    let kept = PanicsOnDrop(sender.clone());
     let handled = lisp.with_handler(move |_| {
         let _kept = &kept;
         None
@@ -915,27 +924,27 @@ fn results_nobody_waits_for() {
 }
 
 #[test]
-fn a_panic_whose_payload_panics_when_it_is_dropped_ends_no_thread() {
+fn panic_payload_that_panics_on_drop_ends_no_thread() {
     run_probes(
-        "a_panic_whose_payload_panics_when_it_is_dropped_ends_no_thread",
+        "panic_payload_that_panics_on_drop_ends_no_thread",
         &[
             ("streams_that_panic", streams_that_panic),
             ("functions_that_panic", functions_that_panic),
-            ("results_nobody_waits_for", results_nobody_waits_for),
+            ("results_of_dropped_calls", results_of_dropped_calls),
         ],
     );
 }
 
-// ---- Handles that are dropped within a call
+// ---- Handles dropped within a call
 
 fn handles_dropped_within_a_call() {
     let lisp = Lisp::builder().heap(256 << 20).threads(1).spare_threads(0).boot().unwrap();
     lisp.define("host:take", "Drop a handle.", |_: Value| ()).unwrap();
-    // Several times as much as there is room for.
+    // Several times as much as fits into the heap.
     let code = "(dotimes (i 200000) (host:take (make-array 1000)))";
     lisp.eval::<()>(code).unwrap();
     lisp.enter(|cx| (0..200_000).try_for_each(|_| cx.eval::<Value>("(make-array 1000)").map(drop))).unwrap();
-    // Larger objects, of which few have room.
+    // Larger objects, of which only a few fit.
     lisp.eval::<()>("(dotimes (i 4000) (host:take (make-array 50000)))").unwrap();
     lisp.enter(|cx| (0..4000).try_for_each(|_| cx.eval::<Value>("(make-array 50000)").map(drop))).unwrap();
     still_works(&lisp);
@@ -958,16 +967,16 @@ fn handles_dropped_while_an_interruption_waits() {
             assert!(matches!(interrupted, Err(Error::Interrupted)), "{interrupted:?}");
         }
     }
-    // Each call lets go of some.
+    // Each call releases some of the handles.
     let kept = (0..1000).map(|_| lisp.eval::<i64>("(count-if #'consp sbcl-host::**values**)").unwrap());
     let fewest = kept.min();
     assert!(fewest.is_some_and(|kept| kept < 50), "{fewest:?}");
 }
 
 #[test]
-fn handles_that_are_dropped_within_one_call_do_not_fill_the_heap() {
+fn handles_dropped_within_one_call_do_not_fill_the_heap() {
     run_probes(
-        "handles_that_are_dropped_within_one_call_do_not_fill_the_heap",
+        "handles_dropped_within_one_call_do_not_fill_the_heap",
         &[
             ("handles_dropped_within_a_call", handles_dropped_within_a_call),
             ("handles_dropped_while_an_interruption_waits", handles_dropped_while_an_interruption_waits),
@@ -975,7 +984,7 @@ fn handles_that_are_dropped_within_one_call_do_not_fill_the_heap() {
     );
 }
 
-/// Boots, and defines lists that hold themselves, or are deep.
+/// Boots Lisp, and defines circular and deeply nested objects.
 fn boot_with_deep_objects() -> Lisp {
     let lisp = boot();
     lisp.load_str(
@@ -988,7 +997,7 @@ fn boot_with_deep_objects() -> Lisp {
     lisp
 }
 
-/// Checks that new handles are made and calls are answered as before.
+/// Asserts that new handles and calls still work.
 fn still_makes_handles(lisp: &Lisp) {
     let lisp = lisp.clone();
     soon(move || {
@@ -1007,7 +1016,7 @@ fn assert_stack_exhausted<T: std::fmt::Debug>(result: Result<T, Error>) {
 fn assert_too_deep<T>(result: Result<T, Error>) {
     match result {
         Err(Error::Conversion(error)) => {
-            assert!(error.found.contains("nested too deeply, or holds itself"), "{error}");
+            assert!(error.found.contains("nested too deeply or contains itself"), "{error}");
             assert!(error.place.len() < 100, "{error}");
         }
         Err(error) => panic!("{error}"),
@@ -1058,7 +1067,7 @@ fn enter_within_enter() {
     still_makes_handles(&lisp);
 }
 
-/// A list of such lists.
+/// A list of lists of lists, and so on, decoded from elements that arrive as handles.
 struct Nested(#[allow(dead_code, reason = "it is only read")] Vec<Nested>);
 
 impl FromLisp for Nested {
@@ -1069,7 +1078,7 @@ impl FromLisp for Nested {
     }
 }
 
-/// The same, of which as much is written out as can be.
+/// A list of lists like `Nested`, decoded from elements that Lisp encodes as deeply as it can.
 struct Deep(#[allow(dead_code, reason = "it is only read")] Vec<Deep>);
 
 impl FromLisp for Deep {
@@ -1086,9 +1095,9 @@ struct Node {
     next: Option<Box<Node>>,
 }
 
-/// What serde reads of an object as the same of that object, for ever.
+/// A newtype that serde reads from any object as itself again, without end.
 #[derive(serde::Deserialize)]
-struct Again(#[allow(dead_code, reason = "it is only read")] Option<Box<Again>>);
+struct EndlessNewtype(#[allow(dead_code, reason = "it is only read")] Option<Box<EndlessNewtype>>);
 
 fn objects_without_end_that_are_read() {
     let lisp = boot_with_deep_objects();
@@ -1100,9 +1109,9 @@ fn objects_without_end_that_are_read() {
     }
     let (one, other) = (lisp.clone(), lisp.clone());
     assert_too_deep(soon(move || one.eval::<Serde<Node>>("*node*")));
-    assert_too_deep(soon(move || other.eval::<Serde<Again>>("1")));
+    assert_too_deep(soon(move || other.eval::<Serde<EndlessNewtype>>("1")));
     still_makes_handles(&lisp);
-    // What is deep, and ends, is read.
+    // A deep object with an end is read.
     let chain = "(let (node) (dotimes (level 1000 node) (setf node (make-node :next node))))";
     let Serde(mut node) = lisp.eval::<Serde<Node>>(chain).unwrap();
     let mut count = 1;
@@ -1113,9 +1122,9 @@ fn objects_without_end_that_are_read() {
 }
 
 #[test]
-fn a_recursion_through_rust_and_lisp_ends_in_an_error_when_the_stack_is_used_up() {
+fn recursion_through_rust_and_lisp_ends_with_stack_exhausted_error() {
     run_probes(
-        "a_recursion_through_rust_and_lisp_ends_in_an_error_when_the_stack_is_used_up",
+        "recursion_through_rust_and_lisp_ends_with_stack_exhausted_error",
         &[
             ("rust_function_that_walks_a_circle", rust_function_that_walks_a_circle),
             ("rust_and_lisp_that_call_each_other", rust_and_lisp_that_call_each_other),
@@ -1125,7 +1134,8 @@ fn a_recursion_through_rust_and_lisp_ends_in_an_error_when_the_stack_is_used_up(
     );
 }
 
-/// Has each collection of garbage be followed by a signal to its thread, as interrupting that sends it, before POST-GC.
+/// Lisp code that sends the collecting thread a signal after each garbage collection, before POST-GC, as an
+/// interruption of the thread would.
 const SIGNAL_AFTER_COLLECTIONS: &str = "
     (defvar *signals* 0)
     (sb-int:encapsulate
@@ -1142,10 +1152,10 @@ const SIGNAL_AFTER_COLLECTIONS: &str = "
 fn signal_after_a_collection() {
     let lisp = boot();
     lisp.load_str(SIGNAL_AFTER_COLLECTIONS).unwrap();
-    // While an answer is written.
+    // Collections while Lisp writes an answer.
     let table = "(let ((table (make-hash-table))) (dotimes (n 200000 table) (setf (gethash n table) n)))";
     assert_eq!(lisp.eval::<HashMap<i64, i64>>(table).unwrap().len(), 200_000);
-    // In Lisp's own code, where interrupts are disabled and may be enabled.
+    // Collections in Lisp code, where interrupts are disabled, allowed or enabled.
     for enabled in ["sb-sys:allow-with-interrupts", "sb-sys:with-local-interrupts", "progn"] {
         let code = format!("(sb-sys:without-interrupts ({enabled} (dotimes (n 100) (make-array 100000))))");
         lisp.eval::<()>(&code).unwrap();
@@ -1154,14 +1164,14 @@ fn signal_after_a_collection() {
 }
 
 #[test]
-fn an_interruption_that_comes_while_garbage_is_collected_is_taken() {
+fn interruption_during_garbage_collection_is_not_lost() {
     run_probes(
-        "an_interruption_that_comes_while_garbage_is_collected_is_taken",
+        "interruption_during_garbage_collection_is_not_lost",
         &[("signal_after_a_collection", signal_after_a_collection)],
     );
 }
 
-/// On a thread that is not the program's, whatever its reader does.
+/// Time limits hold on a session thread whatever its readtable and reader variables.
 fn limit_under_an_odd_reader() {
     let lisp = boot();
     let inner = lisp.with_timeout(LIMIT);
@@ -1174,7 +1184,7 @@ fn limit_under_an_odd_reader() {
     }
 }
 
-/// A value that cannot be written is an error like any other: that of the call, which can be interrupted.
+/// A value that cannot be converted signals an error in the call, whose handlers can be interrupted.
 fn limit_in_a_handler_of_an_unwritable_value() {
     let lisp = boot();
     let circle = "(let ((list (list 1))) (setf (cdr list) list))";
@@ -1184,7 +1194,7 @@ fn limit_in_a_handler_of_an_unwritable_value() {
     let handled = "(handler-bind ((error (lambda (failure) (declare (ignore failure)) (loop)))) (host:circle))";
     let result = soon(move || limited.eval::<()>(handled));
     assert!(matches!(result, Err(Error::Timeout { .. })), "{result:?}");
-    // The program sees it first.
+    // The program's Rust code gets the error first.
     let inner = lisp.clone();
     lisp.define("host:seen", "True.", move || inner.eval::<Vec<i64>>(circle).is_err()).unwrap();
     assert_eq!(
@@ -1195,33 +1205,33 @@ fn limit_in_a_handler_of_an_unwritable_value() {
 
 fn limit_in_a_finalizer() {
     let lisp = boot();
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let inner = lisp.with_timeout(LIMIT);
-    lisp.define("host:finalize", "Loop.", move || tell.send(inner.eval::<()>("(loop)").is_err()).unwrap()).unwrap();
+    lisp.define("host:finalize", "Loop.", move || sender.send(inner.eval::<()>("(loop)").is_err()).unwrap()).unwrap();
     let code = "(progn (defun finalize-something () (sb-ext:finalize (list 1) (lambda () (host:finalize))) nil)
                        (loop repeat 5 do (finalize-something)) (sb-ext:gc :full t))";
     lisp.eval::<()>(code).unwrap();
-    assert_eq!(told.recv_timeout(SOON), Ok(true));
+    assert_eq!(receiver.recv_timeout(SOON), Ok(true));
     assert_eq!(soon(move || lisp.eval::<i64>("(+ 1 2)")).unwrap(), 3);
 }
 
-/// A timer belongs to the thread that made it, which may have nothing to do when its time comes.
+/// A timer belongs to the thread that made it, which may be idle when the timer expires.
 fn timer_of_an_idle_thread() {
     let lisp = Lisp::builder().heap(1 << 30).threads(1).boot().unwrap();
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let inner = lisp.with_timeout(LIMIT);
-    lisp.define("host:time", "Loop.", move || tell.send(inner.eval::<()>("(loop)").is_err()).unwrap()).unwrap();
+    lisp.define("host:time", "Loop.", move || sender.send(inner.eval::<()>("(loop)").is_err()).unwrap()).unwrap();
     lisp.eval::<()>("(sb-ext:schedule-timer (sb-ext:make-timer (lambda () (host:time))) 0.05)").unwrap();
-    assert_eq!(told.recv_timeout(SOON), Ok(true));
-    // One for a thread that is in a call interrupts that.
+    assert_eq!(receiver.recv_timeout(SOON), Ok(true));
+    // A timer for a thread that is in a call interrupts the call.
     let limited = soon(move || lisp.eval::<()>("(sb-ext:with-timeout 0.2 (sleep 60))")).unwrap_err();
     assert!(limited.to_string().to_lowercase().contains("timeout"), "{limited}");
 }
 
 #[test]
-fn limits_hold_in_handlers_finalizers_and_timers_and_under_any_reader() {
+fn time_limits_hold_in_handlers_finalizers_timers_and_with_any_reader_settings() {
     run_probes(
-        "limits_hold_in_handlers_finalizers_and_timers_and_under_any_reader",
+        "time_limits_hold_in_handlers_finalizers_timers_and_with_any_reader_settings",
         &[
             ("limit_under_an_odd_reader", limit_under_an_odd_reader),
             ("limit_in_a_handler_of_an_unwritable_value", limit_in_a_handler_of_an_unwritable_value),
@@ -1231,10 +1241,10 @@ fn limits_hold_in_handlers_finalizers_and_timers_and_under_any_reader() {
     );
 }
 
-/// Calls its function when it is dropped.
-struct Dropped(Option<Box<dyn FnOnce()>>);
+/// A guard that calls its function when it is dropped.
+struct CallOnDrop(Option<Box<dyn FnOnce()>>);
 
-impl Drop for Dropped {
+impl Drop for CallOnDrop {
     fn drop(&mut self) {
         if let Some(call) = self.0.take() {
             call();
@@ -1242,9 +1252,9 @@ impl Drop for Dropped {
     }
 }
 
-/// Has `call` called by the destructor of what a thread that Lisp starts keeps, which ends meanwhile.
+/// Runs `call` in a thread-local destructor of a thread that Lisp starts and that ends. Returns once `call` has begun.
 fn call_at_the_end_of_a_thread(lisp: &Lisp, call: impl FnOnce() + Send + 'static) {
-    thread_local!(static KEPT: std::cell::RefCell<Option<Dropped>> = const { std::cell::RefCell::new(None) });
+    thread_local!(static KEPT: std::cell::RefCell<Option<CallOnDrop>> = const { std::cell::RefCell::new(None) });
     let (begin, begun) = mpsc::channel();
     let kept = Mutex::new(Some(move || {
         begin.send(()).unwrap();
@@ -1252,7 +1262,7 @@ fn call_at_the_end_of_a_thread(lisp: &Lisp, call: impl FnOnce() + Send + 'static
     }));
     let keep = move || {
         let call = kept.lock().unwrap().take().expect("once");
-        KEPT.set(Some(Dropped(Some(Box::new(call)))));
+        KEPT.set(Some(CallOnDrop(Some(Box::new(call)))));
     };
     lisp.define("host:keep", "Keep something by thread.", keep).unwrap();
     lisp.eval::<()>("(sb-thread:join-thread (sb-thread:make-thread (lambda () (host:keep))))").unwrap();
@@ -1272,7 +1282,7 @@ fn destructor_that_blocks() {
         let started = started.clone();
         assert_eq!(soon(move || started.eval::<i64>(start)).unwrap(), 7);
     }
-    // A spare thread is wanted.
+    // With both pool threads waiting, the calls below need a spare thread.
     let barrier = Arc::new(Barrier::new(3));
     let inside: Vec<_> = (0..2)
         .map(|_| {
@@ -1297,23 +1307,23 @@ fn destructor_that_blocks() {
 
 fn destructor_that_calls_lisp() {
     let lisp = Lisp::builder().heap(1 << 30).threads(1).boot().unwrap();
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let (go, gone) = mpsc::channel::<()>();
     let inner = lisp.clone();
     call_at_the_end_of_a_thread(&lisp, move || {
         gone.recv().unwrap();
-        tell.send(inner.eval::<i64>("(+ 1 2)")).unwrap();
+        sender.send(inner.eval::<i64>("(+ 1 2)")).unwrap();
     });
     let value = soon(move || {
         lisp.enter(move |_| {
             go.send(()).unwrap();
-            told.recv_timeout(SOON).expect("it is told")
+            receiver.recv_timeout(SOON).expect("it is told")
         })
     });
     assert_eq!(value.unwrap(), 3);
 }
 
-fn handle_within_another_ones_call() {
+fn handle_within_a_call_of_another_handle() {
     let lisp = boot();
     let separate = lisp.separate();
     let stop = separate.interrupt_handle();
@@ -1328,24 +1338,24 @@ fn handle_within_another_ones_call() {
 }
 
 fn waker_of_a_call_that_ended_its_thread() {
-    struct Evaluates(Lisp, mpsc::Sender<Result<i64, Error>>);
-    impl Wake for Evaluates {
+    struct EvaluatingWaker(Lisp, mpsc::Sender<Result<i64, Error>>);
+    impl Wake for EvaluatingWaker {
         fn wake(self: Arc<Self>) {
             self.1.send(self.0.eval("(+ 1 2)")).unwrap();
         }
     }
     let lisp = boot();
-    let (tell, told) = mpsc::channel();
-    let waker = Waker::from(Arc::new(Evaluates(lisp.clone(), tell)));
+    let (sender, receiver) = mpsc::channel();
+    let waker = Waker::from(Arc::new(EvaluatingWaker(lisp.clone(), sender)));
     let mut call = lisp.eval_async::<()>("(progn (sleep 0.1) (sb-thread:abort-thread))");
     assert!(poll(&mut call, &waker).is_pending());
-    assert_eq!(told.recv_timeout(SOON).unwrap().unwrap(), 3);
+    assert_eq!(receiver.recv_timeout(SOON).unwrap().unwrap(), 3);
 }
 
 #[test]
-fn what_runs_at_the_end_of_a_thread_delays_no_call() {
+fn thread_local_destructors_and_wakers_at_thread_end_delay_no_call() {
     run_probes(
-        "what_runs_at_the_end_of_a_thread_delays_no_call",
+        "thread_local_destructors_and_wakers_at_thread_end_delay_no_call",
         &[
             ("destructor_that_blocks", destructor_that_blocks),
             ("destructor_that_calls_lisp", destructor_that_calls_lisp),
@@ -1355,9 +1365,9 @@ fn what_runs_at_the_end_of_a_thread_delays_no_call() {
 }
 
 #[test]
-fn an_interrupt_handle_ends_calls_that_are_made_within_others() {
+fn interrupt_handle_ends_a_call_nested_in_another_call() {
     run_probes(
-        "an_interrupt_handle_ends_calls_that_are_made_within_others",
-        &[("handle_within_another_ones_call", handle_within_another_ones_call)],
+        "interrupt_handle_ends_a_call_nested_in_another_call",
+        &[("handle_within_a_call_of_another_handle", handle_within_a_call_of_another_handle)],
     );
 }

@@ -1,7 +1,7 @@
-//! What safe Rust, and words that are no message, cannot do to the image that all tests of this file share.
+//! Soundness: neither safe Rust code nor malformed messages can damage the image that all tests of this file share.
 //!
-//! `SBCL_MCP_FUZZ_CASES` sets how many messages the decoder is tried with. With the feature `guarded-messages` a message
-//! that is read too far, or when it is over, is a fault.
+//! `SBCL_MCP_FUZZ_CASES` sets the number of messages that the decoder is fed. With the feature `guarded-messages`,
+//! reading a message beyond its end or after its release is a memory fault.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -22,21 +22,21 @@ fn lisp() -> Lisp {
     Lisp::get_or_boot().expect("SBCL boots")
 }
 
-fn refused() -> ConversionError {
+fn conversion_error() -> ConversionError {
     ConversionError::new("something else", "this")
 }
 
-/// Writes what its function does.
-struct Written<F>(F);
+/// An object whose conversion to Lisp calls a closure.
+struct WriteWith<F>(F);
 
-impl<F: Fn(&mut Writer<'_>) -> Result<(), ConversionError>> IntoLisp for Written<F> {
+impl<F: Fn(&mut Writer<'_>) -> Result<(), ConversionError>> IntoLisp for WriteWith<F> {
     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         (self.0)(writer)
     }
 }
 
-fn written<F: Fn(&mut Writer<'_>) -> Result<(), ConversionError>>(write: F) -> Written<F> {
-    Written(write)
+fn write_with<F: Fn(&mut Writer<'_>) -> Result<(), ConversionError>>(write: F) -> WriteWith<F> {
+    WriteWith(write)
 }
 
 fn printed(object: impl IntoLisp + Sync) -> String {
@@ -45,12 +45,12 @@ fn printed(object: impl IntoLisp + Sync) -> String {
 
 // ---- Messages from Rust
 
-/// The words of a string's token and of a number, were they taken for such.
+/// An integer that a decoder at a wrong position would read as the token of a very long string.
 const STRING_TOKEN: i64 = 0x4141_4141 << 8 | 7;
 
 #[test]
-fn a_panic_that_is_caught_while_a_list_is_written_leaves_a_whole_message() {
-    let list = written(|writer| {
+fn panic_caught_while_writing_a_list_leaves_a_well_formed_message() {
+    let list = write_with(|writer| {
         writer.list(|writer| {
             let inner = catch_unwind(AssertUnwindSafe(|| {
                 writer.list(|writer| {
@@ -67,14 +67,14 @@ fn a_panic_that_is_caught_while_a_list_is_written_leaves_a_whole_message() {
 }
 
 #[test]
-fn an_error_that_is_passed_over_while_a_container_is_written_leaves_a_whole_message() {
-    let list = written(|writer| {
+fn error_ignored_while_writing_a_container_leaves_a_well_formed_message() {
+    let list = write_with(|writer| {
         writer.list(|writer| {
-            let handle = lisp().value("kept").map_err(|_| refused())?;
+            let handle = lisp().value("kept").map_err(|_| conversion_error())?;
             let fails = |writer: &mut Writer<'_>| {
                 handle.write(writer)?;
                 "lost".write(writer)?;
-                Err(refused())
+                Err(conversion_error())
             };
             assert!(writer.list(fails).is_err() && writer.vector(fails).is_err() && writer.table(fails).is_err());
             assert!(writer.table(|writer| "a key alone".write(writer)).is_err());
@@ -85,17 +85,17 @@ fn an_error_that_is_passed_over_while_a_container_is_written_leaves_a_whole_mess
 }
 
 #[test]
-fn an_object_that_is_none_or_two_makes_containers_of_as_many() {
-    let none = || written(|_| Ok(()));
+fn object_that_writes_no_or_two_elements_changes_container_length() {
+    let none = || write_with(|_| Ok(()));
     let two = || {
-        written(|writer| {
+        write_with(|writer| {
             1.write(writer)?;
             2.write(writer)
         })
     };
     assert_eq!(printed(vec![none(), none()]), "NIL");
     assert_eq!(printed((two(), none(), "tail")), "(1 2 \"tail\")");
-    assert_eq!(printed(written(|writer| writer.vector(|writer| (two(), 3).write(writer)))), "#((1 2 3))");
+    assert_eq!(printed(write_with(|writer| writer.vector(|writer| (two(), 3).write(writer)))), "#((1 2 3))");
     let error = lisp().value(BTreeMap::from([("key", none())])).expect_err("a key without a value");
     assert!(error.to_string().contains("a value for each key"), "{error}");
     assert!(matches!(lisp().call::<i64>("+", (two(), 4)), Ok(7)));
@@ -105,13 +105,14 @@ fn an_object_that_is_none_or_two_makes_containers_of_as_many() {
 }
 
 #[test]
-fn messages_that_are_written_within_one_another_do_not_mix() {
-    let outer = written(|writer| {
+fn nested_messages_do_not_mix() {
+    let outer = write_with(|writer| {
         writer.list(|writer| {
             "before".write(writer)?;
-            let inner: i64 = lisp().call("+", (1, written(|writer| 2.write(writer)))).map_err(|_| refused())?;
+            let inner: i64 =
+                lisp().call("+", (1, write_with(|writer| 2.write(writer)))).map_err(|_| conversion_error())?;
             inner.write(writer)?;
-            lisp().value(vec!["inner"; 100]).map_err(|_| refused())?.write(writer)
+            lisp().value(vec!["inner"; 100]).map_err(|_| conversion_error())?.write(writer)
         })
     });
     let length = lisp().enter(|cx| cx.call::<i64>("length", (outer,)));
@@ -119,10 +120,10 @@ fn messages_that_are_written_within_one_another_do_not_mix() {
 }
 
 #[test]
-fn a_panic_while_an_answer_is_written_is_an_error_in_lisp() {
+fn panic_while_writing_an_answer_signals_host_panic() {
     let lisp = lisp();
     let answer = || {
-        written(|writer| {
+        write_with(|writer| {
             writer.list(|writer| {
                 "lost".write(writer)?;
                 std::panic::resume_unwind(Box::new("half written"))
@@ -134,7 +135,7 @@ fn a_panic_while_an_answer_is_written_is_an_error_in_lisp() {
     assert_eq!(lisp.eval::<String>(code).expect("a message"), "half written");
 }
 
-/// Is written as what it holds: itself, in the container or variant of this number.
+/// An object that contains itself: its number selects the container or serde variant that it is written as.
 struct Endless(usize);
 
 impl IntoLisp for Endless {
@@ -143,7 +144,7 @@ impl IntoLisp for Endless {
             0 => writer.list(|writer| self.write(writer)),
             1 => writer.vector(|writer| self.write(writer)),
             2 => writer.table(|writer| self.write(writer)),
-            // Not a tail call, which would be a loop: the box is dropped afterwards.
+            // The box is dropped after the call, so this is no tail call, which the compiler could turn into a loop.
             _ => Box::new(Self(3)).write(writer),
         }
     }
@@ -162,7 +163,7 @@ impl serde::Serialize for Endless {
 }
 
 #[test]
-fn an_object_that_is_written_within_itself_for_ever_is_a_conversion_error() {
+fn writing_an_endless_object_is_a_conversion_error() {
     let lisp = lisp();
     let check = |error: Error| assert!(error.to_string().contains("nested too deeply"), "{error}");
     for kind in 0..4 {
@@ -181,7 +182,7 @@ fn an_object_that_is_written_within_itself_for_ever_is_a_conversion_error() {
 // ---- Conversions that fail
 
 #[test]
-fn a_package_that_a_call_sets_ends_with_the_call() {
+fn package_set_by_a_call_is_restored_after_the_call() {
     let lisp = lisp();
     lisp.load_str("(defpackage :elsewhere) (defun go-elsewhere () (setf *package* (find-package :elsewhere)) nil)")
         .expect("it is loaded");
@@ -192,7 +193,7 @@ fn a_package_that_a_call_sets_ends_with_the_call() {
 }
 
 #[test]
-fn too_many_values_are_a_conversion_error() {
+fn more_than_10000_values_are_a_conversion_error() {
     let lisp = lisp();
     lisp.define("soundness:many", "Return values.", |count: usize| Values(vec![1; count])).expect("it is defined");
     let count = |count: usize| lisp.eval::<usize>(&format!("(length (multiple-value-list (soundness:many {count})))"));
@@ -204,7 +205,7 @@ fn too_many_values_are_a_conversion_error() {
 }
 
 #[test]
-fn an_element_of_a_list_without_an_end_is_found_or_refused() {
+fn get_on_a_circular_list_finds_an_element_or_fails() {
     let list: Value = lisp().eval("'#1=(1 2 . #1#)").expect("a list");
     assert_eq!(list.get::<i64>(9_999).expect("it is searched"), Some(2));
     let error = list.get::<i64>(u64::from(u32::MAX)).expect_err("no end");
@@ -223,7 +224,7 @@ fn job() -> Job {
 }
 
 #[test]
-fn a_struct_with_a_path_that_is_no_utf_8_is_an_error_that_names_the_field() {
+fn non_utf8_path_in_a_struct_is_a_conversion_error_naming_the_field() {
     let lisp = lisp();
     let error = lisp.value(Serde(job())).expect_err("it cannot be converted");
     let Error::Conversion(conversion) = &error else { panic!("no conversion: {error:?}") };
@@ -237,7 +238,7 @@ fn a_struct_with_a_path_that_is_no_utf_8_is_an_error_that_names_the_field() {
 }
 
 #[test]
-fn what_a_rust_function_returns_and_cannot_be_converted_is_an_error_in_lisp() {
+fn unconvertible_result_of_a_rust_function_is_a_host_error() {
     let lisp = lisp();
     lisp.define("soundness:job", "Return a job.", || Serde(job())).expect("it is defined");
     let error = lisp.eval::<Value>("(soundness:job)").expect_err("an error");
@@ -249,7 +250,7 @@ fn what_a_rust_function_returns_and_cannot_be_converted_is_an_error_in_lisp() {
 }
 
 #[test]
-fn a_restart_whose_argument_cannot_be_converted_is_an_error() {
+fn unconvertible_restart_argument_is_an_error() {
     let choose = |condition: &Condition| condition.is("error").then(|| Restart::invoke("use-value", Serde(job())));
     let careful = lisp().with_handler(choose);
     let error = careful.eval::<Value>("(restart-case (error \"no\") (use-value (v) v))").expect_err("an error");
@@ -264,7 +265,7 @@ fn panic_with(text: &'static str) -> ! {
     std::panic::resume_unwind(Box::new(text))
 }
 
-/// Panics when it is dropped; and when it is written or displayed, or read with others.
+/// A value that panics when it is dropped, written or displayed, and when it is read from NIL.
 #[derive(Debug)]
 struct Bomb;
 
@@ -296,13 +297,13 @@ impl FromLisp for Bomb {
     }
 }
 
-/// The message of the panic that a call of a Rust function fails with.
+/// Returns the message of the host panic that `code` signals.
 fn panic_message(code: &str) -> String {
     let code = format!("(handler-case {code} (rust:host-panic (c) (rust:host-error-message c)))");
     lisp().eval::<String>(&code).expect("a message")
 }
 
-/// Reads a list of objects, and takes a panic for an empty one.
+/// The length of a list of bombs; reading it catches a panic and returns length 0.
 #[derive(Debug, PartialEq)]
 struct Caught(usize);
 
@@ -318,7 +319,7 @@ impl FromLisp for Caught {
 }
 
 #[test]
-fn a_panic_that_is_caught_while_an_object_is_read_leaves_the_next_one_in_its_place() {
+fn panic_caught_while_reading_an_object_does_not_shift_the_next_objects() {
     let lisp = lisp();
     let read: (Caught, i64, i64) = lisp.eval("(values '(nil t t) 100 200)").expect("it is read");
     assert_eq!(read, (Caught(0), 100, 200));
@@ -328,7 +329,7 @@ fn a_panic_that_is_caught_while_an_object_is_read_leaves_the_next_one_in_its_pla
 }
 
 #[test]
-fn an_error_or_result_whose_conversion_and_destructor_panic_is_a_host_panic() {
+fn panics_in_conversion_and_drop_of_a_result_or_error_are_a_host_panic() {
     let lisp = lisp();
     lisp.define("soundness:bad-error", "Fail.", || Err::<i64, _>(Bomb)).expect("it is defined");
     assert_eq!(panic_message("(soundness:bad-error)"), "displayed");
@@ -344,13 +345,13 @@ fn an_error_or_result_whose_conversion_and_destructor_panic_is_a_host_panic() {
 }
 
 #[test]
-fn an_argument_whose_destructor_panics_while_the_next_one_is_read_is_a_host_panic() {
+fn panics_in_reading_and_dropping_arguments_are_a_host_panic() {
     lisp().define("soundness:bad-arguments", "Read.", |_: Bomb, _: Bomb| 1).expect("it is defined");
     assert_eq!(panic_message("(soundness:bad-arguments t nil)"), "read");
 }
 
 #[test]
-fn a_function_that_redefines_itself_and_panics_with_its_captures_is_a_host_panic() {
+fn panics_of_a_self_redefining_function_and_its_captures_are_a_host_panic() {
     let lisp = lisp();
     let (bomb, inner) = (Bomb, lisp.clone());
     let panics = move || -> i64 {
@@ -361,7 +362,7 @@ fn a_function_that_redefines_itself_and_panics_with_its_captures_is_a_host_panic
     lisp.define("soundness:redefined", "Panic.", panics).expect("it is defined");
     assert_eq!(panic_message("(soundness:redefined)"), "called");
     assert_eq!(lisp.eval::<i64>("(soundness:redefined)").expect("a value"), 2);
-    // One that is dropped while a panic unwinds, too.
+    // A local function that is dropped while a panic unwinds, too.
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         lisp.enter(|cx| -> Result<(), Error> {
             let bomb = Bomb;
@@ -375,7 +376,7 @@ fn a_function_that_redefines_itself_and_panics_with_its_captures_is_a_host_panic
 }
 
 #[test]
-fn a_restart_argument_and_a_handler_whose_destructors_panic_end_no_process() {
+fn panicking_drop_of_restart_argument_or_handler_does_not_end_the_process() {
     let bomb = Bomb;
     let careful = lisp().with_handler(move |_| {
         let _ = &bomb;
@@ -391,9 +392,10 @@ fn a_restart_argument_and_a_handler_whose_destructors_panic_end_no_process() {
     assert_eq!(lisp().eval::<i64>("(+ 1 2)").expect("a value"), 3);
 }
 
-// ---- Answers that are read while the program is called
+// ---- Host function calls while an answer is read
 
-/// Defines the functions of the tests of answers, which take turns: they intern the same symbol.
+/// Defines the host functions for the tests of answers. Those tests run one at a time, while each holds the returned
+/// guard, because they intern the same symbol.
 fn define_answers(lisp: &Lisp) -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -408,14 +410,14 @@ fn define_answers(lisp: &Lisp) -> MutexGuard<'static, ()> {
     turn
 }
 
-/// Makes the symbol again one that cannot be interned.
+/// Uninterns the symbol, so that interning it fails again.
 fn forget_symbol(lisp: &Lisp) {
     let code = r#"(sb-ext:without-package-locks (let ((zap (find-symbol "ZAP" :cl))) (when zap (unintern zap :cl))))"#;
     lisp.eval::<()>(code).expect("it is gone");
 }
 
 #[test]
-fn a_handler_may_call_rust_while_an_answer_is_read() {
+fn handler_may_call_rust_while_an_answer_is_read() {
     let lisp = lisp();
     let _turn = define_answers(&lisp);
     let code = r#"(handler-bind ((package-error (lambda (condition)
@@ -427,7 +429,7 @@ fn a_handler_may_call_rust_while_an_answer_is_read() {
     for _ in 0..20 {
         let (tail, kept): (String, Vec<String>) = lisp.eval(code).expect("it goes on");
         assert_eq!((tail.as_str(), kept), ("tail", vec!["kept".to_owned()]));
-        // Other objects would take the place of those that are let go of.
+        // New objects would reuse the handles of objects that were released too early.
         drop((0..50).map(|n| lisp.value(vec![n])).collect::<Vec<_>>());
         forget_symbol(&lisp);
     }
@@ -444,7 +446,7 @@ fn a_handler_may_call_rust_while_an_answer_is_read() {
 }
 
 #[test]
-fn an_interrupt_may_call_rust_while_an_answer_is_read() {
+fn interruption_may_call_rust_while_an_answer_is_read() {
     let lisp = lisp();
     lisp.define("soundness:count", "Return a list of the integers from FROM.", |from: i64| {
         (from..from + 3000).collect::<Vec<i64>>()
@@ -483,10 +485,10 @@ fn an_interrupt_may_call_rust_while_an_answer_is_read() {
 
 #[cfg(feature = "guarded-messages")]
 #[test]
-fn an_answer_that_is_replaced_while_it_is_read_is_a_fault() {
+fn reading_a_replaced_answer_is_a_memory_fault() {
     let lisp = lisp();
     let _turn = define_answers(&lisp);
-    // As if nobody had told the program that the first one is being read.
+    // Simulates a lost count: the program does not learn that the first answer is still being read.
     let error = lisp.eval::<Value>(
         "(handler-bind ((package-error (lambda (condition)
                            (let ((sbcl-host::*answers-being-read* 0))
@@ -502,9 +504,9 @@ fn an_answer_that_is_replaced_while_it_is_read_is_a_fault() {
 // ---- Octets
 
 #[test]
-fn octets_of_a_vector_that_another_thread_adjusts_are_copied_from_it_alone() {
+fn copying_octets_of_a_concurrently_adjusted_vector_reads_no_other_memory() {
     let lisp = lisp();
-    // What lies behind a small vector in memory has the octet 9.
+    // Memory behind a shrunken vector is filled with the octet 9.
     lisp.load_str(
         "(defpackage :adjusting (:use :cl))
          (in-package :adjusting)
@@ -532,7 +534,7 @@ fn octets_of_a_vector_that_another_thread_adjusts_are_copied_from_it_alone() {
                     copies += 1;
                     foreign += i32::from(target.iter().any(|&octet| octet != 7));
                 }
-                // And in a message.
+                // The same copy, through a message.
                 if let Ok(octets) = vector.to::<Vec<u8>>() {
                     foreign += i32::from(octets.iter().any(|&octet| octet != 7));
                 }
@@ -550,7 +552,7 @@ fn octets_of_a_vector_that_another_thread_adjusts_are_copied_from_it_alone() {
 // ---- Forks
 
 #[test]
-fn a_rust_function_that_is_called_in_a_forked_child_is_an_error_there() {
+fn calling_a_rust_function_in_a_forked_child_is_a_host_error() {
     let lisp = lisp();
     lisp.define("soundness:one", "Return 1.", || 1).expect("it is defined");
     let status: i64 = lisp
@@ -577,7 +579,7 @@ fn a_rust_function_that_is_called_in_a_forked_child_is_an_error_there() {
 // ---- Definitions
 
 #[test]
-fn a_name_that_two_threads_define_at_once_has_lambda_list_and_body_of_one_of_them() {
+fn concurrent_defines_of_a_name_do_not_mix_lambda_list_and_body() {
     let lisp = lisp();
     for round in 0..300 {
         let name = &format!("soundness:race-{}", round % 3);
@@ -600,7 +602,7 @@ fn a_name_that_two_threads_define_at_once_has_lambda_list_and_body_of_one_of_the
 }
 
 #[test]
-fn a_function_that_holds_an_earlier_definition_calls_the_new_one() {
+fn earlier_function_object_calls_the_new_definition() {
     let lisp = lisp();
     lisp.define("soundness:again", "Return 1.", |_: i64| 1).expect("it is defined");
     lisp.load_str("(defvar *earlier* #'soundness:again)").expect("it is kept");
@@ -609,7 +611,7 @@ fn a_function_that_holds_an_earlier_definition_calls_the_new_one() {
 }
 
 #[test]
-fn calls_while_a_function_is_defined_with_another_lambda_list_are_of_one_definition() {
+fn calls_during_redefinition_with_another_lambda_list_use_one_definition() {
     let lisp = lisp();
     let define = |round: i64| {
         if round % 2 == 0 {
@@ -639,7 +641,7 @@ fn calls_while_a_function_is_defined_with_another_lambda_list_are_of_one_definit
 }
 
 #[test]
-fn a_definition_that_is_interrupted_keeps_no_closure() {
+fn interrupted_define_leaks_no_closure() {
     let lisp = lisp();
     let captured = Arc::new(());
     for round in 0..400 {
@@ -655,7 +657,7 @@ fn a_definition_that_is_interrupted_keeps_no_closure() {
 }
 
 #[test]
-fn a_definition_is_made_under_the_options_of_its_handle() {
+fn define_uses_the_package_of_its_handle() {
     let lisp = lisp();
     lisp.load_str("(defpackage :soundness-inner (:use :cl))").expect("it is defined");
     let inner = lisp.with_package("soundness-inner");
@@ -665,28 +667,28 @@ fn a_definition_is_made_under_the_options_of_its_handle() {
 }
 
 #[test]
-fn a_definition_that_fails_changes_no_documentation() {
+fn failed_define_keeps_the_documentation() {
     let lisp = lisp();
     let before: String = lisp.eval("(documentation 'car 'function)").expect("a text");
     assert!(lisp.define("car", "Return 1.", || 1).is_err());
     assert_eq!(lisp.eval::<String>("(documentation 'car 'function)").expect("a text"), before);
 }
 
-// ---- What keeps objects alive
+// ---- Object lifetimes
 
-/// What `code` returns once what nobody holds on to is collected.
-fn after_collection(code: &str) -> i64 {
+/// Evaluates `code` after a full garbage collection.
+fn eval_after_collection(code: &str) -> i64 {
     lisp().eval(&format!("(progn (sb-ext:gc :full t) {code})")).expect("a number")
 }
 
 const BYTES: &str = "(sb-kernel:dynamic-usage)";
 
 #[test]
-fn a_message_that_cannot_be_written_keeps_nothing_alive() {
+fn failed_message_keeps_no_objects_alive() {
     let lisp = lisp();
     lisp.define("soundness:two", "Take two.", |_: Value, _: Vec<i64>| ()).expect("it is defined");
-    let before = after_collection(BYTES);
-    // 100 KB each; an array of nothing cannot be read.
+    let before = eval_after_collection(BYTES);
+    // The first argument has 100 KB; the second, an array of element type NIL, cannot be read.
     let arguments =
         "(loop repeat 500 do (ignore-errors (soundness:two (make-array 12500) (make-array 3 :element-type nil))))";
     lisp.eval::<()>(arguments).expect("they fail");
@@ -695,29 +697,29 @@ fn a_message_that_cannot_be_written_keeps_nothing_alive() {
     for _ in 0..500 {
         values.call::<(Vec<Value>, String)>(()).expect_err("it cannot be written");
     }
-    let kept = after_collection(BYTES) - before;
+    let kept = eval_after_collection(BYTES) - before;
     assert!(kept < 10_000_000, "{kept} bytes");
 }
 
 #[test]
-fn objects_of_dropped_values_are_collected_before_a_sleeping_thread_goes_on() {
+fn dropped_values_are_collected_while_all_threads_sleep() {
     let lisp = lisp();
-    let before = after_collection(BYTES);
+    let before = eval_after_collection(BYTES);
     let is_collected = |_: &i32| {
         let values: Vec<Value> = (0..5).map(|_| lisp.eval("(make-array 1000000)").expect("a vector")).collect();
-        // Time for all threads to sleep.
+        // All threads need time to fall asleep.
         std::thread::sleep(Duration::from_millis(50));
         drop(values);
-        after_collection(BYTES) - before < 10_000_000
+        eval_after_collection(BYTES) - before < 10_000_000
     };
-    // On a busy machine one may be awake, and have had no time to let go of anything.
+    // On a busy machine a thread may still be awake, and may not have released anything yet.
     assert!((0..5).filter(is_collected).count() > 2);
 }
 
 // ---- Errors
 
 #[test]
-fn an_unwinding_error_of_a_function_that_nothing_unwinds_is_a_host_error() {
+fn error_unwinding_without_a_non_local_exit_is_a_host_error() {
     let lisp = lisp();
     lisp.define("soundness:unwinding", "Fail.", || Err::<(), _>(Error::Unwinding)).expect("it is defined");
     let error = lisp.eval::<()>("(soundness:unwinding)").expect_err("an error");
@@ -742,7 +744,7 @@ enum Decoded {
     Fault,
 }
 
-/// What the Lisp side makes of words that end where memory does that cannot be read.
+/// Decodes `words` on the Lisp side, from memory that ends at an unreadable page.
 fn decode(function: &Function, words: &[u64]) -> Decoded {
     let answer = function.call::<Symbol>((words.to_vec(),)).expect("it returns");
     [(keyword("objects"), Decoded::Objects), (keyword("refused"), Decoded::Refused), (keyword("fault"), Decoded::Fault)]
@@ -789,9 +791,9 @@ fn runner() -> TestRunner {
 }
 
 #[test]
-fn words_that_are_no_message_are_refused() {
+fn random_words_are_refused_by_the_decoder() {
     let decoder = decoder();
-    // No object begins with most words: its number is too large for anything.
+    // Hardly any random word begins an object, because its number is too large for every kind of token.
     let outcome = runner().run(&proptest::collection::vec(any::<u64>(), 1..20), |words| {
         prop_assert_eq!(decode(&decoder, &words), Decoded::Refused);
         Ok(())
@@ -800,7 +802,7 @@ fn words_that_are_no_message_are_refused() {
 }
 
 #[test]
-fn words_that_look_like_a_message_are_never_read_beyond_its_end() {
+fn random_tokens_are_never_decoded_beyond_the_end_of_the_message() {
     let decoder = decoder();
     let numbers = prop_oneof![
         6 => 0..5_u64,
@@ -819,7 +821,7 @@ fn words_that_look_like_a_message_are_never_read_beyond_its_end() {
 }
 
 #[test]
-fn messages_that_are_cut_short_are_refused_at_every_length() {
+fn truncated_messages_are_refused_at_every_length() {
     let decoder = decoder();
     let text = |text: &str| {
         let codes: Vec<u32> = text.chars().map(u32::from).collect();
@@ -844,7 +846,7 @@ fn messages_that_are_cut_short_are_refused_at_every_length() {
     ];
     for message in messages {
         assert_eq!(decode(&decoder, &message), Decoded::Objects, "{message:x?}");
-        // With its first word alone, an element of a list that is cut short may be whole.
+        // An empty message is valid, so the shortest prefix has one word.
         for length in 1..message.len() {
             let cut = decode(&decoder, &message[..length]);
             assert_eq!(cut, Decoded::Refused, "{message:x?} cut to {length}");
@@ -869,10 +871,10 @@ fn messages_that_are_cut_short_are_refused_at_every_length() {
     }
 }
 
-// ---- Attacks
+// ---- Misuse: leaks, panics, ignored errors
 
 #[test]
-fn what_is_forgotten_is_only_kept() {
+fn forgotten_handles_and_calls_only_leak() {
     let lisp = lisp();
     let (local, handle) = lisp
         .enter(|cx| {
@@ -890,7 +892,7 @@ fn what_is_forgotten_is_only_kept() {
         })
         .expect("it is done");
     drop(handle);
-    // On another thread, or the same one: its closure is there, or the call is an error.
+    // Called on another thread, the closure either still exists or the call is an error.
     let elsewhere = std::thread::spawn(move || local.call::<()>(()));
     let _ = elsewhere.join().expect("no panic");
     let call = lisp.eval_async::<i64>("(+ 1 2)");
@@ -899,7 +901,7 @@ fn what_is_forgotten_is_only_kept() {
 }
 
 #[test]
-fn calls_go_on_after_a_panic_at_each_depth() {
+fn calls_still_work_after_a_panic_at_any_depth() {
     let lisp = lisp();
     lisp.define("soundness:nest", "Call Rust by way of Lisp, N times.", |n: i64| -> Result<i64, Error> {
         if n == 0 {
@@ -927,14 +929,14 @@ fn calls_go_on_after_a_panic_at_each_depth() {
 }
 
 #[test]
-fn a_call_that_is_unwound_and_goes_on_nevertheless_changes_nothing() {
+fn calls_after_ignoring_error_unwinding_fail_and_the_throw_still_arrives() {
     let lisp = lisp();
     let thrown = RefCell::new(Vec::new());
     let result = lisp.enter(|cx| {
         let local = cx.local_function(move || -> Result<i64, Error> {
             let lisp = Lisp::get_or_boot()?;
             let first = lisp.enter(|cx| cx.eval::<i64>("(throw 'soundness 7)"));
-            // Whoever does not pass it on gets no further.
+            // Code that ignores the error cannot call Lisp again.
             for _ in 0..3 {
                 thrown.borrow_mut().push(matches!(lisp.enter(|cx| cx.eval::<i64>("1")), Err(Error::Unwinding)));
             }
@@ -950,10 +952,10 @@ fn a_call_that_is_unwound_and_goes_on_nevertheless_changes_nothing() {
 
 // ---- Interruptions
 
-/// Otherwise one that comes while the outermost binding begins or ends reads SBCL's marker, and faults: once in a million
-/// interruptions, too seldom to wait for.
+/// Checks that every variable that interruptions read is bound from the start of its thread. An interruption during the
+/// outermost binding would read SBCL's marker for "no value" and fault: once in a million interruptions, too rarely to test.
 #[test]
-fn interruption_reads_no_variable_whose_outermost_binding_is_in_the_making() {
+fn variables_read_by_interruptions_are_always_bound_in_their_thread() {
     const UNBOUND: &str = "(loop for variable in (cons 'sbcl-host::*program-calls* sbcl-host::**thread-variables**)
                                  unless (nth-value 1 (sb-thread:symbol-value-in-thread
                                                       variable sb-thread:*current-thread* nil))

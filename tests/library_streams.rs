@@ -1,4 +1,4 @@
-//! Output, input, warnings and several threads: chosen at boot, so this is a program of its own.
+//! Output, input, warnings and multiple threads. These are boot options, so this test is a program of its own.
 
 use std::io::{self, Cursor, Read, Write};
 use std::sync::{Arc, Mutex};
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use sbcl::{Error, Lisp};
 
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<u8>>>);
+struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Kept {
+impl Write for SharedBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().write(bytes)
     }
@@ -19,17 +19,17 @@ impl Write for Kept {
     }
 }
 
-/// Empty, but for a signal that comes first.
+/// An empty input whose first read is interrupted by a signal.
 #[derive(Default)]
-struct Interrupted(bool);
+struct InterruptedInput(bool);
 
-impl Read for Interrupted {
+impl Read for InterruptedInput {
     fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
         if std::mem::replace(&mut self.0, true) { Ok(0) } else { Err(io::ErrorKind::Interrupted.into()) }
     }
 }
 
-impl Kept {
+impl SharedBuffer {
     fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
@@ -37,7 +37,7 @@ impl Kept {
 
 #[test]
 fn builder_streams_on_warning_heap_and_threads_options_take_effect() {
-    let (stdout, stderr, warnings) = (Kept::default(), Kept::default(), Kept::default());
+    let (stdout, stderr, warnings) = (SharedBuffer::default(), SharedBuffer::default(), SharedBuffer::default());
     let mut warned = warnings.clone();
     let warned = Mutex::new(move |class: &str, text: &str| writeln!(warned, "{class}: {text}").unwrap());
     let lisp = Lisp::builder()
@@ -47,9 +47,9 @@ fn builder_streams_on_warning_heap_and_threads_options_take_effect() {
         .stdout(stdout.clone())
         .stderr(stderr.clone())
         .stdin(
-            Interrupted::default()
+            InterruptedInput::default()
                 .chain(Cursor::new("first line\nzweite größe\n(:a 1)"))
-                // Neither is lost by the other: what is no UTF-8, and a character that comes in two parts.
+                // An invalid octet, and a character that arrives in two reads: neither damages the other.
                 .chain(&b" \xff\xc3"[..])
                 .chain(&b"\xa9"[..]),
         )
@@ -60,7 +60,7 @@ fn builder_streams_on_warning_heap_and_threads_options_take_effect() {
     let stack = "(- (sb-sys:sap-int (sb-vm::current-thread-offset-sap sb-vm::thread-control-stack-end-slot))
                     (sb-sys:sap-int (sb-vm::current-thread-offset-sap sb-vm::thread-control-stack-start-slot)))";
     let (stack, heap) = lisp.eval::<(i64, i64)>(&format!("(values {stack} (sb-ext:dynamic-space-size))")).unwrap();
-    // Some of it is not for calls.
+    // A part of the control stack is reserved.
     assert!(((16 << 20) - 65536..=16 << 20).contains(&stack) && heap == 1 << 30, "{stack} {heap}");
 
     lisp.eval::<()>(r#"(format t "to stdout ~a" "λ")"#).unwrap();
@@ -80,7 +80,7 @@ fn builder_streams_on_warning_heap_and_threads_options_take_effect() {
     assert!(text.contains("simple-warning: by hand") && text.contains("undefined function"), "{text}");
     assert_eq!(stderr.text(), "to stderr");
 
-    // A thread of Lisp's own prints there as well, also when the call that has made it is over.
+    // A thread that Lisp started prints to the same stream, even after the call that started it.
     lisp.eval::<()>(
         r#"(defvar *over* (sb-thread:make-semaphore))
            (defvar *late* (sb-thread:make-thread (lambda () (sb-thread:wait-on-semaphore *over*) (princ " and late"))))"#,
@@ -89,7 +89,7 @@ fn builder_streams_on_warning_heap_and_threads_options_take_effect() {
     lisp.eval::<()>("(sb-thread:signal-semaphore *over*) (sb-thread:join-thread *late*)").unwrap();
     assert_eq!(stdout.text(), "to stdout λ and late");
 
-    // What changes the syntax changes it for all threads.
+    // A change to the readtable applies to all threads.
     lisp.load_str("(set-macro-character #\\! (lambda (stream character) character (list 'quote (read stream))))")
         .unwrap();
     let both = [(); 2].map(|()| lisp.separate());
@@ -100,7 +100,7 @@ fn builder_streams_on_warning_heap_and_threads_options_take_effect() {
     });
     assert_eq!(read.unwrap(), (vec![1, 2], vec![1, 2]));
 
-    // Two calls at once: each waits for what the other one does.
+    // Two concurrent calls, each of which waits for the other.
     lisp.load_str("(defvar *one* (sb-thread:make-semaphore)) (defvar *other* (sb-thread:make-semaphore))").unwrap();
     let caller = {
         let lisp = lisp.clone();
@@ -115,7 +115,7 @@ fn builder_streams_on_warning_heap_and_threads_options_take_effect() {
         .unwrap();
     assert!(met && caller.join().unwrap().unwrap());
 
-    // Many callers, errors, callbacks, collections and drops at once.
+    // Many concurrent callers, with errors, callbacks, garbage collections and drops.
     let inner = lisp.clone();
     lisp.define("host:half", "Half of N.", move |n: i64| -> Result<i64, Error> {
         if n % 2 == 0 { inner.call("floor", (n, 2)) } else { Err(Error::Other(format!("{n} is odd").into())) }
@@ -152,7 +152,7 @@ fn builder_streams_on_warning_heap_and_threads_options_take_effect() {
     assert!(calls > 16, "{calls}");
     println!("{calls} rounds of calls and {collections} collections in {seconds} s");
 
-    // A million handles leave no more behind than there were at once.
+    // A million dropped handles leave no more entries in the handle table than existed at the same time.
     lisp.enter(|cx| {
         let make = cx.function("list")?;
         for _ in 0..1000 {
@@ -162,7 +162,7 @@ fn builder_streams_on_warning_heap_and_threads_options_take_effect() {
         Ok(())
     })
     .unwrap();
-    // Each call lets go of some.
+    // Each call releases some handles.
     for _ in 0..2000 {
         lisp.eval::<()>("1").unwrap();
     }

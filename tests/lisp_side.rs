@@ -1,4 +1,4 @@
-//! The Lisp side's own tests, in the SBCL that the core was made with.
+//! The Lisp side's own tests, run in the stock SBCL that the core was built with.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,14 +1,14 @@
-//! What goes to users: the crates as cargo packages them.
+//! The packages that users get: their contents, versions and instructions.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-/// The workspace's root.
+/// The root directory of the workspace.
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// The names of the files in a package, as cargo lists them.
-fn listing(package: &str) -> Vec<String> {
+/// Returns the names of the files in a package, as cargo lists them.
+fn packaged_files(package: &str) -> Vec<String> {
     let mut command = Command::new(env!("CARGO"));
     command.args(["package", "--list", "--allow-dirty", "--offline", "--package", package]).current_dir(ROOT);
     let output = command.output().unwrap();
@@ -16,12 +16,12 @@ fn listing(package: &str) -> Vec<String> {
     String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
 }
 
-/// Compares the first parts of the names in a package with `expected`, and its size, in bytes, with `bound`.
-fn check(package: &str, directory: &str, expected: &[&str], bound: u64) {
-    let names = listing(package);
+/// Asserts that the top-level names in a package are `expected`, and that its size in bytes is below `bound`.
+fn check_package(package: &str, directory: &str, expected: &[&str], bound: u64) {
+    let names = packaged_files(package);
     let first = |name: &String| name.split('/').next().unwrap_or_default().to_owned();
     let found: BTreeSet<String> = names.iter().map(first).collect();
-    // What cargo adds, the one of these only where there is a repository.
+    // Files that cargo adds; .cargo_vcs_info.json only in a repository.
     let made = [".cargo_vcs_info.json", "Cargo.lock", "Cargo.toml", "Cargo.toml.orig"];
     let found: BTreeSet<&str> = found.iter().map(String::as_str).filter(|name| !made.contains(name)).collect();
     assert_eq!(found, expected.iter().copied().collect(), "in {package}");
@@ -33,13 +33,13 @@ fn check(package: &str, directory: &str, expected: &[&str], bound: u64) {
 #[test]
 fn cargo_packages_contain_only_the_files_needed_to_build() {
     let ours = ["benches", "build.rs", "CHANGELOG.md", "examples", "ffi", "LICENSE-APACHE", "LICENSE-MIT", "lisp"];
-    check("sbcl-mcp", "", &[&ours[..], &["README.md", "src"]].concat(), 3 << 20);
+    check_package("sbcl-mcp", "", &[&ours[..], &["README.md", "src"]].concat(), 3 << 20);
     for ours in ["lisp-syntax", "sbcl-core", "sbcl-build"] {
-        check(ours, ours, &["LICENSE-APACHE", "LICENSE-MIT", "src"], 1 << 20);
+        check_package(ours, ours, &["LICENSE-APACHE", "LICENSE-MIT", "src"], 1 << 20);
     }
 }
 
-/// The text of a file of the repository.
+/// Reads a file of the repository.
 fn text(name: &str) -> String {
     std::fs::read_to_string(Path::new(ROOT).join(name)).unwrap()
 }
@@ -51,7 +51,7 @@ fn all_manifests_and_packaging_files_have_the_same_version() {
         serde_json::from_str(&text("packaging/claude-code/.claude-plugin/plugin.json")).unwrap();
     assert_eq!(plugin["version"], version);
     assert!(text("packaging/deb/changelog").starts_with(&format!("sbcl-mcp ({version}-1) ")));
-    // The registry of MCP servers looks for its name in what the wheel says of itself.
+    // The MCP registry looks for the server's name in the README of the wheel.
     let name =
         text("Cargo.toml").split_once("[package.metadata.mcp]\n").unwrap().1.split('"').nth(1).unwrap().to_owned();
     assert!(text("packaging/python/README.md").contains(&format!("<!-- mcp-name: {name} -->")), "{name}");
@@ -60,7 +60,7 @@ fn all_manifests_and_packaging_files_have_the_same_version() {
     {
         assert!(text(manifest).contains(&format!("\nversion = \"{version}\"\n")), "{manifest}");
     }
-    // And so of what they ask of each other.
+    // The versions that the crates require of each other match, too.
     for manifest in ["Cargo.toml", "sbcl-build/Cargo.toml", "examples/bundled/Cargo.toml"] {
         for line in text(manifest)
             .lines()
@@ -71,8 +71,7 @@ fn all_manifests_and_packaging_files_have_the_same_version() {
     }
 }
 
-/// Looks whether `value` is what `schema`, a part of `root`, says: those of JSON Schema's words that the registry uses of
-/// what we have.
+/// Validates `value` against `schema`, a part of `root`, for the JSON Schema keywords that server.json needs.
 fn check_schema(root: &serde_json::Value, schema: &serde_json::Value, value: &serde_json::Value) -> Result<(), String> {
     if let Some(name) = schema["$ref"].as_str() {
         let definition = root.pointer(name.trim_start_matches('#')).ok_or(format!("{name} is not defined"))?;
@@ -111,7 +110,7 @@ fn check_schema(root: &serde_json::Value, schema: &serde_json::Value, value: &se
 fn mcp_registry_schema_accepts_server_json() {
     let read = |name: &str| serde_json::from_str::<serde_json::Value>(&text(name)).unwrap();
     let schema = read("packaging/registry/server.schema.json");
-    // As packaging/build.py completes it.
+    // packaging/build.py adds the name and the version.
     let mut server = read("packaging/registry/server.json");
     assert!(check_schema(&schema, &schema, &server).is_err(), "without a name and a version");
     server["name"] = "io.github.sbcl-mcp/sbcl-mcp".into();
@@ -169,9 +168,9 @@ fn claude_code_hook_reports_errors_in_lisp_files_only() {
     std::fs::remove_dir_all(&directory).unwrap();
 }
 
-/// Until the names are this project's, a command that installs by name runs whatever somebody else publishes.
+/// Until this project owns the names, a command that installs by name may run code that somebody else published.
 #[test]
-fn readers_are_told_to_install_from_files_not_by_unpublished_names() {
+fn docs_install_from_files_not_by_unregistered_package_names() {
     let documents = std::fs::read_dir(Path::new(ROOT).join("docs")).unwrap();
     let documents = documents.map(|entry| format!("docs/{}", entry.unwrap().file_name().to_string_lossy()));
     let others = ["README.md", "packaging/npm/README.md", "packaging/python/README.md"].map(str::to_owned);

@@ -1,13 +1,13 @@
-//! Properties of reports: how long they are, what they never lose, and that nothing in them is forged.
+//! Properties of reports: their maximum length, the parts that they always keep, and that no text can forge a marker.
 
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use sbcl::outcome::{Clipped, Frame, Local, LocalValue, Outcome, Restart, Slot, Warning};
+use sbcl::outcome::{Clipped, FrameRecord, Local, LocalValue, Outcome, RestartRecord, Slot, Warning};
 use sbcl::report::{self, EvaluationPart, FrameRange, Page};
 use sbcl::{ErrorRecord, Limits};
 
-/// Text with all that could be mistaken for something, of up to so many pieces.
+/// Generates text of up to `pieces` pieces, with many that look like the markers of a report.
 fn text(pieces: usize) -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         Just("[ERROR]".to_owned()),
@@ -34,8 +34,8 @@ fn clipped(pieces: usize, characters: usize) -> impl Strategy<Value = Clipped> {
 
 prop_compose! {
     fn frame()(call in limited(3, 300), source in prop::option::of("[a-z/]{1,80}"),
-               locals in prop::collection::vec(("[A-Z]{1,150}", limited(2, 300)), 0..6)) -> Frame {
-        Frame {
+               locals in prop::collection::vec(("[A-Z]{1,150}", limited(2, 300)), 0..6)) -> FrameRecord {
+        FrameRecord {
             number: 0,
             call: call.replace('\n', "\\n"),
             source,
@@ -56,7 +56,7 @@ prop_compose! {
                 slots in prop::collection::vec(("[A-Z-]{1,150}", limited(2, 300)), 0..100),
                 evaluation in 0_u64..1_000_000_000) -> ErrorRecord {
         let frames: Vec<_> =
-            frames.into_iter().zip(0..).map(|(frame, number)| Frame { number, ..frame }).collect();
+            frames.into_iter().zip(0..).map(|(frame, number)| FrameRecord { number, ..frame }).collect();
         ErrorRecord {
             id: 7,
             kind,
@@ -67,7 +67,7 @@ prop_compose! {
             slots_omitted: 0,
             restarts: (1..)
                 .zip(restarts)
-                .map(|(number, (name, description))| Restart { number, name, description })
+                .map(|(number, (name, description))| RestartRecord { number, name, description })
                 .collect(),
             total_frames: frames.len() as u64 + more,
             frames,
@@ -110,7 +110,7 @@ fn length(text: &str) -> usize {
     text.chars().count()
 }
 
-/// The lines that are markers of sections.
+/// Returns the lines that are section markers.
 fn sections(text: &str) -> Vec<&str> {
     let is_marker = |line: &&str| {
         ["[notice]", "[background]", "[stdout]", "[stderr]", "[warnings]", "[Backtrace]", "[Debugger]"].contains(line)
@@ -131,7 +131,7 @@ proptest! {
             let message: String = error.message.text.chars().take(2_000).collect();
             let message = report::escape_output(message.strip_suffix('\n').unwrap_or(&message));
             prop_assert!(text.contains(&error.kind));
-            // The last characters may be the beginning of a marker, which is escaped in full.
+            // The last characters may begin a marker, which is escaped in the complete message only.
             let shown: String = message.chars().take(1_980).collect();
             prop_assert!(text.contains(&shown), "{text}");
             let frames = text.split("[Backtrace]\n").nth(1).unwrap_or_default();
@@ -142,7 +142,7 @@ proptest! {
             }
         }
         if outcome.is_error() {
-            // Values may contain anything; nothing else may.
+            // Only values may contain lines that look like markers.
             let mut seen = sections(&text);
             let all = seen.len();
             seen.dedup();
@@ -178,14 +178,14 @@ proptest! {
     #[test]
     fn fitted_error_description_stays_within_max(error in record(), max in 6_000_usize..12_000) {
         let text = report::last_error(Some(&report::fitted_error(&error, max)));
-        // Each line of the message is indented.
+        // Indentation adds two characters to each line of the message.
         let indented = 2 * error.message.text.chars().take(2_000).filter(|character| *character == '\n').count();
         prop_assert!(length(&text) <= max + indented, "{} of {max}", length(&text));
         let title = format!("Error: {}", error.kind);
         prop_assert!(text.starts_with(&title), "{text}");
     }
 
-    /// The pages of a backtrace are no longer than they may be, and together all of it.
+    /// Each page of a backtrace stays within `max`, and all pages together have every frame.
     #[test]
     fn backtrace_pages_stay_within_max_and_cover_all_frames(error in record(), max in 6_000_usize..12_000, locals in any::<bool>()) {
         let (mut from, total) = (0, error.frames.len() as u64);
@@ -195,14 +195,14 @@ proptest! {
             prop_assert!(length(&text) <= max, "{} of {max}", length(&text));
             let first = format!("\n  {from}: ");
             prop_assert!(text.contains(&first), "{text}");
-            from = match text.split("ask with from ").nth(1) {
+            from = match text.split("pass from ").nth(1) {
                 Some(rest) => rest.split(' ').next().unwrap().parse().unwrap(),
                 None => total,
             };
         }
     }
 
-    /// The pages of an evaluation's output are no longer than they may be, and together all of it, as printed.
+    /// Each page of an evaluation's output stays within `max`, and all pages together are the output as printed.
     #[test]
     fn output_pages_stay_within_max_and_cover_all_output(printed in text(20), max in 6_000_usize..8_000, characters in 1_000_u64..20_000) {
         let (mut from, mut all) = (0, String::new());
@@ -220,7 +220,7 @@ proptest! {
     }
 }
 
-/// The marker's number is the place of what is missing in what was printed, stdout and stderr in the order printed.
+/// The number in the marker is the position of the missing text in the output, with stdout and stderr in printing order.
 #[test]
 fn omission_marker_gives_the_from_position_of_the_missing_output() {
     let (mut stdout, mut stderr, mut turns) = (String::new(), String::new(), Vec::new());

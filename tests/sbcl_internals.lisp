@@ -1,6 +1,6 @@
-;;;; Changes every internal name of SBCL's that sbcl-internals.sexp has, in each way in which a newer SBCL may have changed
-;;;; it, and looks whether the check names it. Each change is made in a forked process of its own, which it may break.
-;;;; The variable SBCL_MCP_LISP_DIR names the directory of the Lisp side.
+;;;; Changes each internal name of SBCL in sbcl-internals.sexp in every way in which a newer SBCL may have changed it, and
+;;;; tests that the check reports it. Each change is made in a forked process, because it may break the process.
+;;;; The environment variable SBCL_MCP_LISP_DIR names the directory of the Lisp side.
 
 (require :asdf)
 (defvar *directory* (uiop:parse-native-namestring (sb-ext:posix-getenv "SBCL_MCP_LISP_DIR") :ensure-directory t))
@@ -30,7 +30,7 @@
 ;;; The changes
 
 (defun clear (class kind name)
-  "Have SBCL not know the information KIND of CLASS about NAME."
+  "Remove the information KIND of CLASS about NAME from SBCL."
   (ecase class
     (:function (ecase kind
                  (:source-transform (sb-int:clear-info :function :source-transform name))
@@ -41,13 +41,13 @@
     (:alien-type (sb-int:clear-info :alien-type :kind name))))
 
 (defun other-function (name)
-  "Return a function that does what NAME does and has another lambda list."
+  "Return a function that does the same as NAME, with another lambda list."
   (let ((function (if (fboundp name) (fdefinition name) #'list)))
     (declare (type function function))
     (lambda (&rest moved) (apply function moved))))
 
 (defun be-function (name)
-  "Have NAME be a function with another lambda list."
+  "Redefine NAME as a function with another lambda list."
   (when (consp (sb-int:info :function :source-transform name))
     (clear :function :source-transform name))
   (let ((macro (and (symbolp name) (macro-function name))))
@@ -56,39 +56,39 @@
     (setf (fdefinition name) (other-function (if macro 'list name)))))
 
 (defun be-macro (symbol)
-  "Have SYMBOL be a macro, as the mutex slots are from SBCL 2.6.5 on."
+  "Redefine SYMBOL as a macro, as SBCL 2.6.5 did with the mutex slots."
   (when (consp (sb-int:info :function :source-transform symbol))
     (clear :function :source-transform symbol))
   (when (eq :special-form (sb-int:info :function :kind symbol))
     (setf (sb-int:info :function :kind symbol) :function))
-  ;; Else a warning would come, and what handles that may need the function.
+  ;; Prevents a redefinition warning, whose handlers may need the function.
   (fmakunbound symbol)
   (setf (macro-function symbol) (lambda (form environment) (declare (ignore environment)) `(logand (slot ,form) 3))))
 
 (defun be-undefined (name)
-  "Have NAME be no operator."
+  "Make the operator NAME undefined."
   (when (and (symbolp name) (consp (sb-int:info :function :source-transform name)))
     (clear :function :source-transform name))
   (fmakunbound name))
 
 (defun return-more-values (symbol)
-  "Have the function SYMBOL return seven values."
+  "Declare that the function SYMBOL returns seven values."
   (setf (sb-int:info :function :type symbol)
         (sb-kernel:specifier-type '(function * (values t t t t t t t &optional)))))
 
 (defun other-slot (slot)
-  "Return SLOT, a structure slot's description, with another type."
+  "Return a copy of SLOT, a structure slot's description, with another type."
   (let ((copy (copy-structure slot)))
     (setf (slot-value copy 'type) 'hash-table)
     copy))
 
 (defun change-slot (symbol change)
-  "Have the slot that SYMBOL reads be what CHANGE makes of its description."
+  "Replace the description of the slot that SYMBOL reads by the result of CHANGE on it."
   (destructuring-bind (structure . slot) (sb-int:info :function :source-transform symbol)
     (setf (sb-int:info :function :source-transform symbol) (cons structure (funcall change slot)))))
 
 (defun toggle-read-only (slot)
-  "Return SLOT, a structure slot's description, read-only if it was not and else writable."
+  "Return a copy of SLOT, a structure slot's description, with its read-only flag inverted."
   (loop with before = (sb-kernel:dsd-read-only slot)
         for bit below 8
         for copy = (copy-structure slot)
@@ -97,7 +97,7 @@
           return copy))
 
 (defun change-included-slot (symbol name change)
-  "Have the slot NAME of the structure SYMBOL be what CHANGE makes of its description; none if that is NIL."
+  "Replace the description of the slot NAME of the structure SYMBOL by the result of CHANGE on it. NIL removes the slot."
   (let ((structure (sb-kernel:find-defstruct-description symbol)))
     (setf (sb-kernel:dd-slots structure)
           (loop for slot in (sb-kernel:dd-slots structure)
@@ -106,7 +106,7 @@
                   collect changed))))
 
 (defun be-class (symbol class)
-  "Have SYMBOL be the name of CLASS, or of none when that is NIL."
+  "Make SYMBOL name CLASS, or no class if that is NIL."
   (let ((cell (sb-kernel:find-classoid-cell symbol :create t)))
     (unless class
       (setf (sb-kernel:classoid-cell-classoid cell) nil))
@@ -117,24 +117,24 @@
 (defstruct (other-structure (:include parent)))
 
 (defun forget-slots (names)
-  "Have the conditions NAMES have no slots of their own."
+  "Remove the direct slots of the condition classes NAMES."
   (dolist (name names)
     (setf (slot-value (find-class (let ((*package* (find-package "KEYWORD"))) (read-from-string name))) 'sb-pcl::direct-slots)
           '())))
 
 (defun be-variable (symbol kind)
-  "Have SYMBOL be a variable of KIND."
+  "Make SYMBOL a variable of KIND."
   (setf (sb-int:info :variable :kind symbol) kind))
 
 (defvar *needed-to-call* '(sb-kernel:%coerce-callable-to-fun sb-kernel:find-classoid)
-  "Functions without which this process cannot even look: they go through other changes only.")
+  "Functions that the check itself calls. They are not redefined as functions or made undefined.")
 
 (defvar *needed-to-define* '(sb-kernel:%coerce-callable-to-fun sb-kernel:find-classoid sb-kernel::classoid-cell-typep
                              sb-vm::fname-linkage-index)
-  "Functions that the definition of a macro needs before it is complete.")
+  "Functions that SBCL needs while it defines a macro. They are not redefined as macros.")
 
 (defun changes (symbol facet)
-  "Return the changes that FACET of SYMBOL may go through: lists of a description and a function."
+  "Return the possible changes of FACET of SYMBOL: lists of a description and a function that makes the change."
   (macrolet ((list-changes (&rest changes)
                `(list ,@(loop for (description form) in changes collect `(list ,description (lambda () ,form))))))
     (ecase (first facet)
@@ -201,7 +201,7 @@
       ((:symbol :lambda-list-keyword) '()))))
 
 (defun all-changes (entry)
-  "Return the changes that the name of ENTRY may go through: lists of a description and a function."
+  "Return the possible changes of the name in ENTRY: lists of a description and a function that makes the change."
   (destructuring-bind (package name features &rest facets) entry
     (declare (ignore features))
     (if (string= package "C")
@@ -217,26 +217,26 @@
 
 (defvar *failures* 0)
 
-(defun look (text holds)
-  "Note whether what TEXT says HOLDS."
+(defun expect (text holds)
+  "Report the failure TEXT unless HOLDS is true."
   (unless holds
     (incf *failures*)
     (format t "~&FAILED: ~A~%" text)))
 
 (defun moved-p (entry machine)
-  "True when the check says that the name of ENTRY, and that alone, has moved."
+  "True if the check reports that the name in ENTRY, and no other, has moved."
   (destructuring-bind (package name &rest rest) entry
     (declare (ignore rest))
     (equal (list (if (string= package "C") name (format nil "~A::~A" package name)))
            (mapcar #'first (moved-names (list entry) machine)))))
 
 (defun check-message ()
-  "Return what the check says of this SBCL, or NIL when nothing has moved."
+  "Return the message of the check in this SBCL, or NIL if nothing has moved."
   (handler-case (progn (check-table *table*) nil)
     (error (failure) (princ-to-string failure))))
 
 (defun says-p (&rest texts)
-  "True when the check of the whole table says each of TEXTS in one line."
+  "True if the check of the whole table prints a line that contains each of TEXTS."
   (let ((message (check-message)))
     (when message
       (with-input-from-string (stream message)
@@ -245,12 +245,12 @@
                 thereis (loop for text in texts always (search text line)))))))
 
 (defun newer-mutexes ()
-  "Have the slots of mutexes be what they are from SBCL 2.6.5 on."
+  "Change the slots of mutexes as SBCL 2.6.5 did."
   (be-macro (find-symbol "MUTEX-STATE" "SB-THREAD"))
   (be-macro (find-symbol "MUTEX-%OWNER" "SB-THREAD")))
 
 (defun newer-byte-readers ()
-  "Have the byte readers of streams take what they take after SBCL 2.6.7."
+  "Change the argument types of the streams' byte readers as SBCL did after 2.6.7."
   (change-included-slot 'sb-kernel:ansi-stream "N-BIN"
                         (lambda (slot)
                           (let ((copy (copy-structure slot)))
@@ -261,32 +261,32 @@
                             copy))))
 
 (defun test-changes ()
-  "Change each name of the table in each way, and return how many changes that were."
+  "Test each change of each name in the table. Return the number of changes."
   (multiple-value-bind (entries machine) (read-table *table*)
     (loop for entry in entries
           for (package name features) = entry
           when (or (eq features t) (uiop:featurep features))
             sum (let ((changes (all-changes entry)))
                   (loop for (description change) in changes
-                        do (look (format nil "~A::~A ~A: the check does not say so" package name description)
+                        do (expect (format nil "~A::~A ~A: the check does not say so" package name description)
                                  (succeeds-in-child-p (lambda ()
                                                         (funcall change)
                                                         (moved-p entry machine)))))
                   (length changes)))))
 
 (defun run ()
-  "Run all tests, and end this process."
+  "Run all tests and exit."
   (sb-impl::finalizer-thread-stop)
   (dolist (package (list-all-packages))
     (sb-ext:unlock-package package))
   (handler-bind ((warning #'muffle-warning))
-    (look "the SBCL that the table is of has moved" (null (check-message)))
-    (look "the mutexes of SBCL 2.6.5 are not noticed"
+    (expect "the SBCL that the table is of has moved" (null (check-message)))
+    (expect "the mutexes of SBCL 2.6.5 are not noticed"
           (succeeds-in-child-p (lambda ()
                                  (newer-mutexes)
                                  (and (says-p "SB-THREAD::MUTEX-STATE" "was the slot STATE" "is a macro")
                                       (says-p "SB-THREAD::MUTEX-%OWNER" "was the slot %OWNER" "is a macro")))))
-    (look "the byte readers of SBCL after 2.6.7 are not noticed"
+    (expect "the byte readers of SBCL after 2.6.7 are not noticed"
           (succeeds-in-child-p (lambda ()
                                  (newer-byte-readers)
                                  (says-p "SB-KERNEL::ANSI-STREAM" "N-BIN"))))

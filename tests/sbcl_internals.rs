@@ -1,11 +1,11 @@
-//! The check of SBCL's internal names that the Lisp side uses: its table, what it notices, and that it fails the build.
+//! The build's check of the SBCL internals that the Lisp side uses: its table, the changes it detects, and its failures.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use sbcl_core::{Bare, Recipe};
 
-/// The SBCL that the core was made with, where there is one.
+/// Returns the SBCL that the core was built with, or `None` when it is prebuilt.
 fn bare() -> Option<Bare> {
     let bare = Recipe::in_checkout(root()).sbcl().expect("the recipe builds or finds SBCL");
     if bare.is_none() {
@@ -18,10 +18,10 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A directory of this test's own, with a copy of the Lisp side; removed with it.
-struct Copy(PathBuf);
+/// A temporary directory with a copy of the Lisp side, removed when dropped.
+struct LispSideCopy(PathBuf);
 
-impl Copy {
+impl LispSideCopy {
     fn new(name: &str) -> Self {
         let copy = Self(std::env::temp_dir().join(format!("sbcl-internals-{name}-{}", std::process::id())));
         std::fs::create_dir_all(copy.lisp()).unwrap();
@@ -41,100 +41,97 @@ impl Copy {
         std::fs::read_to_string(self.lisp().join(name)).unwrap()
     }
 
-    /// Writes the table that the copy's sources have.
+    /// Writes the table of internal names for the copy's sources.
     fn write_table(&self, bare: &Bare) {
-        let (succeeded, said) = said(
-            bare.command()
-                .arg("--load")
-                .arg(self.lisp().join("write-internals.lisp"))
-                .env("SBCL_MCP_INTERNALS_OUTPUT", self.lisp().join("sbcl-internals.sexp"))
-                .env("SBCL_MCP_FASL_DIR", self.0.join("fasls")),
-        );
-        assert!(succeeded, "{said}");
+        let (succeeded, output) = run(bare
+            .command()
+            .arg("--load")
+            .arg(self.lisp().join("write-internals.lisp"))
+            .env("SBCL_MCP_INTERNALS_OUTPUT", self.lisp().join("sbcl-internals.sexp"))
+            .env("SBCL_MCP_FASL_DIR", self.0.join("fasls")));
+        assert!(succeeded, "{output}");
     }
 
-    /// Builds the core from the copy, and returns whether that succeeded and what it said.
+    /// Builds the core from the copy. Returns whether the build succeeded, and its output.
     fn build(&self, bare: &Bare, before: &str) -> (bool, String) {
-        said(
-            bare.command()
-                .args(["--eval", before, "--load"])
-                .arg(self.lisp().join("build.lisp"))
-                .env("SBCL_MCP_CORE_OUTPUT", self.0.join("core"))
-                .env("SBCL_MCP_HOST_OUTPUT", self.0.join("host"))
-                .env("SBCL_MCP_FASL_DIR", self.0.join("fasls")),
-        )
+        run(bare
+            .command()
+            .args(["--eval", before, "--load"])
+            .arg(self.lisp().join("build.lisp"))
+            .env("SBCL_MCP_CORE_OUTPUT", self.0.join("core"))
+            .env("SBCL_MCP_HOST_OUTPUT", self.0.join("host"))
+            .env("SBCL_MCP_FASL_DIR", self.0.join("fasls")))
     }
 }
 
-impl Drop for Copy {
+impl Drop for LispSideCopy {
     fn drop(&mut self) {
-        // A test that cannot clean up has not failed.
+        // A failed cleanup does not fail the test.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Whether a command succeeded, and what it printed.
-fn said(command: &mut Command) -> (bool, String) {
+/// Runs a command. Returns whether it succeeded, and its output.
+fn run(command: &mut Command) -> (bool, String) {
     let output = command.output().expect("SBCL starts");
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     (output.status.success(), text)
 }
 
-/// The lines that `new` has and `old` has not.
-fn added<'a>(old: &str, new: &'a str) -> Vec<&'a str> {
+/// Returns the lines of `new` that `old` lacks.
+fn added_lines<'a>(old: &str, new: &'a str) -> Vec<&'a str> {
     new.lines().filter(|line| !old.lines().any(|other| other == *line)).collect()
 }
 
 #[test]
-fn the_table_has_every_internal_name_that_the_sources_use() {
+fn internals_table_lists_every_internal_name_used_by_the_sources() {
     let Some(bare) = bare() else { return };
-    let copy = Copy::new("table");
+    let copy = LispSideCopy::new("table");
     let committed = copy.read("sbcl-internals.sexp");
     copy.write_table(&bare);
     let written = copy.read("sbcl-internals.sexp");
-    let (missing, unused) = (added(&committed, &written), added(&written, &committed));
+    let (missing, unused) = (added_lines(&committed, &written), added_lines(&written, &committed));
     assert!(
         written == committed,
         "run make sbcl-internals: lisp/sbcl-internals.sexp lacks\n{missing:#?}\nand has too many\n{unused:#?}"
     );
-    // Another name in a source is another line.
+    // A new name in a source adds one line to the table.
     let source = copy.read("threads.lisp") + "\n(defun find-it (name) (sb-int:%find-package-or-lose name))\n";
     std::fs::write(copy.lisp().join("threads.lisp"), source).unwrap();
     copy.write_table(&bare);
     let more = copy.read("sbcl-internals.sexp");
-    let more = added(&written, &more);
+    let more = added_lines(&written, &more);
     assert!(more.len() == 1 && more[0].contains("%FIND-PACKAGE-OR-LOSE"), "{more:#?}");
 }
 
 #[test]
-fn every_change_of_an_internal_name_is_noticed() {
+fn every_change_of_an_internal_name_is_detected() {
     let Some(bare) = bare() else { return };
-    let (succeeded, said) = said(
-        bare.command()
-            .arg("--load")
-            .arg(root().join("tests/sbcl_internals.lisp"))
-            .env("SBCL_MCP_LISP_DIR", root().join("lisp")),
-    );
-    assert!(succeeded && said.contains(" changes, 0 failed"), "{said}");
+    let (succeeded, output) = run(bare
+        .command()
+        .arg("--load")
+        .arg(root().join("tests/sbcl_internals.lisp"))
+        .env("SBCL_MCP_LISP_DIR", root().join("lisp")));
+    assert!(succeeded && output.contains(" changes, 0 failed"), "{output}");
 }
 
 #[test]
-fn a_moved_name_fails_the_build_before_anything_is_compiled() {
+fn changed_internal_name_fails_the_build_before_compiling() {
     let Some(bare) = bare() else { return };
-    let copy = Copy::new("build");
-    // As in SBCL 2.6.5.
-    let (succeeded, said) = copy.build(
+    let copy = LispSideCopy::new("build");
+    // Makes the change that SBCL 2.6.5 made.
+    let (succeeded, output) = copy.build(
         &bare,
         "(progn (sb-ext:unlock-package \"SB-THREAD\")
                 (sb-int:clear-info :function :source-transform 'sb-thread::mutex-state)
                 (fmakunbound 'sb-thread::mutex-state)
                 (defmacro sb-thread::mutex-state (mu) `(logand (slot-value ,mu '%state) 3)))",
     );
-    assert!(!succeeded, "{said}");
-    let moved: Vec<&str> = said.lines().filter(|line| line.contains("::")).collect();
+    assert!(!succeeded, "{output}");
+    let moved: Vec<&str> = output.lines().filter(|line| line.contains("::")).collect();
     let expected = "  SB-THREAD::MUTEX-STATE was the slot STATE of SB-THREAD::MUTEX, a WORD; is a macro of (MU)";
-    assert_eq!(moved, [expected], "{said}");
-    assert!(said.contains("CONTRIBUTING.md, Moving the pin"), "{said}");
-    assert_eq!(copy.0.join("fasls").read_dir().unwrap().count(), 0, "{said}");
+    assert_eq!(moved, [expected], "{output}");
+    assert!(output.contains("CONTRIBUTING.md, Moving the pin"), "{output}");
+    assert_eq!(copy.0.join("fasls").read_dir().unwrap().count(), 0, "{output}");
     assert!(!copy.0.join("core").exists());
 }

@@ -1,61 +1,62 @@
-//! Standard syntax (CLHS 2), a line at a time: what parentheses, strings and comments there are. Nothing is read.
+//! The lexer for standard syntax (CLHS 2): finds the parentheses, strings and comments of one line at a time.
 
-/// What a line begins or ends within.
+/// The construct within which a line begins or ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Mode {
     Code,
     String,
     /// A symbol's name between vertical bars.
     Bars,
-    /// A block comment, so deep.
+    /// A block comment, with its nesting depth.
     Comment(u8),
 }
 
-/// What kind of thing an [`Item`] is.
+/// The kind of a [`Token`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TokenKind {
     Open,
     Close,
-    /// A quote, comma, backquote or dispatching macro that stands before a form.
+    /// A quote, comma, backquote or dispatching macro before a form.
     Prefix,
-    /// `#+` or `#-`.
+    /// A feature conditional, `#+` or `#-`.
     Feature,
-    Token,
-    /// The beginning of a string.
-    Text,
+    Atom,
+    /// A string, or the part of it in the line where it begins.
+    String,
 }
 
-/// A part of a line.
+/// A token of a line.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Item {
-    pub(super) kind: Kind,
-    /// Where it begins and ends in its line, in bytes; a string that goes on ends with the line.
+pub(super) struct Token {
+    pub(super) kind: TokenKind,
+    /// Byte range of the token in its line; a string that continues on the next line ends with this one.
     pub(super) start: usize,
     pub(super) end: usize,
-    /// Where it begins on the screen, with tabs of eight columns.
+    /// Column on the screen, with tab stops every eight columns.
     pub(super) column: u32,
 }
 
-/// A line taken apart.
+/// The tokens of a line and the lexer's state at its end.
 #[derive(Debug, Clone)]
 pub(super) struct Line {
-    pub(super) items: Vec<Item>,
-    /// What the next line begins within.
+    pub(super) tokens: Vec<Token>,
+    /// The construct within which the next line begins.
     pub(super) end: Mode,
-    /// Where each `"` is that begins or ends a string.
+    /// Positions of the `"` that begin or end a string.
     pub(super) quotes: Vec<usize>,
-    /// How many of them stand where such a one seldom does: no blank before the first, none behind the last.
+    /// Number of quotes in unusual positions: an opening one without a blank before it, or a closing one without a
+    /// blank after it.
     pub(super) crowded: u32,
-    /// Where a string, symbol or comment that goes on to the next line began here.
+    /// Start of a string, symbol or comment that begins in this line and continues on the next.
     pub(super) open_end: Option<usize>,
 }
 
-/// Whether the standard syntax of a byte is whitespace.
+/// Returns true if the byte is whitespace in standard syntax.
 pub(super) fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0x0c)
 }
 
-/// Whether a token ends before this byte.
+/// Returns true if a token ends before this byte.
 pub(super) fn is_delimiter(byte: u8) -> bool {
     is_blank(byte) || matches!(byte, b'"' | b'\'' | b'(' | b')' | b',' | b';' | b'`')
 }
@@ -64,14 +65,14 @@ struct Lexer<'a> {
     text: &'a [u8],
     at: usize,
     line: Line,
-    /// Up to where the column is known, and the column there.
-    measured: (usize, u32),
+    /// A position whose column is known, and that column.
+    column_cache: (usize, u32),
 }
 
-/// Takes a line, without its newline, apart.
+/// Splits a line, given without its newline, into tokens.
 pub(super) fn lex(text: &str, mode: Mode) -> Line {
-    let line = Line { items: Vec::new(), end: Mode::Code, quotes: Vec::new(), crowded: 0, open_end: None };
-    let mut lexer = Lexer { text: text.as_bytes(), at: 0, line, measured: (0, 0) };
+    let line = Line { tokens: Vec::new(), end: Mode::Code, quotes: Vec::new(), crowded: 0, open_end: None };
+    let mut lexer = Lexer { text: text.as_bytes(), at: 0, line, column_cache: (0, 0) };
     lexer.line.end = lexer.run(mode);
     lexer.line
 }
@@ -82,22 +83,22 @@ impl Lexer<'_> {
     }
 
     fn column(&mut self, to: usize) -> u32 {
-        let (from, mut column) = self.measured;
+        let (from, mut column) = self.column_cache;
         for &byte in &self.text[from..to] {
             match byte {
                 b'\t' => column = (column / 8 + 1) * 8,
-                // Bytes of a character after its first one.
+                // Continuation bytes of a UTF-8 character.
                 0x80..=0xbf => {}
                 _ => column += 1,
             }
         }
-        self.measured = (to, column);
+        self.column_cache = (to, column);
         column
     }
 
-    fn push(&mut self, kind: Kind, start: usize) {
+    fn push(&mut self, kind: TokenKind, start: usize) {
         let column = self.column(start);
-        self.line.items.push(Item { kind, start, end: self.at, column });
+        self.line.tokens.push(Token { kind, start, end: self.at, column });
     }
 
     fn run(&mut self, mode: Mode) -> Mode {
@@ -105,7 +106,7 @@ impl Lexer<'_> {
             Mode::Code => Mode::Code,
             Mode::String => self.string(),
             Mode::Bars => match self.bars() {
-                Mode::Code => self.token(),
+                Mode::Code => self.atom(),
                 mode => mode,
             },
             Mode::Comment(depth) => self.comment(depth),
@@ -123,7 +124,7 @@ impl Lexer<'_> {
                 b';' => break,
                 b'(' | b')' => {
                     self.at += 1;
-                    self.push(if byte == b'(' { Kind::Open } else { Kind::Close }, start);
+                    self.push(if byte == b'(' { TokenKind::Open } else { TokenKind::Close }, start);
                     Mode::Code
                 }
                 b'"' => {
@@ -133,7 +134,7 @@ impl Lexer<'_> {
                     self.line.quotes.push(start);
                     self.at += 1;
                     let end = self.string();
-                    self.push(Kind::Text, start);
+                    self.push(TokenKind::String, start);
                     end
                 }
                 b'\'' | b'`' | b',' => {
@@ -141,13 +142,13 @@ impl Lexer<'_> {
                     if byte == b',' && matches!(self.byte(0), Some(b'@' | b'.')) {
                         self.at += 1;
                     }
-                    self.push(Kind::Prefix, start);
+                    self.push(TokenKind::Prefix, start);
                     Mode::Code
                 }
-                b'#' => self.dispatching(),
+                b'#' => self.dispatch_macro(),
                 _ => {
-                    let end = self.token();
-                    self.push(Kind::Token, start);
+                    let end = self.atom();
+                    self.push(TokenKind::Atom, start);
                     end
                 }
             };
@@ -159,13 +160,13 @@ impl Lexer<'_> {
         Mode::Code
     }
 
-    /// Whether what stands before the quote at `start` is a macro such as `#p`.
+    /// Returns true if the quote at `start` follows a dispatching macro such as `#p`, or `,@`.
     fn after_dispatch(&self, start: usize) -> bool {
         let before = &self.text[..start];
         before.ends_with(b"#") || before.len() > 1 && before[before.len() - 2] == b'#' || before.ends_with(b",@")
     }
 
-    /// Goes to the end of the string.
+    /// Advances to the end of the string.
     fn string(&mut self) -> Mode {
         while let Some(byte) = self.byte(0) {
             self.at += 1;
@@ -184,7 +185,7 @@ impl Lexer<'_> {
         Mode::String
     }
 
-    /// Goes to the closing vertical bar.
+    /// Advances beyond the closing vertical bar.
     fn bars(&mut self) -> Mode {
         while let Some(byte) = self.byte(0) {
             self.at += 1;
@@ -197,8 +198,8 @@ impl Lexer<'_> {
         Mode::Bars
     }
 
-    /// Goes to the end of the token.
-    fn token(&mut self) -> Mode {
+    /// Advances to the end of the atom.
+    fn atom(&mut self) -> Mode {
         while let Some(byte) = self.byte(0) {
             match byte {
                 b'\\' => self.at = (self.at + 2).min(self.text.len()),
@@ -212,14 +213,14 @@ impl Lexer<'_> {
                 _ => self.at += 1,
             }
         }
-        // What was escaped may be longer than a byte.
+        // An escaped character may have several bytes.
         while self.byte(0).is_some_and(|byte| (0x80..=0xbf).contains(&byte)) {
             self.at += 1;
         }
         Mode::Code
     }
 
-    /// Goes to the end of the block comment.
+    /// Advances to the end of the block comment.
     fn comment(&mut self, mut depth: u8) -> Mode {
         while self.at < self.text.len() {
             match (self.text[self.at], self.byte(1)) {
@@ -240,15 +241,15 @@ impl Lexer<'_> {
         Mode::Comment(depth)
     }
 
-    /// Takes what begins with `#`.
-    fn dispatching(&mut self) -> Mode {
+    /// Reads a token that begins with `#`.
+    fn dispatch_macro(&mut self) -> Mode {
         let start = self.at;
         self.at += 1;
         while self.byte(0).is_some_and(|byte| byte.is_ascii_digit()) {
             self.at += 1;
         }
         let Some(byte) = self.byte(0) else {
-            self.push(Kind::Prefix, start);
+            self.push(TokenKind::Prefix, start);
             return Mode::Code;
         };
         match byte {
@@ -257,30 +258,30 @@ impl Lexer<'_> {
                 self.comment(1)
             }
             b'\\' => {
-                // The character after it, whatever it is, and the rest of a name.
+                // The character after the backslash, whatever it is, and the rest of a character name.
                 self.at = (self.at + 2).min(self.text.len());
-                let end = self.token();
-                self.push(Kind::Token, start);
+                let end = self.atom();
+                self.push(TokenKind::Atom, start);
                 end
             }
             b'+' | b'-' => {
                 self.at += 1;
-                self.push(Kind::Feature, start);
+                self.push(TokenKind::Feature, start);
                 Mode::Code
             }
             b':' | b'*' | b'b' | b'B' | b'o' | b'O' | b'x' | b'X' | b'r' | b'R' => {
                 self.at += 1;
-                let end = self.token();
-                self.push(Kind::Token, start);
+                let end = self.atom();
+                self.push(TokenKind::Atom, start);
                 end
             }
             b'#' => {
                 self.at += 1;
-                self.push(Kind::Token, start);
+                self.push(TokenKind::Atom, start);
                 Mode::Code
             }
             _ if is_delimiter(byte) && byte != b'\'' && byte != b',' => {
-                self.push(Kind::Prefix, start);
+                self.push(TokenKind::Prefix, start);
                 Mode::Code
             }
             _ => {
@@ -288,7 +289,7 @@ impl Lexer<'_> {
                 while self.byte(0).is_some_and(|byte| (0x80..=0xbf).contains(&byte)) {
                     self.at += 1;
                 }
-                self.push(Kind::Prefix, start);
+                self.push(TokenKind::Prefix, start);
                 Mode::Code
             }
         }

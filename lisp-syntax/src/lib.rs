@@ -1,5 +1,5 @@
-//! Finds what is wrong with Common Lisp source without evaluating any of it: unbalanced parentheses, strings and comments,
-//! located by the indentation, and text that the reader would refuse (CLHS 2).
+//! Checks Common Lisp source without evaluating it. Finds unbalanced parentheses, strings and comments, which it
+//! locates by the indentation, and text that the reader would refuse (CLHS 2).
 //!
 //! ```
 //! let checked = lisp_syntax::check("(defun f (x)\n  (list x\n  (g x))\n\n(defun g ())\n", &[]);
@@ -10,77 +10,78 @@ mod lexer;
 mod reader;
 mod repair;
 
-use lexer::{Kind, Line, Mode, lex};
+use lexer::{Line, Mode, TokenKind, lex};
 use repair::Edit;
 
-/// How sure a [`Finding`] is.
+/// The certainty of a [`Finding`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// The reader refuses the text.
     Error,
-    /// It may do so: that depends on what else is loaded.
+    /// The reader may refuse the text, depending on what else is loaded.
     Note,
 }
 
-/// Something to be said of a place in the text.
+/// A problem at a position in the text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// The line, from 1.
     pub line: usize,
     /// The column, from 1, in characters.
     pub column: usize,
-    /// How sure it is.
+    /// Certainty of the problem.
     pub severity: Severity,
-    /// A sentence without its full stop, on one line.
+    /// Description: a sentence on one line, without its full stop.
     pub message: String,
 }
 
-/// What [`check`] found.
+/// The result of [`check`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Checked {
-    /// In the order of the text.
+    /// The findings, in the order of the text.
     pub findings: Vec<Finding>,
-    /// The text with what the indentation suggests; present where the text is not balanced and that would be.
+    /// The text with the repair that its indentation suggests. Present only if the text is unbalanced and the repaired
+    /// text is readable.
     pub repaired: Option<String>,
 }
 
 impl Checked {
-    /// True when the reader would not get through the text.
+    /// Returns true if the reader would refuse the text.
     #[must_use]
     pub fn is_error(&self) -> bool {
         self.findings.iter().any(|finding| finding.severity == Severity::Error)
     }
 }
 
-/// Where the text stops being balanced, as a reader finds out.
+/// The position at which a reader notices that the text is unbalanced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Imbalance {
-    /// A closing parenthesis without an open one. Line and byte, from 0.
+    /// A closing parenthesis without an opening one: line and byte, from 0.
     Unmatched(usize, usize),
-    /// The end of the text within something that begins there.
+    /// The end of the text within the construct that begins at this line and byte, from 0.
     Unfinished(Mode, usize, usize),
 }
 
-/// Returns true once a search is to end without a result.
+/// A function that returns true when a search must end without a result.
 type Stop<'a> = &'a dyn Fn() -> bool;
 
-/// An open parenthesis: line and byte, from 0.
-type Place = (usize, usize);
+/// The position of a parenthesis: line and byte, from 0.
+type Position = (usize, usize);
 
-/// Looks whether the lines are balanced; `visit` is called for each closing parenthesis with its place and that of the
-/// open one.
-fn balance(lines: &[&str], mut visit: impl FnMut(Place, Place)) -> Result<(), Imbalance> {
-    let mut open: Vec<Place> = Vec::new();
+/// Checks that the lines are balanced. Calls `visit` with the positions of each closing parenthesis and of its opening
+/// one.
+fn balance(lines: &[&str], mut visit: impl FnMut(Position, Position)) -> Result<(), Imbalance> {
+    let mut open: Vec<Position> = Vec::new();
     let mut mode = Mode::Code;
     let mut unfinished = (0, 0);
     for (number, text) in lines.iter().enumerate() {
         let line = lex(text, mode);
-        for item in &line.items {
-            match item.kind {
-                Kind::Open => open.push((number, item.start)),
-                Kind::Close => match open.pop() {
-                    Some(start) => visit((number, item.start), start),
-                    None => return Err(Imbalance::Unmatched(number, item.start)),
+        for token in &line.tokens {
+            match token.kind {
+                TokenKind::Open => open.push((number, token.start)),
+                TokenKind::Close => match open.pop() {
+                    Some(start) => visit((number, token.start), start),
+                    None => return Err(Imbalance::Unmatched(number, token.start)),
                 },
                 _ => {}
             }
@@ -97,7 +98,7 @@ fn balance(lines: &[&str], mut visit: impl FnMut(Place, Place)) -> Result<(), Im
     }
 }
 
-/// The lines of a text without their newlines; what `join` makes of them with newlines is the text.
+/// Splits a text into lines without their newlines; joined with newlines they are the text again.
 fn lines_of(text: &str) -> Vec<&str> {
     text.split('\n').collect()
 }
@@ -114,8 +115,8 @@ fn lexed(lines: &[&str]) -> Vec<Line> {
         .collect()
 }
 
-/// Names of packages that a text defines, or says that something else does (`:use`, `:depends-on`, `load-system`), in
-/// upper case.
+/// Returns the names, in upper case, of packages that a text defines or expects from elsewhere (`:use`, `:depends-on`,
+/// `load-system`).
 #[must_use]
 pub fn packages(text: &str) -> Vec<String> {
     let lines = lines_of(text);
@@ -124,8 +125,7 @@ pub fn packages(text: &str) -> Vec<String> {
 
 /// Checks a text.
 ///
-/// The syntax is taken to be the standard one (CLHS 2). `known` are names of packages that other files are known to
-/// define, in upper case.
+/// Assumes standard syntax (CLHS 2). `known` has the names, in upper case, of packages that other files define.
 #[must_use]
 pub fn check(text: &str, known: &[String]) -> Checked {
     let lines = lines_of(text);
@@ -135,10 +135,10 @@ pub fn check(text: &str, known: &[String]) -> Checked {
             let edits = repair::edits(&lines, &|| false).unwrap_or_default();
             let repaired = apply(&lines, &edits);
             let mut findings = match edits[..] {
-                [] => vec![plain(&lines, imbalance)],
+                [] => vec![plain_finding(&lines, imbalance)],
                 _ => explain(&lines, &edits, &lines_of(&repaired)),
             };
-            // The reader may well have another opinion.
+            // With readtable changes of its own, the file may be readable after all.
             if reader::has_own_syntax(&lines) {
                 for finding in &mut findings {
                     finding.severity = Severity::Note;
@@ -146,13 +146,13 @@ pub fn check(text: &str, known: &[String]) -> Checked {
                 }
                 return Checked { findings, repaired: None };
             }
-            let reads = !edits.is_empty() && reads(&repaired);
+            let reads = !edits.is_empty() && is_readable(&repaired);
             Checked { findings, repaired: reads.then_some(repaired) }
         }
     }
 }
 
-/// Whether a reader would go on reading where the text ends: within parentheses, a string or a comment, or after a quote.
+/// Returns true if a reader would need more text: it ends within parentheses, a string or a comment, or after a quote.
 pub fn is_unfinished(text: &str) -> bool {
     let lines = lines_of(text);
     match balance(&lines, |_, _| {}) {
@@ -160,27 +160,27 @@ pub fn is_unfinished(text: &str) -> bool {
         Err(Imbalance::Unmatched(..)) => false,
         Ok(()) => {
             let lexed = lexed(&lines);
-            let last = lexed.iter().rev().find_map(|line| line.items.last());
-            last.is_some_and(|item| matches!(item.kind, Kind::Prefix | Kind::Feature))
+            let last = lexed.iter().rev().find_map(|line| line.tokens.last());
+            last.is_some_and(|token| matches!(token.kind, TokenKind::Prefix | TokenKind::Feature))
         }
     }
 }
 
-/// What a part of a text is, for whoever colours it.
+/// The kind of a part of the text, for syntax highlighting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// A string, or a line of it.
+    /// A string, or one line of it.
     Text,
-    /// A symbol of the package KEYWORD.
+    /// A keyword, that is, a symbol with a leading colon.
     Keyword,
     /// A parenthesis that has a partner.
     Parenthesis {
-        /// Where that is, in bytes.
+        /// Position of the partner, in bytes.
         partner: usize,
     },
 }
 
-/// The parts of a text that are worth a colour: where each begins and ends, in bytes, in their order.
+/// Returns the parts of a text to highlight, with their byte ranges, in the order of the text.
 pub fn parts(text: &str) -> Vec<(std::ops::Range<usize>, Part)> {
     let lines = lines_of(text);
     let starts: Vec<usize> = lines
@@ -198,11 +198,11 @@ pub fn parts(text: &str) -> Vec<(std::ops::Range<usize>, Part)> {
         parts.push((close..close + 1, Part::Parenthesis { partner: open }));
     });
     for (line, start) in lexed(&lines).iter().zip(&starts) {
-        for item in &line.items {
-            let range = start + item.start..start + item.end;
-            match item.kind {
-                Kind::Text => parts.push((range, Part::Text)),
-                Kind::Token if text[range.clone()].starts_with(':') => parts.push((range, Part::Keyword)),
+        for token in &line.tokens {
+            let range = start + token.start..start + token.end;
+            match token.kind {
+                TokenKind::String => parts.push((range, Part::Text)),
+                TokenKind::Atom if text[range.clone()].starts_with(':') => parts.push((range, Part::Keyword)),
                 _ => {}
             }
         }
@@ -211,18 +211,18 @@ pub fn parts(text: &str) -> Vec<(std::ops::Range<usize>, Part)> {
     parts
 }
 
-/// Whether nothing is known that a reader would refuse.
-fn reads(text: &str) -> bool {
+/// Returns true if no reason is known why a reader would refuse the text.
+fn is_readable(text: &str) -> bool {
     let lines = lines_of(text);
     balance(&lines, |_, _| {}).is_ok()
         && reader::findings(&lines, &lexed(&lines), &[]).iter().all(|finding| finding.severity != Severity::Error)
 }
 
-/// Bytes of code, or of a file, that [`hint`] looks into.
+/// Longest code or file, in bytes, that [`hint`] examines.
 pub const LONGEST_HINTED: usize = 400_000;
 
-/// Says where the indentation of code that the reader came to no end with went wrong: `line 7: …`. Returns `None` when
-/// the code is balanced, nothing can be said, or `stop` returned true before something was found.
+/// Returns hints, as in `line 7: …`, about where the parentheses of unbalanced code disagree with its indentation.
+/// Returns `None` if the code is balanced, nothing was found, or `stop` returned true first.
 pub fn hint(code: &str, stop: impl Fn() -> bool) -> Option<String> {
     if code.len() > LONGEST_HINTED {
         return None;
@@ -235,11 +235,12 @@ pub fn hint(code: &str, stop: impl Fn() -> bool) -> Option<String> {
     let edits = repair::edits(&lines, &stop)?;
     let repaired = apply(&lines, &edits);
     let findings = explain(&lines, &edits, &lines_of(&repaired));
-    let said: Vec<_> = findings.iter().map(|finding| format!("line {}: {}", finding.line, finding.message)).collect();
-    Some(said.join("\n"))
+    let messages: Vec<_> =
+        findings.iter().map(|finding| format!("line {}: {}", finding.line, finding.message)).collect();
+    Some(messages.join("\n"))
 }
 
-/// The text with the edits, which are in order, one a line at most.
+/// Returns the text with the edits applied. They must be in order, at most one per line.
 fn apply(lines: &[&str], edits: &[Edit]) -> String {
     let mut changed: Vec<String> = Vec::with_capacity(edits.len());
     let mut result: Vec<&str> = lines.to_vec();
@@ -253,7 +254,7 @@ fn apply(lines: &[&str], edits: &[Edit]) -> String {
     result.join("\n")
 }
 
-/// What is wrong in the words of the edits that would mend it.
+/// Describes the problems in terms of the edits that repair them.
 fn explain(lines: &[&str], edits: &[Edit], repaired: &[&str]) -> Vec<Finding> {
     edits.iter().map(|edit| explain_one(lines, edit, repaired)).collect()
 }
@@ -300,19 +301,19 @@ fn explain_one(lines: &[&str], edit: &Edit, repaired: &[&str]) -> Finding {
     Finding { line, column, severity: Severity::Error, message }
 }
 
-/// The innermost form that is open at a place.
-fn open_at(lines: &[&str], place: Place) -> Option<Place> {
-    let mut open: Vec<Place> = Vec::new();
+/// Returns the innermost form that is open at a position.
+fn open_at(lines: &[&str], place: Position) -> Option<Position> {
+    let mut open: Vec<Position> = Vec::new();
     let mut mode = Mode::Code;
     for (number, text) in lines.iter().enumerate().take(place.0 + 1) {
         let line = lex(text, mode);
-        for item in &line.items {
-            if (number, item.start) >= place {
+        for token in &line.tokens {
+            if (number, token.start) >= place {
                 return open.last().copied();
             }
-            match item.kind {
-                Kind::Open => open.push((number, item.start)),
-                Kind::Close => _ = open.pop(),
+            match token.kind {
+                TokenKind::Open => open.push((number, token.start)),
+                TokenKind::Close => _ = open.pop(),
                 _ => {}
             }
         }
@@ -321,8 +322,8 @@ fn open_at(lines: &[&str], place: Place) -> Option<Place> {
     open.last().copied()
 }
 
-/// What a reader says, for want of anything better.
-fn plain(lines: &[&str], imbalance: Imbalance) -> Finding {
+/// Returns the finding that a reader would report, for lack of a better one.
+fn plain_finding(lines: &[&str], imbalance: Imbalance) -> Finding {
     let (line, at, message) = match imbalance {
         Imbalance::Unmatched(line, at) => (line, at, "unmatched close parenthesis"),
         Imbalance::Unfinished(Mode::Code, line, at) => (line, at, "the form that begins here is not closed"),

@@ -1,63 +1,65 @@
-//! Finds the edits that make text balanced and fit its indentation best: a search over lines.
+//! A search for the edits that balance a text and agree best with its indentation.
 //!
-//! A state is the stack of open parentheses, and what the line begins within. Each line takes it to the next one and
-//! costs what its indentation disagrees with the stack. An edit costs [`EDIT`], more than most disagreements: so there
-//! are as few as it takes to balance the text, and they are where the lines after them fall into place. States that are
-//! equal are merged into the cheaper one, which keeps their number small: a closed form leaves nothing behind.
+//! A state is the stack of open parentheses, and the construct within which the next line begins. Each line leads from
+//! a state to another, at a cost for each disagreement between its indentation and the stack. An edit costs
+//! [`EDIT_COST`], more than most disagreements. So there are no more edits than it takes to balance the text, and they
+//! are placed where the lines after them align. Equal states are merged into the cheapest. This keeps their number
+//! small, because a closed form leaves no trace.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use super::Stop;
-use super::lexer::{Item, Kind, Line, Mode, is_blank, lex};
+use super::lexer::{Line, Mode, Token, TokenKind, is_blank, lex};
 
-/// What an edit costs.
-const EDIT: u32 = 24;
-/// What each further parenthesis of the same edit costs.
-const FURTHER: u32 = 5;
-/// What a line costs whose first form begins at or left of the parenthesis that it is in.
-const OUTSIDE: u32 = 10;
-/// The same at the left margin, where a top-level form is meant to begin.
-const AT_MARGIN: u32 = 16;
-/// What a line costs that is deeper than it should be.
-const TOO_DEEP: u32 = 5;
-/// What a line costs whose place is another one.
-const UNALIGNED: u32 = 2;
-/// What a line costs that goes on with a symbol between bars, and a quote that stands where none does.
-const UNLIKELY: u32 = 6;
-/// How much worse than the best a state may be.
-const HOPELESS: u32 = 90;
-/// Edits at most.
-const MOST_EDITS: u8 = 4;
-/// States kept after a line.
-const MOST_STATES: usize = 150;
-/// Parentheses that are put in at once, at most.
-const MOST_CLOSING: usize = 16;
-/// Places in a line where something is put in.
-const MOST_PLACES: usize = 24;
-/// Parentheses of a line, the last ones, each of which may be the one to leave out.
-const MOST_LEFT_OUT: usize = 200;
-/// How many states are taken over lines before the search is given up.
-const MOST_STEPS: usize = 600_000;
-/// Lines and characters of a line that are searched.
-const MOST_LINES: usize = 5_000;
-const LONGEST_LINE: usize = 4_000;
+/// Cost of an edit.
+const EDIT_COST: u32 = 24;
+/// Cost of each additional parenthesis of an edit.
+const FURTHER_COST: u32 = 5;
+/// Cost of a line whose first form begins at, or left of, the innermost open parenthesis.
+const OUTSIDE_COST: u32 = 10;
+/// Cost of such a line at the left margin, which probably begins a top-level form.
+const AT_MARGIN_COST: u32 = 16;
+/// Cost of a line that is indented too deeply.
+const TOO_DEEP_COST: u32 = 5;
+/// Cost of a line that is not aligned with any expected column.
+const UNALIGNED_COST: u32 = 2;
+/// Cost of an improbable feature, such as a line within a symbol between bars, or a quote in an unusual position.
+const UNLIKELY_COST: u32 = 6;
+/// Maximum cost of a state above the cheapest one.
+const MAX_COST_ABOVE_BEST: u32 = 90;
+/// Maximum number of edits.
+const MAX_EDITS: u8 = 4;
+/// Maximum number of states kept after a line.
+const MAX_STATES: usize = 150;
+/// Maximum number of parentheses inserted by one edit.
+const MAX_CLOSING: usize = 16;
+/// Maximum number of positions in a line at which something is inserted.
+const MAX_POSITIONS: usize = 24;
+/// Number of parentheses of a line, counted from its end, whose removal is tried.
+const MAX_REMOVED_PARENTHESES: usize = 200;
+/// Number of transitions after which the search is abandoned.
+const MAX_STEPS: usize = 600_000;
+/// Maximum number of lines of a text that is searched.
+const MAX_LINES: usize = 5_000;
+/// Longest line, in bytes, of a text that is searched.
+const MAX_LINE_LENGTH: usize = 4_000;
 
-/// What was done to a line.
+/// A change of one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Edit {
-    /// The line, from 0, and the byte in it.
+    /// Line, from 0, and byte in it.
     pub(super) line: usize,
     pub(super) at: usize,
-    /// Bytes that are removed there.
+    /// Number of bytes removed there.
     pub(super) removed: usize,
-    /// What comes in their place.
+    /// Text inserted there.
     pub(super) inserted: String,
 }
 
 /// An open parenthesis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Frame {
+struct OpenParen {
     line: u32,
     column: u32,
     /// Column of the second element, if it is in the same line.
@@ -66,25 +68,25 @@ struct Frame {
     child: Option<u32>,
 }
 
-/// Stacks, shared: each is a frame on another one.
+/// Stacks that share their common parts: each node is an open parenthesis and the node below it.
 struct Stacks {
-    nodes: Vec<(Frame, usize)>,
-    known: HashMap<(Frame, usize), usize>,
+    nodes: Vec<(OpenParen, usize)>,
+    known: HashMap<(OpenParen, usize), usize>,
 }
 
-/// The empty one, whose frame is the file.
+/// The empty stack, whose entry stands for the file.
 const BOTTOM: usize = 0;
 
 impl Stacks {
     fn new() -> Self {
-        let frame = Frame { line: 0, column: 0, argument: None, child: None };
-        Self { nodes: vec![(frame, BOTTOM)], known: HashMap::new() }
+        let paren = OpenParen { line: 0, column: 0, argument: None, child: None };
+        Self { nodes: vec![(paren, BOTTOM)], known: HashMap::new() }
     }
 
-    fn on(&mut self, below: usize, frame: Frame) -> usize {
+    fn push(&mut self, below: usize, paren: OpenParen) -> usize {
         let nodes = &mut self.nodes;
-        *self.known.entry((frame, below)).or_insert_with(|| {
-            nodes.push((frame, below));
+        *self.known.entry((paren, below)).or_insert_with(|| {
+            nodes.push((paren, below));
             nodes.len() - 1
         })
     }
@@ -94,14 +96,14 @@ impl Stacks {
 struct State {
     cost: u32,
     edits: u8,
-    /// Its last edit, in the search's list; `usize::MAX` for none.
+    /// Index of the state's last edit in [`Search::edits_made`]; `usize::MAX` for none.
     history: usize,
 }
 
-/// What a line does to whatever stack it meets.
+/// The effect of a line on any stack.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Effect {
-    /// Column and kind of the first form of a line that begins in code.
+struct LineEffect {
+    /// Column and kind of the first form, for a line that begins in code.
     first: Option<(u32, FirstKind)>,
     closed: usize,
     opened: Vec<(u32, Option<u32>)>,
@@ -111,22 +113,22 @@ struct Effect {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum FirstKind {
     List,
-    /// Something that stands anywhere.
+    /// A token that may stand in any column.
     Anywhere,
     Other,
 }
 
-/// A way to take a line.
-struct Variant {
-    effect: Effect,
+/// A reading of a line: unchanged or with an edit.
+struct LineVariant {
+    effect: LineEffect,
     cost: u32,
     edit: Option<Edit>,
 }
 
-/// Returns the edits that balance the lines, in order; `None` where there are too many, none are found, or `stop` ended
-/// the search.
+/// Returns the edits that balance the lines, in order. Returns `None` if there would be too many, none are found, or
+/// `stop` ended the search.
 pub(super) fn edits(lines: &[&str], stop: Stop<'_>) -> Option<Vec<Edit>> {
-    let region = damaged(lines, stop);
+    let region = unbalanced_region(lines, stop);
     let found = search(&lines[region.clone()], stop);
     let mut edits = match found {
         Some(edits) => edits,
@@ -139,12 +141,12 @@ pub(super) fn edits(lines: &[&str], stop: Stop<'_>) -> Option<Vec<Edit>> {
     Some(edits)
 }
 
-/// The lines between the top-level forms at the beginning and at the end that are balanced, each on its own.
-fn damaged(lines: &[&str], stop: Stop<'_>) -> Range<usize> {
+/// Returns the lines between the leading and the trailing top-level forms that are each balanced on their own.
+fn unbalanced_region(lines: &[&str], stop: Stop<'_>) -> Range<usize> {
     let starts: Vec<usize> = (0..lines.len()).filter(|&number| lines[number].starts_with('(')).collect();
     let mut walk = Search::new(lines, 0, stop);
     let mut begin = 0;
-    while let Some(end) = walk.clean_form(begin, lines.len()) {
+    while let Some(end) = walk.balanced_form_end(begin, lines.len()) {
         if end == lines.len() {
             break;
         }
@@ -152,7 +154,7 @@ fn damaged(lines: &[&str], stop: Stop<'_>) -> Range<usize> {
     }
     let mut end = lines.len();
     for &start in starts.iter().rev().take_while(|&&start| start > begin) {
-        if walk.clean_form(start, end) != Some(end) {
+        if walk.balanced_form_end(start, end) != Some(end) {
             break;
         }
         end = start;
@@ -161,13 +163,13 @@ fn damaged(lines: &[&str], stop: Stop<'_>) -> Range<usize> {
 }
 
 fn search(lines: &[&str], stop: Stop<'_>) -> Option<Vec<Edit>> {
-    if lines.len() > MOST_LINES || lines.iter().any(|line| line.len() > LONGEST_LINE) {
+    if lines.len() > MAX_LINES || lines.iter().any(|line| line.len() > MAX_LINE_LENGTH) {
         return None;
     }
     let mut best: Option<(u32, Vec<Edit>)> = None;
-    for allowed in 1..=MOST_EDITS {
-        // So many edits alone cost more than what is found.
-        if best.as_ref().is_some_and(|(cost, _)| *cost <= EDIT * u32::from(allowed)) {
+    for allowed in 1..=MAX_EDITS {
+        // This number of edits alone costs more than the best repair so far.
+        if best.as_ref().is_some_and(|(cost, _)| *cost <= EDIT_COST * u32::from(allowed)) {
             break;
         }
         let found = Search::new(lines, allowed, stop).run();
@@ -182,7 +184,7 @@ fn search(lines: &[&str], stop: Stop<'_>) -> Option<Vec<Edit>> {
             (false, false) => {}
         }
     }
-    // A cheaper repair may be among those that were not looked at.
+    // A search that was stopped may have missed a cheaper repair.
     if stop() {
         return None;
     }
@@ -191,22 +193,22 @@ fn search(lines: &[&str], stop: Stop<'_>) -> Option<Vec<Edit>> {
 
 struct Search<'a> {
     lines: &'a [&'a str],
-    /// Edits that a state may have.
+    /// Maximum number of edits of a state.
     allowed: u8,
     stacks: Stacks,
-    made: Vec<(Edit, usize)>,
+    edits_made: Vec<(Edit, usize)>,
     steps: usize,
     stop: Stop<'a>,
 }
 
 impl<'a> Search<'a> {
     fn new(lines: &'a [&'a str], allowed: u8, stop: Stop<'a>) -> Self {
-        Self { lines, allowed, stacks: Stacks::new(), made: Vec::new(), steps: 0, stop }
+        Self { lines, allowed, stacks: Stacks::new(), edits_made: Vec::new(), steps: 0, stop }
     }
 
-    /// Where the next top-level form at the margin begins, or else `end`, when the lines from `begin` up to there are
-    /// balanced. That the indentation is odd says nothing against them.
-    fn clean_form(&mut self, begin: usize, end: usize) -> Option<usize> {
+    /// If the lines from `begin` up to the next top-level form at the margin, or up to `end`, are balanced, returns the
+    /// line where they end. Odd indentation does not matter.
+    fn balanced_form_end(&mut self, begin: usize, end: usize) -> Option<usize> {
         let (mut mode, mut stack) = (Mode::Code, BOTTOM);
         for number in begin..end {
             let text = self.lines[number];
@@ -215,8 +217,8 @@ impl<'a> Search<'a> {
             }
             let line = lex(text, mode);
             let (reached, cost) = self.apply(&effect(mode, &line), number, stack)?;
-            // Forms at the margin that are within another one: where that ends is not certain.
-            if cost >= AT_MARGIN {
+            // Forms at the margin within another form make its end uncertain.
+            if cost >= AT_MARGIN_COST {
                 return None;
             }
             (mode, stack) = (line.end, reached);
@@ -229,14 +231,14 @@ impl<'a> Search<'a> {
         let mut states = HashMap::from([((Mode::Code, BOTTOM), start)]);
         for number in 0..self.lines.len() {
             states = self.step(number, states);
-            if self.steps > MOST_STEPS || (self.stop)() {
+            if self.steps > MAX_STEPS || (self.stop)() {
                 return None;
             }
         }
         let state = states.get(&(Mode::Code, BOTTOM))?;
         let mut edits = Vec::new();
         let mut history = state.history;
-        while let Some((edit, before)) = self.made.get(history) {
+        while let Some((edit, before)) = self.edits_made.get(history) {
             edits.push(edit.clone());
             history = *before;
         }
@@ -244,27 +246,29 @@ impl<'a> Search<'a> {
         (!edits.is_empty()).then_some((state.cost, edits))
     }
 
-    /// Takes all states over a line.
+    /// Applies a line to all states.
     fn step(&mut self, number: usize, states: HashMap<(Mode, usize), State>) -> HashMap<(Mode, usize), State> {
-        let mut variants: HashMap<(Mode, bool), Vec<Variant>> = HashMap::new();
+        let mut variants_by_start: HashMap<(Mode, bool), Vec<LineVariant>> = HashMap::new();
         let mut next: HashMap<(Mode, usize), State> = HashMap::new();
-        // In a fixed order: the same text gets the same answer.
+        // In a fixed order, so that the same text always has the same result.
         let mut sorted: Vec<_> = states.into_iter().collect();
         sorted.sort_by_key(|((mode, stack), state)| (state.cost, *stack, mode_order(*mode)));
         let least = sorted.first().map_or(0, |(_, state)| state.cost);
-        sorted.truncate(MOST_STATES);
+        sorted.truncate(MAX_STATES);
         for ((mode, stack), state) in sorted {
-            if state.cost > least + HOPELESS {
+            if state.cost > least + MAX_COST_ABOVE_BEST {
                 continue;
             }
             if (self.stop)() {
                 break;
             }
-            let edited = state.edits < self.allowed;
+            let may_edit = state.edits < self.allowed;
             let (lines, stop) = (self.lines, self.stop);
-            let ways = variants.entry((mode, edited)).or_insert_with(|| variants_of(lines, number, mode, edited, stop));
-            self.steps += ways.len();
-            for variant in ways {
+            let variants = variants_by_start
+                .entry((mode, may_edit))
+                .or_insert_with(|| variants_of(lines, number, mode, may_edit, stop));
+            self.steps += variants.len();
+            for variant in variants {
                 let Some((reached, cost)) = self.apply(&variant.effect, number, stack) else { continue };
                 let cost = state.cost + cost + variant.cost;
                 let place = next.entry((variant.effect.end, reached));
@@ -278,8 +282,8 @@ impl<'a> Search<'a> {
                 let (edits, history) = match &variant.edit {
                     None => (state.edits, state.history),
                     Some(edit) => {
-                        self.made.push((edit.clone(), state.history));
-                        (state.edits + 1, self.made.len() - 1)
+                        self.edits_made.push((edit.clone(), state.history));
+                        (state.edits + 1, self.edits_made.len() - 1)
                     }
                 };
                 place.insert_entry(State { cost, edits, history });
@@ -288,17 +292,17 @@ impl<'a> Search<'a> {
         next
     }
 
-    /// Takes a stack over a line: where that leads and what it costs; `None` when more is closed than is open.
-    fn apply(&mut self, effect: &Effect, number: usize, mut stack: usize) -> Option<(usize, u32)> {
+    /// Applies a line to a stack. Returns the new stack and the cost, or `None` if the line closes more than is open.
+    fn apply(&mut self, effect: &LineEffect, number: usize, mut stack: usize) -> Option<(usize, u32)> {
         let mut cost = 0;
         if let Some((column, kind)) = effect.first
             && kind != FirstKind::Anywhere
         {
-            let (mut frame, below) = self.stacks.nodes[stack];
-            cost = disagreement(&frame, stack == BOTTOM, column, kind);
-            if stack != BOTTOM && frame.child != Some(column) {
-                frame.child = Some(column);
-                stack = self.stacks.on(below, frame);
+            let (mut paren, below) = self.stacks.nodes[stack];
+            cost = disagreement(&paren, stack == BOTTOM, column, kind);
+            if stack != BOTTOM && paren.child != Some(column) {
+                paren.child = Some(column);
+                stack = self.stacks.push(below, paren);
             }
         }
         let hanging = matches!(effect.first, Some((_, FirstKind::Anywhere)));
@@ -306,16 +310,16 @@ impl<'a> Search<'a> {
             if stack == BOTTOM {
                 return None;
             }
-            let (frame, below) = self.stacks.nodes[stack];
-            // What has its parts at its own margin is closed on a line of its own.
-            if !hanging && frame.child.is_some_and(|child| child <= frame.column) {
-                cost += UNLIKELY;
+            let (paren, below) = self.stacks.nodes[stack];
+            // A form whose elements are at its own margin usually has its closing parenthesis on a separate line.
+            if !hanging && paren.child.is_some_and(|child| child <= paren.column) {
+                cost += UNLIKELY_COST;
             }
             stack = below;
         }
         for &(column, argument) in &effect.opened {
             let line = u32::try_from(number).unwrap_or(u32::MAX);
-            stack = self.stacks.on(stack, Frame { line, column, argument, child: None });
+            stack = self.stacks.push(stack, OpenParen { line, column, argument, child: None });
         }
         Some((stack, cost))
     }
@@ -330,86 +334,91 @@ fn mode_order(mode: Mode) -> u16 {
     }
 }
 
-/// What it costs that a line within `frame` begins at `column`.
-fn disagreement(frame: &Frame, at_top: bool, column: u32, kind: FirstKind) -> u32 {
+/// Returns the cost of a line within `paren` that begins at `column`.
+fn disagreement(paren: &OpenParen, at_top: bool, column: u32, kind: FirstKind) -> u32 {
     if at_top {
         return match (column, kind) {
             (0, FirstKind::List) => 0,
-            (0, _) => UNALIGNED,
-            _ => OUTSIDE - 2,
+            (0, _) => UNALIGNED_COST,
+            _ => OUTSIDE_COST - 2,
         };
     }
-    // A form that is known not to go by the rules costs once.
-    if frame.child == Some(column) {
+    // A form with unusual indentation costs only once.
+    if paren.child == Some(column) {
         return 0;
     }
-    if column <= frame.column {
-        return if column == 0 && kind == FirstKind::List { AT_MARGIN } else { OUTSIDE };
+    if column <= paren.column {
+        return if column == 0 && kind == FirstKind::List { AT_MARGIN_COST } else { OUTSIDE_COST };
     }
-    let inside = column - frame.column;
-    if frame.argument == Some(column) || inside == 1 || inside == 2 {
+    let inside = column - paren.column;
+    if paren.argument == Some(column) || inside == 1 || inside == 2 {
         return 0;
     }
-    match frame.child {
+    match paren.child {
         None if inside == 4 => 0,
-        None => UNALIGNED,
-        Some(child) if column > child => TOO_DEEP,
-        Some(_) => UNALIGNED,
+        None => UNALIGNED_COST,
+        Some(child) if column > child => TOO_DEEP_COST,
+        Some(_) => UNALIGNED_COST,
     }
 }
 
-/// What is unlikely in a line as it stands, and how much so.
+/// Returns the cost of improbable features of a line.
 fn unlikelihood(text: &str, mode: Mode, line: &Line) -> u32 {
     let begins = match mode {
         Mode::Code => 0,
-        Mode::String if text.starts_with('(') => UNLIKELY,
+        Mode::String if text.starts_with('(') => UNLIKELY_COST,
         Mode::String if text.trim_start().starts_with('(') => 2,
         Mode::String => 1,
-        Mode::Bars => UNLIKELY,
+        Mode::Bars => UNLIKELY_COST,
         Mode::Comment(_) if text.starts_with("(def") => 2,
         Mode::Comment(_) => u32::from(text.starts_with('(')),
     };
-    // A top-level form is seldom one of a list.
+    // A top-level form seldom begins with two parentheses.
     let doubled = if mode == Mode::Code && text.starts_with("((") { 3 } else { 0 };
-    // A quote with nothing after it, which cannot be read.
-    let nothing = line.items.windows(2).any(|pair| pair[0].kind == Kind::Prefix && pair[1].kind == Kind::Close)
-        || line.items.windows(3).any(|three| three[0].kind == Kind::Feature && three[2].kind == Kind::Close);
+    // A quote with nothing after it cannot be read.
+    let dangling_prefix = line
+        .tokens
+        .windows(2)
+        .any(|pair| pair[0].kind == TokenKind::Prefix && pair[1].kind == TokenKind::Close)
+        || line.tokens.windows(3).any(|three| three[0].kind == TokenKind::Feature && three[2].kind == TokenKind::Close);
     begins
         + doubled
-        + if nothing { EDIT } else { 0 }
-        + UNLIKELY * line.crowded
-        + if line.end == Mode::Bars { UNLIKELY } else { 0 }
+        + if dangling_prefix { EDIT_COST } else { 0 }
+        + UNLIKELY_COST * line.crowded
+        + if line.end == Mode::Bars { UNLIKELY_COST } else { 0 }
 }
 
-/// What a line does.
-fn effect(mode: Mode, line: &Line) -> Effect {
-    let mut effect = Effect { first: None, closed: 0, opened: Vec::new(), end: line.end };
+/// Computes the effect of a line.
+fn effect(mode: Mode, line: &Line) -> LineEffect {
+    let mut effect = LineEffect { first: None, closed: 0, opened: Vec::new(), end: line.end };
     let mut elements: Vec<u32> = Vec::new();
-    // Where the form begins that prefixes stand before.
-    let mut begun: Option<u32> = None;
-    let element =
-        |item: &Item, begun: &mut Option<u32>, elements: &mut Vec<u32>, opened: &mut Vec<(u32, Option<u32>)>| {
-            let column = begun.take().unwrap_or(item.column);
-            if let (Some(count), Some((_, argument))) = (elements.last_mut(), opened.last_mut()) {
-                *count += 1;
-                if *count == 2 {
-                    *argument = Some(column);
-                }
+    // Start of the prefixes before the next form.
+    let mut prefix_start: Option<u32> = None;
+    let element = |token: &Token,
+                   prefix_start: &mut Option<u32>,
+                   elements: &mut Vec<u32>,
+                   opened: &mut Vec<(u32, Option<u32>)>| {
+        let column = prefix_start.take().unwrap_or(token.column);
+        if let (Some(count), Some((_, argument))) = (elements.last_mut(), opened.last_mut()) {
+            *count += 1;
+            if *count == 2 {
+                *argument = Some(column);
             }
-        };
-    for item in &line.items {
-        match item.kind {
-            Kind::Prefix | Kind::Feature => {
-                begun.get_or_insert(item.column);
+        }
+    };
+    for token in &line.tokens {
+        match token.kind {
+            TokenKind::Prefix | TokenKind::Feature => {
+                prefix_start.get_or_insert(token.column);
             }
-            Kind::Token | Kind::Text => element(item, &mut begun, &mut elements, &mut effect.opened),
-            Kind::Open => {
-                element(item, &mut begun, &mut elements, &mut effect.opened);
-                effect.opened.push((item.column, None));
+            TokenKind::Atom | TokenKind::String => element(token, &mut prefix_start, &mut elements, &mut effect.opened),
+            TokenKind::Open => {
+                element(token, &mut prefix_start, &mut elements, &mut effect.opened);
+                effect.opened.push((token.column, None));
                 elements.push(0);
             }
-            Kind::Close => {
-                begun = None;
+            TokenKind::Close => {
+                prefix_start = None;
                 elements.pop();
                 if effect.opened.pop().is_none() {
                     effect.closed += 1;
@@ -418,11 +427,13 @@ fn effect(mode: Mode, line: &Line) -> Effect {
         }
     }
     if mode == Mode::Code {
-        effect.first = line.items.first().map(|first| {
+        effect.first = line.tokens.first().map(|first| {
             let kind = match first.kind {
-                Kind::Open => FirstKind::List,
-                Kind::Close | Kind::Feature => FirstKind::Anywhere,
-                Kind::Prefix if line.items.iter().find(|item| item.kind != Kind::Prefix).is_some_and(is_list) => {
+                TokenKind::Open => FirstKind::List,
+                TokenKind::Close | TokenKind::Feature => FirstKind::Anywhere,
+                TokenKind::Prefix
+                    if line.tokens.iter().find(|token| token.kind != TokenKind::Prefix).is_some_and(is_list) =>
+                {
                     FirstKind::List
                 }
                 _ => FirstKind::Other,
@@ -433,16 +444,18 @@ fn effect(mode: Mode, line: &Line) -> Effect {
     effect
 }
 
-fn is_list(item: &Item) -> bool {
-    item.kind == Kind::Open
+fn is_list(token: &Token) -> bool {
+    token.kind == TokenKind::Open
 }
 
-/// The ways to take a line that begins within `mode`: as it is, and `edited` in each way that makes a difference.
-fn variants_of(lines: &[&str], number: usize, mode: Mode, edited: bool, stop: Stop<'_>) -> Vec<Variant> {
+/// Returns the readings of a line that begins within `mode`: unchanged and, if `may_edit`, with each edit that has a
+/// different effect.
+fn variants_of(lines: &[&str], number: usize, mode: Mode, may_edit: bool, stop: Stop<'_>) -> Vec<LineVariant> {
     let text = lines[number];
     let line = lex(text, mode);
-    let mut variants = vec![Variant { effect: effect(mode, &line), cost: unlikelihood(text, mode, &line), edit: None }];
-    if !edited {
+    let mut variants =
+        vec![LineVariant { effect: effect(mode, &line), cost: unlikelihood(text, mode, &line), edit: None }];
+    if !may_edit {
         return variants;
     }
     let mut changed = String::new();
@@ -461,74 +474,79 @@ fn variants_of(lines: &[&str], number: usize, mode: Mode, edited: bool, stop: St
         match variants.iter_mut().find(|variant| variant.effect == effect) {
             Some(variant) if variant.cost <= cost => {}
             Some(variant) => (variant.cost, variant.edit) = (cost, edit()),
-            None => variants.push(Variant { effect, cost, edit: edit() }),
+            None => variants.push(LineVariant { effect, cost, edit: edit() }),
         }
     };
 
-    // Where the code of the line ends, and where the closing parentheses there begin.
-    let end = line.items.last().map_or(0, |item| item.end);
-    let closing =
-        line.items.iter().rev().take_while(|item| item.kind == Kind::Close).last().map_or(end, |item| item.start);
-    if line.end == Mode::Code && !line.items.is_empty() {
+    // End of the code in the line, and start of the closing parentheses there.
+    let end = line.tokens.last().map_or(0, |token| token.end);
+    let closing = line
+        .tokens
+        .iter()
+        .rev()
+        .take_while(|token| token.kind == TokenKind::Close)
+        .last()
+        .map_or(end, |token| token.start);
+    if line.end == Mode::Code && !line.tokens.is_empty() {
         let last = lines[number + 1..].iter().all(|line| line.trim().is_empty())
             || lines[number + 1..]
                 .iter()
                 .find(|line| !line.trim().is_empty())
                 .is_some_and(|line| line.starts_with('('));
         let mut inserted = String::new();
-        for count in 0..if last { MOST_CLOSING } else { 4 } {
+        for count in 0..if last { MAX_CLOSING } else { 4 } {
             inserted.push(')');
-            add(end, 0, &inserted, EDIT + FURTHER * u32::try_from(count).unwrap_or(0));
+            add(end, 0, &inserted, EDIT_COST + FURTHER_COST * u32::try_from(count).unwrap_or(0));
         }
     }
-    // The last of several is the one to leave out: the others may be right.
-    let parentheses = line.items.iter().rev().filter(|item| matches!(item.kind, Kind::Open | Kind::Close));
-    for item in parentheses.take(MOST_LEFT_OUT) {
-        add(item.start, 1, "", EDIT);
+    // From the end: of several equal candidates, the last parenthesis is the one to remove.
+    let parentheses = line.tokens.iter().rev().filter(|token| matches!(token.kind, TokenKind::Open | TokenKind::Close));
+    for token in parentheses.take(MAX_REMOVED_PARENTHESES) {
+        add(token.start, 1, "", EDIT_COST);
     }
-    for item in line.items.iter().filter(|item| item.kind != Kind::Close).take(MOST_PLACES) {
-        add(item.start, 0, "(", EDIT + 1);
+    for token in line.tokens.iter().filter(|token| token.kind != TokenKind::Close).take(MAX_POSITIONS) {
+        add(token.start, 0, "(", EDIT_COST + 1);
     }
-    // Closed within the line, where what follows stands outside.
-    for item in line.items.iter().filter(|item| item.kind != Kind::Prefix).take(MOST_PLACES) {
-        add(item.end, 0, ")", EDIT + 1);
+    // Insertions within the line, so that the rest of the line is outside the form.
+    for token in line.tokens.iter().filter(|token| token.kind != TokenKind::Prefix).take(MAX_POSITIONS) {
+        add(token.end, 0, ")", EDIT_COST + 1);
     }
-    // Strings have two: where one stands alone, the other is missing, if that helps as much.
+    // Quotes come in pairs. If a line has only one, inserting the other is preferred at equal benefit.
     let alone = u32::from(line.quotes.len() == 1);
     for &quote in &line.quotes {
-        add(quote, 1, "", EDIT + alone);
+        add(quote, 1, "", EDIT_COST + alone);
     }
     if matches!(mode, Mode::Code | Mode::String) && !text.trim().is_empty() {
         let trimmed = text.trim_end();
         let closing_of_text = trimmed.trim_end_matches(')').len();
         let content = text.len() - text.trim_start().len();
         for at in [closing_of_text, trimmed.len(), closing, end, content] {
-            add(at, 0, "\"", EDIT);
+            add(at, 0, "\"", EDIT_COST);
         }
-        for at in words(text).take(MOST_PLACES) {
-            add(at, 0, "\"", EDIT + 1);
+        for at in words(text).take(MAX_POSITIONS) {
+            add(at, 0, "\"", EDIT_COST + 1);
         }
     }
     for (at, mark) in text.match_indices("|#").chain(text.match_indices("#|")) {
-        add(at, mark.len(), "", EDIT);
+        add(at, mark.len(), "", EDIT_COST);
     }
     for (at, _) in text.match_indices('|') {
-        add(at, 1, "", EDIT + 2);
+        add(at, 1, "", EDIT_COST + 2);
     }
     match mode {
         Mode::Comment(_) => {
-            add(0, 0, "|#", EDIT);
-            add(text.trim_end().len(), 0, "|#", EDIT);
+            add(0, 0, "|#", EDIT_COST);
+            add(text.trim_end().len(), 0, "|#", EDIT_COST);
         }
         Mode::Code if line.end != Mode::Code && line.end != Mode::String => {
-            add(text.trim_end().len(), 0, "|#", EDIT);
+            add(text.trim_end().len(), 0, "|#", EDIT_COST);
         }
         _ => {}
     }
     variants
 }
 
-/// Where words of `text` begin and end.
+/// Returns the positions at which words of `text` begin and end.
 fn words(text: &str) -> impl Iterator<Item = usize> + '_ {
     let bytes = text.as_bytes();
     let inside = |at: Option<usize>| {

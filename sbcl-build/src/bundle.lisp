@@ -1,12 +1,12 @@
-;;;; Compiles an application's Lisp, loads it beside the host's compiled Lisp side, and saves the core. Run by a build script
-;;;; with a plain SBCL; SBCL_BUILD_APPLICATION names a file with a property list:
+;;;; Compiles an application's Lisp, loads it on top of the host's compiled Lisp side, and saves the core. A build script
+;;;; runs this file with a plain SBCL; SBCL_BUILD_APPLICATION names a file with a property list:
 ;;;;
 ;;;;   :host         the compiled Lisp side of the host, a fasl
 ;;;;   :systems      lists of a system's name and the directory of its definition
 ;;;;   :directories  directories whose files are compiled and loaded
-;;;;   :search       directories below which there are libraries
+;;;;   :search       directories that contain libraries at any depth
 ;;;;   :fasls        the directory for compiled files
-;;;;   :diagnostics  the file for what is wrong with the Lisp
+;;;;   :diagnostics  the file for errors and warnings
 ;;;;   :core         the core to write
 ;;;;
 ;;;; All names are native; directories end with a slash.
@@ -29,20 +29,20 @@
 
 (load (sb-ext:parse-native-namestring (getf *application* :host)))
 
-;;; What is wrong
+;;; Diagnostics
 
-(defvar *told* '()
-  "The lines that were written to the file of diagnostics.")
+(defvar *reported-lines* '()
+  "The lines written to the file of diagnostics so far.")
 
 (defvar *errors* 0
-  "How many errors there were.")
+  "The number of errors so far.")
 
 (defun directory-pathname (namestring)
   "Return the pathname of the directory with this native namestring."
   (sb-ext:parse-native-namestring namestring nil *default-pathname-defaults* :as-directory t))
 
 (defun own-file-p (namestring)
-  "True when the file NAMESTRING, absolute or relative to the working directory, is the application's and no library's."
+  "Return true if the file NAMESTRING, absolute or relative to the working directory, belongs to the application itself."
   (let ((name (sb-ext:native-namestring (merge-pathnames (sb-ext:parse-native-namestring namestring)))))
     (flet ((below-p (directory)
              (eql (mismatch directory name) (length directory))))
@@ -51,12 +51,12 @@
                (some #'below-p (mapcar #'second (getf *application* :systems))))))))
 
 (defun one-line (text)
-  "Return TEXT with a space for each stretch of white space."
+  "Return TEXT with each run of white space replaced by a space."
   (format nil "~{~A~^ ~}"
           (remove "" (uiop:split-string text :separator '(#\Space #\Tab #\Newline #\Return #\Page)) :test #'string=)))
 
-(defun entry (what condition file line column form)
-  "Return a line about CONDITION, which is WHAT, ERROR or WARNING, at the place that the others are."
+(defun diagnostic-line (what condition file line column form)
+  "Return the line that reports CONDITION as WHAT, error or warning, in FORM at this position."
   (format nil "~A: ~@[~A:~]~@[~D:~]~@[~D:~]~:[~; ~]~A: ~A~@[ (in ~A)~]"
           what file (and (plusp line) line) (and (plusp column) column) file
           (cond ((typep condition 'style-warning) "STYLE-WARNING")
@@ -68,60 +68,59 @@
               (or (ignore-errors (one-line (princ-to-string condition))) "it cannot be printed")))
           form))
 
-(defun place (condition)
-  "Return file, line, column and form of CONDITION, as SBCL-HOST::WARNING-PLACE does, but none in this file."
+(defun source-position (condition)
+  "Return file, line, column and form of CONDITION, as SBCL-HOST::WARNING-PLACE does, but no position in this file."
   (multiple-value-bind (file line column form) (sbcl-host::warning-place condition)
     (if (and file (equal (probe-file file) *load-truename*))
         (values nil 0 0 nil)
         (values file line column form))))
 
-(defun tell (severity condition)
-  "Write a line about CONDITION, an error or a warning by SEVERITY, which is :ERROR, :WARNING, or :OWN for what is an error
-in the application's own files alone."
-  (multiple-value-bind (file line column form) (place condition)
+(defun report-condition (severity condition)
+  "Write a line about CONDITION, unless it was written before. SEVERITY is :ERROR, :WARNING, or :OWN for an error in the
+application's own files and a warning elsewhere."
+  (multiple-value-bind (file line column form) (source-position condition)
     (let* ((errorp (or (eq severity :error)
                        (and (eq severity :own) (or (null file) (own-file-p file)))))
-           (entry (entry (if errorp "error" "warning") condition file line column form)))
-      (unless (member entry *told* :test #'string=)
-        (push entry *told*)
+           (text (diagnostic-line (if errorp "error" "warning") condition file line column form)))
+      (unless (member text *reported-lines* :test #'string=)
+        (push text *reported-lines*)
         (when errorp
           (incf *errors*))
         (with-open-file (out (sb-ext:parse-native-namestring (getf *application* :diagnostics))
                              :direction :output :if-exists :append :external-format :utf-8)
-          (write-line entry out))))))
+          (write-line text out))))))
 
 (defun note-warning (condition)
-  "Tell CONDITION, unless SBCL muffles it, or it says no more than others did."
+  "Report CONDITION, unless SBCL muffles it, or it only summarizes others."
   (typecase condition
     ((or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p)
          uiop:compile-warned-warning uiop:compile-failed-warning))
-    (style-warning (tell :warning condition))
-    (t (tell :own condition))))
+    (style-warning (report-condition :warning condition))
+    (t (report-condition :own condition))))
 
 (defun note-compiler-error (condition)
-  "Tell what CONDITION, which the compiler makes of an error in a form, is about."
-  (tell :error (sb-int:encapsulated-condition condition)))
+  "Report the original error that CONDITION, from the compiler, wraps."
+  (report-condition :error (sb-int:encapsulated-condition condition)))
 
-(defun give-up (condition hook)
-  "Tell CONDITION, which nothing handles, unless it follows from what was told, and leave WITH-DIAGNOSTICS."
+(defun abort-compilation (condition hook)
+  "Leave CALL-WITH-DIAGNOSTICS because of the unhandled CONDITION. Report it unless earlier errors explain it."
   (declare (ignore hook))
   (when (zerop *errors*)
-    (tell :error condition))
-  (throw 'given-up nil))
+    (report-condition :error condition))
+  (throw 'aborted nil))
 
 (defun call-with-diagnostics (function)
-  "Call FUNCTION with its warnings and errors told, and return when it does, or at what nothing handles. If there was an
-error, SBCL ends."
-  (catch 'given-up
+  "Call FUNCTION and report its warnings and errors. An unhandled error ends the call. After any error, exit with status 1."
+  (catch 'aborted
     (handler-bind ((sb-c:compiler-error #'note-compiler-error)
                    (warning #'note-warning))
-      (let ((sb-ext:*invoke-debugger-hook* #'give-up))
+      (let ((sb-ext:*invoke-debugger-hook* #'abort-compilation))
         (funcall function))))
   (when (plusp *errors*)
     (finish-output)
     (sb-ext:exit :code 1 :abort t)))
 
-;;; What is done
+;;; Loading and saving
 
 (defun directory-system (directory number)
   "Define a system of the Lisp files in DIRECTORY, a native namestring, in the order of their names; return its name."
@@ -129,7 +128,7 @@ error, SBCL ends."
         (files (sort (mapcar #'pathname-name
                              (directory (merge-pathnames "*.lisp" (directory-pathname directory)) :resolve-symlinks nil))
                      #'string<))
-        ;; Else ASDF takes this file for the one that defines the system, and loads it.
+        ;; Otherwise ASDF would assume that this file defines the system, and load it again.
         (*load-pathname* nil)
         (*load-truename* nil))
     (eval `(asdf:defsystem ,name
@@ -139,7 +138,7 @@ error, SBCL ends."
     name))
 
 (defun load-application ()
-  "Compile and load everything."
+  "Compile and load the application's systems, then its directories."
   (asdf:initialize-source-registry
    `(:source-registry ,@(loop for (nil directory) in (getf *application* :systems)
                               collect `(:tree ,directory))
@@ -149,7 +148,7 @@ error, SBCL ends."
   (asdf:initialize-output-translations
    `(:output-translations (t (,(directory-pathname (getf *application* :fasls)) :implementation :**/ :*.*.*))
                           :ignore-inherited-configuration))
-  ;; Which warning is an error is said above. Nothing that was compiled before is used: ASDF goes by times, in seconds.
+  ;; REPORT-CONDITION decides which warnings are errors. Old fasls are deleted, because ASDF compares times in seconds.
   (uiop:delete-directory-tree (directory-pathname (getf *application* :fasls)) :validate t :if-does-not-exist :ignore)
   (setf uiop:*compile-file-warnings-behaviour* :warn
         uiop:*compile-file-failure-behaviour* :warn)
@@ -163,7 +162,7 @@ error, SBCL ends."
 
 (sbcl-host::note-core-contents)
 (call-with-diagnostics #'load-application)
-;;; Their sources need not be where the program runs.
+;;; The machine that runs the program need not have the sources.
 (mapc #'asdf:register-immutable-system (asdf:already-loaded-systems))
 (let ((core (getf *application* :core)))
   (in-package "COMMON-LISP-USER")

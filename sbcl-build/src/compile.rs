@@ -1,4 +1,4 @@
-//! Running SBCL over the application's Lisp.
+//! Compiles an application's Lisp by running SBCL.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -10,31 +10,31 @@ use sbcl_core::{Bare, Progress};
 use crate::diagnostics::Diagnostics;
 use crate::error::Error;
 
-/// What SBCL loads.
+/// The Lisp program that SBCL loads.
 const PROGRAM: &str = include_str!("bundle.lisp");
 
-/// How many of its last lines an error shows.
+/// Number of the output's last lines that an error shows.
 const LINES_SHOWN: usize = 40;
 
-/// An application's Lisp.
+/// The Lisp code of an application.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Application {
-    /// ASDF systems, by name, and the directories of their definitions.
+    /// Names of ASDF systems, and the directories of their definitions.
     pub(crate) systems: Vec<(String, PathBuf)>,
     /// Directories whose files are compiled and loaded.
     pub(crate) directories: Vec<PathBuf>,
-    /// Directories with libraries somewhere below them.
+    /// Directories that contain libraries at any depth.
     pub(crate) search: Vec<PathBuf>,
 }
 
 impl Application {
-    /// The directories whose change makes another core.
+    /// Returns the directories whose changes require another core.
     pub(crate) fn inputs(&self) -> impl Iterator<Item = &PathBuf> {
         self.systems.iter().map(|(_, directory)| directory).chain(&self.directories).chain(&self.search)
     }
 
-    /// Compiles and loads it in `bare` with the compiled Lisp side `host`, and saves the core `core`. Whatever else is
-    /// written goes into `out`; what was compiled stays there for the next time.
+    /// Compiles and loads the application in `bare`, with the compiled Lisp side `host`, and saves `core`. All other
+    /// files go to `out`, where fasls stay for the next build.
     pub(crate) fn compile(
         &self,
         bare: &Bare,
@@ -43,22 +43,22 @@ impl Application {
         core: &Path,
         progress: &Progress,
     ) -> Result<(), Error> {
-        let (program, log, told) = (out.join("bundle.lisp"), out.join("sbcl.log"), out.join("diagnostics"));
+        let (program, log, report) = (out.join("bundle.lisp"), out.join("sbcl.log"), out.join("diagnostics"));
         let application = out.join("application.sexp");
         write(&program, PROGRAM)?;
-        write(&application, &self.expression(host, &told, &out.join("fasl"), core)?)?;
-        write(&told, "")?;
+        write(&application, &self.expression(host, &report, &out.join("fasl"), core)?)?;
+        write(&report, "")?;
         let output = File::create(&log).map_err(io("making", &log))?;
         let errors = output.try_clone().map_err(io("making", &log))?;
         progress
             .say(format_args!("compiling the application's Lisp into a core, some seconds; log: {}", log.display()));
-        // In the package's root, where cargo runs build scripts: places are told relative to it.
+        // Runs in the package's root, like the build script: file names are reported relative to it.
         let mut command = bare.command();
         command.arg("--load").arg(&program).env("SBCL_BUILD_APPLICATION", &application);
         let status = command.stdin(Stdio::null()).stdout(output).stderr(errors).status();
         let status = status.map_err(io("starting", &bare.program))?;
-        let diagnostics = Diagnostics::read(&read(&told)?);
-        diagnostics.tell();
+        let diagnostics = Diagnostics::read(&read(&report)?);
+        diagnostics.report_to_cargo();
         match diagnostics.errors.len() {
             0 if status.success() && core.is_file() => Ok(()),
             0 => {
@@ -72,8 +72,8 @@ impl Application {
         }
     }
 
-    /// What `bundle.lisp` reads: a property list.
-    fn expression(&self, host: &Path, told: &Path, fasls: &Path, core: &Path) -> Result<String, Error> {
+    /// Returns the property list that `bundle.lisp` reads.
+    fn expression(&self, host: &Path, report: &Path, fasls: &Path, core: &Path) -> Result<String, Error> {
         let absolute = |path: &Path| path.canonicalize().map_err(io("looking for", path)).map(|path| directory(&path));
         let list = |paths: &[PathBuf]| -> Result<String, Error> {
             let paths: Vec<String> = paths.iter().map(|path| absolute(path)).collect::<Result<_, _>>()?;
@@ -87,7 +87,7 @@ impl Application {
         Ok(format!(
             "(:host {} :diagnostics {} :fasls {} :core {}\n :systems ({})\n :directories {}\n :search {})\n",
             string(host.as_os_str()),
-            string(told.as_os_str()),
+            string(report.as_os_str()),
             directory(fasls),
             string(core.as_os_str()),
             systems.join(" "),
@@ -97,14 +97,14 @@ impl Application {
     }
 }
 
-/// A string of Lisp's.
+/// Returns the text as a Lisp string.
 fn string(text: &OsStr) -> String {
     format!("\"{}\"", text.to_string_lossy().replace('\\', r"\\").replace('"', "\\\""))
 }
 
-/// A directory's name as a string of Lisp's.
+/// Returns a directory's name as a Lisp string.
 fn directory(path: &Path) -> String {
-    // With a slash at its end.
+    // Lisp needs the trailing slash.
     string(path.join("").as_os_str())
 }
 

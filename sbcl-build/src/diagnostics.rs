@@ -1,20 +1,19 @@
-//! What SBCL says of the application's Lisp, line by line.
+//! SBCL's diagnostics about the application's Lisp.
 
-/// What is said at most.
-const MOST: usize = 100;
+/// Maximum number of errors, and of warnings, passed to cargo.
+const MAX_LINES: usize = 100;
 
-/// The errors and warnings in what `bundle.lisp` wrote: a line each, which begins with `error` or `warning`, a colon and a
-/// space.
+/// The errors and warnings that `bundle.lisp` wrote, one per line, each with the prefix `error: ` or `warning: `.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Diagnostics {
-    /// The errors.
+    /// Texts of the errors.
     pub(crate) errors: Vec<String>,
-    /// The warnings.
+    /// Texts of the warnings.
     pub(crate) warnings: Vec<String>,
 }
 
 impl Diagnostics {
-    /// Reads them.
+    /// Parses the lines; others are ignored.
     pub(crate) fn read(text: &str) -> Self {
         let mut read = Self::default();
         for line in text.lines() {
@@ -27,14 +26,14 @@ impl Diagnostics {
         read
     }
 
-    /// Tells cargo, which shows each. After an error the build does not go on.
-    pub(crate) fn tell(&self) {
+    /// Passes them to cargo, which shows each. An error makes the build fail.
+    pub(crate) fn report_to_cargo(&self) {
         for (what, lines) in [("warning", &self.warnings), ("error", &self.errors)] {
-            for line in lines.iter().take(MOST) {
+            for line in lines.iter().take(MAX_LINES) {
                 println!("cargo::{what}={line}");
             }
-            if lines.len() > MOST {
-                println!("cargo::{what}=and {} more", lines.len() - MOST);
+            if lines.len() > MAX_LINES {
+                println!("cargo::{what}=and {} more", lines.len() - MAX_LINES);
             }
         }
     }

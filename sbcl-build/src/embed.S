@@ -1,7 +1,8 @@
-/* The core and the shared library as data of the program: each of both if a file is named.
+/* Embeds the core and the shared library in the program as data, each of them if its file is defined.
  *
  * SBCL's runtime looks for its core in a section named lisp.core of the running program's file and maps it from there,
- * so the section starts and ends at a multiple of 32 KiB, the runtime's largest unit. The symbols' ends are the files'.
+ * so the section starts and ends at a multiple of 32 KiB, the runtime's largest unit. The library's symbols delimit
+ * exactly the file's contents.
  */
 
 #if defined(__APPLE__)
@@ -40,7 +41,7 @@ SYMBOL(sbcl_embedded_library_start):
 SYMBOL(sbcl_embedded_library_end):
         .byte 0
 
-        /* Where the core is, which may be in another object of the program; 0 if there is none. */
+        /* Address of the core, which may be in another object of the program; 0 if there is none. */
         POINTER_SECTION
         .p2align 3
         .globl SYMBOL(sbcl_embedded_core)
@@ -58,6 +59,6 @@ SYMBOL(sbcl_embedded_core):
 #endif
 
 #if !defined(__APPLE__)
-        /* Without this mark the linker would make the program's stack executable. */
+        /* Without this note the linker would make the program's stack executable. */
         .section .note.GNU-stack,"",@progbits
 #endif

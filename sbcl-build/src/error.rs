@@ -1,12 +1,12 @@
-//! Why a core could not be made.
+//! Errors of building an application's core.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use sbcl_core::settings;
 
-/// Why an application's core could not be made.
-// `main` of a build script shows the error's Debug form, so that is the sentence, too.
+/// An error that prevented an application's core from being built.
+// A build script's `main` prints an error in its Debug form, so Debug prints the message, too.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -14,52 +14,52 @@ pub enum Error {
     #[error("sbcl-build needs the package to depend on sbcl-mcp itself, of the same version, in [dependencies]")]
     NoDependency,
 
-    /// The program would carry the plain core, too.
+    /// The program would contain the plain core as well.
     #[error(
         "the program would carry two cores: its dependency sbcl-mcp has the feature `core`. Give it \
          default-features = false; if the feature comes from another package, build this one alone (-p)"
     )]
     TwoCores,
 
-    /// The directory of ready files has no core for this package.
+    /// The prebuilt directory has no core for this package.
     #[error(
         "{variable} is set, so no core is made, and there is no {}. A build without the variable leaves that file in its \
          OUT_DIR: put it there, or unset the variable",
         core.display(), variable = settings::PREBUILT
     )]
     Prebuilt {
-        /// The file that was looked for.
+        /// The missing file.
         core: PathBuf,
     },
 
-    /// The application's Lisp does not compile, or load. Cargo was told why.
+    /// The application's Lisp does not compile or load. Cargo has shown the errors.
     #[error("{errors} in the application's Lisp; all that SBCL said: {}", log.display())]
     Lisp {
-        /// How many there are, in words.
+        /// Number of errors, in words.
         errors: String,
         /// The file with all of SBCL's output.
         log: PathBuf,
     },
 
-    /// SBCL could not do its work.
+    /// SBCL did not produce the core.
     #[error("SBCL did not make the core ({status}). The end of its output, which is in {}:\n{output}", log.display())]
     Sbcl {
-        /// How it ended.
+        /// SBCL's exit status.
         status: String,
-        /// The last lines of its output.
+        /// The last lines of SBCL's output.
         output: String,
-        /// The file with all of it.
+        /// The file with all of SBCL's output.
         log: PathBuf,
     },
 
     /// A file or directory could not be used.
     #[error("{action} {}: {source}", path.display())]
     Io {
-        /// What was being done.
+        /// The failed action.
         action: &'static str,
-        /// To what.
+        /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
 }

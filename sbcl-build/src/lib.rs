@@ -1,9 +1,9 @@
-//! For build scripts: compiles an application's Lisp into the core that its program carries, so that `cargo build` makes
-//! one file with the application in it, native and loaded.
+//! For build scripts: compiles an application's Lisp into the core that its program contains, so that `cargo build`
+//! makes one file with the application in it, natively compiled and loaded.
 //!
 //! ```toml
 //! [dependencies]
-//! # Without the feature `core`: the program's own core takes the place of the plain one.
+//! # Without the feature `core`: the program's own core replaces the plain one.
 //! sbcl-mcp = { version = "0.1", default-features = false }
 //!
 //! [build-dependencies]
@@ -17,20 +17,22 @@
 //! }
 //! ```
 //!
-//! `Lisp::builder().boot()` then starts with the system `my-app` loaded. `examples/bundled` of the repository is a whole
-//! program.
+//! `Lisp::builder().boot()` then starts with the system `my-app` loaded. The repository's `examples/bundled` is a
+//! complete program.
 //!
-//! # What the compiler says
+//! # Compiler diagnostics
 //!
-//! Each error and warning of the application's Lisp is an error of the build, a style warning a warning of cargo's, as
-//! `file:line:column: type: text`. Libraries, which [`Core::search`] finds, may warn.
+//! Each error and warning in the application's Lisp is an error of the build, and each style warning is a warning of
+//! cargo, in the form `file:line:column: type: text`. Warnings in libraries, which [`Core::search`] finds, are only
+//! warnings.
 //!
 //! # Without building
 //!
-//! With [`SBCL_MCP_PREBUILT`](sbcl_core::settings::PREBUILT) set nothing is compiled: that directory holds `libsbcl.so`
-//! and, for a package `my-app`, `my-app.core`, which a build leaves in its `OUT_DIR`. On docs.rs nothing is done.
+//! If [`SBCL_MCP_PREBUILT`](sbcl_core::settings::PREBUILT) is set, nothing is compiled. That directory holds
+//! `libsbcl.so` and, for a package `my-app`, `my-app.core`, which a build leaves in its `OUT_DIR`. On docs.rs nothing
+//! is done.
 //!
-//! Otherwise a build needs what that of `sbcl-mcp` needs, and no network once SBCL is in the cache.
+//! Otherwise a build has the requirements of `sbcl-mcp`, and needs no network once SBCL is in the cache.
 #![forbid(unsafe_code)]
 
 mod compile;
@@ -46,12 +48,12 @@ use crate::compile::Application;
 pub use crate::embed::{Contents, embed};
 pub use crate::error::Error;
 
-/// Begins the description of a core.
+/// Starts the description of a core.
 pub fn core() -> Core {
     Core::default()
 }
 
-/// What goes into a core besides the plain one's contents, in this order.
+/// The contents of a core in addition to the plain one's, in this order.
 #[derive(Debug, Clone, Default)]
 #[must_use = "nothing is done before build()"]
 pub struct Core {
@@ -59,31 +61,34 @@ pub struct Core {
 }
 
 impl Core {
-    /// Compiles and loads the ASDF system `name`. Its `.asd` file is in `directory`, which is relative to the package's
-    /// root, as all directories are here, or below it.
+    /// Compiles and loads the ASDF system `name`. Its `.asd` file is in `directory` or below. Like all directories
+    /// here, `directory` is relative to the package's root.
     pub fn system(mut self, name: impl Into<String>, directory: impl Into<PathBuf>) -> Self {
         self.application.systems.push((name.into(), directory.into()));
         self
     }
 
-    /// Compiles and loads the `.lisp` files in `directory`, not those below it, in the order of their names.
+    /// Compiles and loads the `.lisp` files in `directory`, but not in its subdirectories, in the order of their names.
     pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.application.directories.push(directory.into());
         self
     }
 
-    /// Has ASDF look in `directory`, and below it, for systems that others depend on. It looks nowhere else: what a
-    /// machine happens to have installed does not get into a program.
+    /// Makes ASDF search `directory` and its subdirectories for systems that others depend on. ASDF searches nowhere
+    /// else, so libraries that a machine happens to have installed do not get into a program.
     pub fn search(mut self, directory: impl Into<PathBuf>) -> Self {
         self.application.search.push(directory.into());
         self
     }
 
-    /// Makes the core and has cargo link it into this package's programs.
+    /// Builds the core and makes cargo link it into this package's programs.
     ///
     /// # Errors
-    /// Whatever keeps the core from being made. What is wrong with the Lisp has been told to cargo by then, line by
-    /// line. A panic, too, is an error of the build: when cargo's variables for build scripts are missing.
+    /// Any problem that prevents the core from being built. Errors in the Lisp code have been reported to cargo by
+    /// then, line by line.
+    ///
+    /// # Panics
+    /// When cargo's variables for build scripts are missing. The panic makes the build fail.
     pub fn build(self) -> Result<(), Error> {
         if std::env::var_os("DOCS_RS").is_some() {
             return Ok(());
@@ -102,7 +107,7 @@ impl Core {
         Ok(())
     }
 
-    /// The core's file.
+    /// Returns the core's file, after building it unless it is prebuilt.
     fn make(&self) -> Result<PathBuf, Error> {
         let name = format!("{}.core", variable("CARGO_PKG_NAME"));
         if let Some(directory) = std::env::var_os(settings::PREBUILT).filter(|value| !value.is_empty()) {
@@ -118,12 +123,12 @@ impl Core {
     }
 }
 
-/// What the build script of `sbcl-mcp` tells those of its dependants (`links = "sbcl"`).
+/// Returns a path that the build script of `sbcl-mcp` passes to its dependants (`links = "sbcl"`).
 fn dependency(name: &str) -> Option<PathBuf> {
     std::env::var_os(format!("DEP_SBCL_{name}")).map(PathBuf::from)
 }
 
-/// What cargo tells a build script, by name.
+/// Returns a variable that cargo sets for build scripts.
 fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("cargo sets {name} for a build script"))
 }

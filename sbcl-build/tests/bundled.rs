@@ -1,15 +1,15 @@
-//! `examples/bundled` as a user's program: in a directory of its own, with the crates as cargo packages them.
+//! Builds `examples/bundled` as a user would: outside the workspace, with the crates as cargo packages them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The workspace's root.
+/// Returns the workspace's root.
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// Cargo with only what it needs of the environment: the variables that it sets for tests would not be a user's.
+/// Returns a cargo command without the variables that cargo sets for tests, which a user's environment does not have.
 fn cargo(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO"));
     command.args(arguments).current_dir(directory);
@@ -29,8 +29,8 @@ fn succeed(command: &mut Command) -> Output {
     output
 }
 
-/// Makes the directory `to` have what is in `from`. What is the same is not touched: in a package all files are equally
-/// old, and cargo goes by times.
+/// Copies the contents of `from` to `to`, but only files that differ. Packaged files all have the same modification
+/// time, by which cargo decides what to rebuild.
 fn update(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -47,7 +47,7 @@ fn update(from: &Path, to: &Path) {
     }
 }
 
-/// A program outside of the workspace and its crates, as their packages unpack.
+/// A program outside the workspace, which depends on the unpacked packages.
 struct Program {
     directory: PathBuf,
     target: PathBuf,
@@ -71,7 +71,7 @@ impl Program {
             let unpacked = format!("{name}-{}", env!("CARGO_PKG_VERSION"));
             let archive = packages.join("package").join(format!("{unpacked}.crate"));
             succeed(Command::new("tar").args(["-xzf"]).arg(archive).arg("-C").arg(&packages));
-            // In a place that stays, so that cargo need not build all of it again next time.
+            // A permanent directory, so that cargo need not rebuild everything the next time.
             let crates = scratch.join("crates");
             update(&packages.join(&unpacked), &crates.join(&unpacked));
             patches.push("--config".to_owned());
@@ -79,11 +79,11 @@ impl Program {
         }
         let program = Self { directory, target: scratch.join("bundled"), patches };
         program.copy(&root().join("examples/bundled"), Path::new(""));
-        // What is only for the repository is not a user's.
+        // The rest of the manifest applies only within the repository.
         let manifest = program.read("Cargo.toml");
         let (own, _) = manifest.split_once("# In the repository").unwrap();
         program.write("Cargo.toml", own);
-        // The workspace's versions: they have been downloaded, and no other place decides on any.
+        // The workspace's lock file pins versions that have been downloaded already.
         fs::copy(root().join("Cargo.lock"), program.directory.join("Cargo.lock")).unwrap();
         program
     }
@@ -108,21 +108,21 @@ impl Program {
         fs::write(self.directory.join(name), text).unwrap();
     }
 
-    /// `cargo build`, without a network.
+    /// Returns `cargo build`, without network access.
     fn build(&self) -> Command {
         let mut build = cargo(&self.directory, &["build", "--offline", "--config", "profile.dev.strip=true"]);
         build.arg("--target-dir").arg(&self.target).args(&self.patches);
         build
     }
 
-    /// What cargo says when the build fails.
-    fn refusal(&self) -> String {
+    /// Returns cargo's output for a build that fails.
+    fn build_failure(&self) -> String {
         let output = self.build().output().unwrap();
         assert!(!output.status.success());
         String::from_utf8(output.stderr).unwrap()
     }
 
-    /// The core that the last build has left.
+    /// Returns the core that the last build made.
     fn core(&self) -> PathBuf {
         let directories = fs::read_dir(self.target.join("debug/build")).unwrap();
         let cores = directories.map(|directory| directory.unwrap().path().join("out/bundled.core"));
@@ -133,7 +133,7 @@ impl Program {
         self.target.join("debug").join(binary).metadata().unwrap().len()
     }
 
-    /// Copies the program to where nothing of it is, and runs it there with no environment.
+    /// Copies the program to another directory and runs it with an empty environment.
     fn run(&self) -> String {
         let binary = self.directory.join("elsewhere");
         fs::copy(self.target.join("debug/bundled"), &binary).unwrap();
@@ -148,39 +148,39 @@ impl Drop for Program {
     }
 }
 
-/// One test: the builds follow each other in one target directory.
+/// A single test, because the builds share a target directory and build on each other.
 #[test]
 fn example_program_carries_its_compiled_lisp_and_reports_build_errors() {
     let program = Program::new();
     succeed(&mut program.build());
     assert_eq!(program.run(), "total: 280, compiled: true\n");
-    // There is not room for the plain core beside its own.
+    // The program is too small to contain the plain core besides its own.
     let (size, core) = (program.size_of("bundled"), program.core().metadata().unwrap().len());
     assert!(size > core && size < core + (16 << 20), "{size} bytes, of which the core has {core}");
     let text = program.read("lisp/prices.lisp");
 
-    // Changed Lisp is in the next build.
+    // A change of the Lisp code is in the next build.
     program.write("lisp/prices.lisp", &text.replace("(\"pear\" . 60)", "(\"pear\" . 61)"));
     succeed(&mut program.build());
     assert_eq!(program.run(), "total: 283, compiled: true\n");
 
-    // What is wrong with it is an error of the build, where it is; what is only odd is a warning.
+    // Errors in the Lisp code fail the build, with their position; style warnings are only warnings.
     program
         .write("lisp/prices.lisp", &text.replace("(error \"There is no ~A.\" article)", "(error \"None.\" artikle)"));
-    let refusal = program.refusal();
+    let failure = program.build_failure();
     assert!(
-        refusal.contains("error: bundled@0.1.0: lisp/prices.lisp:10:7: WARNING: undefined variable: SHOP::ARTIKLE"),
-        "{refusal}"
+        failure.contains("error: bundled@0.1.0: lisp/prices.lisp:10:7: WARNING: undefined variable: SHOP::ARTIKLE"),
+        "{failure}"
     );
     program.write("lisp/prices.lisp", &format!("{text}\n(defun open-ended ("));
-    let refusal = program.refusal();
-    assert!(refusal.contains("error: bundled@0.1.0: lisp/prices.lisp:17:1: "), "{refusal}");
+    let failure = program.build_failure();
+    assert!(failure.contains("error: bundled@0.1.0: lisp/prices.lisp:17:1: "), "{failure}");
     program.write("lisp/prices.lisp", &format!("{text}\n(defun odd (x) 1)\n"));
     let output = succeed(&mut program.build());
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("warning: bundled@0.1.0: lisp/prices.lisp:17:1: STYLE-WARNING: The variable"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("warning: bundled@0.1.0: lisp/prices.lisp:17:1: STYLE-WARNING: The variable"), "{stderr}");
 
-    // A library, which may warn, and a directory of files in the order of their names.
+    // A library, which may have warnings, and a directory whose files are loaded in the order of their names.
     fs::create_dir_all(program.directory.join("vendor/deep")).unwrap();
     program.write("vendor/deep/taxes.asd", "(defsystem \"taxes\" :components ((:file \"taxes\")))");
     program.write(
@@ -206,19 +206,19 @@ fn example_program_carries_its_compiled_lisp_and_reports_build_errors() {
     );
     program.write("lisp/prices.lisp", &text);
     let output = succeed(&mut program.build());
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("warning: bundled@0.1.0: vendor/deep/taxes.lisp:4:17: WARNING: Constant"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("warning: bundled@0.1.0: vendor/deep/taxes.lisp:4:17: WARNING: Constant"), "{stderr}");
     assert_eq!(program.run(), "total: 42, compiled: true\n");
-    // Where nothing is searched nothing is found, whatever the machine has.
+    // Without a search directory the library is not found, even if the machine has it installed.
     program.write("build.rs", &script);
-    let refusal = program.refusal();
+    let failure = program.build_failure();
     assert!(
-        refusal.contains("error: bundled@0.1.0: ") && refusal.contains("Component \"taxes\" not found"),
-        "{refusal}"
+        failure.contains("error: bundled@0.1.0: ") && failure.contains("Component \"taxes\" not found"),
+        "{failure}"
     );
     program.write("build.rs", &script.replace("sbcl_build::core()", core));
 
-    // With a core that was made before, there is no compiling: not even what would fail.
+    // With a prebuilt core nothing is compiled, not even code with errors.
     let prebuilt = program.directory.join("prebuilt");
     fs::create_dir(&prebuilt).unwrap();
     fs::copy(program.core(), prebuilt.join("bundled.core")).unwrap();
@@ -233,20 +233,20 @@ fn example_program_carries_its_compiled_lisp_and_reports_build_errors() {
     succeed(program.build().env("SBCL_MCP_PREBUILT", &prebuilt));
     assert_eq!(program.run(), "total: 42, compiled: true\n");
     fs::remove_file(prebuilt.join("bundled.core")).unwrap();
-    let refusal = program.build().env("SBCL_MCP_PREBUILT", &prebuilt).output().unwrap();
-    let said = String::from_utf8_lossy(&refusal.stderr);
-    assert!(!refusal.status.success() && said.contains("prebuilt/bundled.core"), "{said}");
+    let failure = program.build().env("SBCL_MCP_PREBUILT", &prebuilt).output().unwrap();
+    let stderr = String::from_utf8_lossy(&failure.stderr);
+    assert!(!failure.status.success() && stderr.contains("prebuilt/bundled.core"), "{stderr}");
 
-    // A program that makes no core says so when it starts.
+    // A program without a core reports so when it starts.
     program.write("build.rs", "fn main() {}");
     succeed(&mut program.build());
     let output = Command::new(program.target.join("debug/bundled")).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("NoCore"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && stderr.contains("NoCore"), "{stderr}");
 
-    // Two cores do not fit.
+    // A program cannot contain two cores.
     program.write("build.rs", &script);
     program.write("Cargo.toml", &program.read("Cargo.toml").replace("= false }", "= false, features = [\"core\"] }"));
-    let refusal = program.refusal();
-    assert!(refusal.contains("the program would carry two cores"), "{refusal}");
+    let failure = program.build_failure();
+    assert!(failure.contains("the program would carry two cores"), "{failure}");
 }

@@ -2,36 +2,35 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::cache::{Cache, Work};
+use crate::cache::{Cache, StageContext};
 use crate::error::{Error, IoContext};
 use crate::key::KeyBuilder;
 use crate::progress::Progress;
 use crate::sbcl::{HEAP_MEGABYTES, Sbcl};
 use crate::{files, process};
 
-/// Changes when this recipe makes something else of the same input.
+/// Changes when this recipe makes a different core from the same input.
 const REVISION: &str = "2";
 
-/// The file of the Lisp side that builds it. It is loaded, and must save a core to the file that
-/// [`OUTPUT`] names.
+/// The file of the Lisp side that SBCL loads. It saves a core to the file named by [`OUTPUT`].
 const BUILD_FILE: &str = "build.lisp";
 
-/// Tells the build file where the core goes.
+/// The variable that names the core's file for the build file.
 const OUTPUT: &str = "SBCL_MCP_CORE_OUTPUT";
 
-/// Tells the build file where all that was compiled goes.
+/// The variable that names the file for the compiled Lisp side.
 const HOST_OUTPUT: &str = "SBCL_MCP_HOST_OUTPUT";
 
-/// Tells the build file where compiled files go.
+/// The variable that names the directory for fasls.
 const FASLS: &str = "SBCL_MCP_FASL_DIR";
 
 /// The core's file name.
 pub(crate) const NAME: &str = "sbcl.core";
 
-/// The name of the file with the compiled Lisp side.
+/// The file name of the compiled Lisp side.
 const HOST_NAME: &str = "sbcl-host.fasl";
 
-/// What this stage makes.
+/// The results of this stage.
 #[derive(Debug)]
 pub(crate) struct Core {
     /// The core.
@@ -40,10 +39,10 @@ pub(crate) struct Core {
     pub(crate) host: PathBuf,
 }
 
-/// How many versions of this stage are kept.
-const KEPT: usize = 5;
+/// Number of versions of this stage that are kept.
+const KEPT_VERSIONS: usize = 5;
 
-/// Finds the core in the cache or saves it.
+/// Returns the core from the cache, or saves it there.
 pub(crate) fn build(cache: &Cache, sbcl: &Sbcl, lisp: &Path, progress: &Progress) -> Result<Core, Error> {
     let key = KeyBuilder::new("core")
         .text("revision", REVISION)
@@ -51,37 +50,37 @@ pub(crate) fn build(cache: &Cache, sbcl: &Sbcl, lisp: &Path, progress: &Progress
         .text("heap", HEAP_MEGABYTES)
         .files(lisp, &inputs(lisp)?)?
         .finish();
-    let directory = cache.stage("core", &key, progress, |work| {
-        progress.say(format_args!("saving the core; log: {}", work.log.path().display()));
-        make(sbcl, lisp, work)
+    let directory = cache.stage("core", &key, progress, |context| {
+        progress.say(format_args!("saving the core; log: {}", context.log.path().display()));
+        make(sbcl, lisp, context)
     })?;
-    cache.prune("core", KEPT);
+    cache.prune("core", KEPT_VERSIONS);
     Ok(Core { core: directory.join(NAME), host: directory.join(HOST_NAME) })
 }
 
-/// The files of the Lisp side.
+/// Returns the files of the Lisp side.
 pub(crate) fn inputs(lisp: &Path) -> Result<Vec<PathBuf>, Error> {
     let names = files::list(lisp, |_| true)?;
     Ok(names.into_iter().filter(|name| files::has_extension(name, &["lisp", "asd", "sexp"])).collect())
 }
 
-fn make(sbcl: &Sbcl, lisp: &Path, work: &Work<'_>) -> Result<(), Error> {
+fn make(sbcl: &Sbcl, lisp: &Path, context: &StageContext<'_>) -> Result<(), Error> {
     let step = "saving the core";
-    let (fasls, home) = (work.scratch.join("fasl"), work.scratch.join("home"));
+    let (fasls, home) = (context.scratch.join("fasl"), context.scratch.join("home"));
     for directory in [&fasls, &home] {
-        std::fs::create_dir(directory).doing("making", directory)?;
+        std::fs::create_dir(directory).context("making", directory)?;
     }
-    let (output, host) = (work.result.join(NAME), work.result.join(HOST_NAME));
-    let mut command = process::bare(&sbcl.program().to_string_lossy());
+    let (output, host) = (context.result.join(NAME), context.result.join(HOST_NAME));
+    let mut command = process::clean_command(&sbcl.program().to_string_lossy());
     sbcl.bare().arguments(&mut command);
-    command.arg("--load").arg(lisp.join(BUILD_FILE)).current_dir(&work.scratch);
-    // The builder's home would bring the builder's own Lisp configuration into the core.
+    command.arg("--load").arg(lisp.join(BUILD_FILE)).current_dir(&context.scratch);
+    // With the real home directory, the user's own Lisp configuration would get into the core.
     command.env("HOME", &home);
     command.env(OUTPUT, &output).env(HOST_OUTPUT, &host).env(FASLS, &fasls);
-    work.log.run(step, &mut command, work.progress)?;
+    context.log.run(step, &mut command, context.progress)?;
     for file in [output, host] {
         if !file.is_file() {
-            return Err(Error::NotMade { step: step.to_owned(), file, log: work.log.path().to_owned() });
+            return Err(Error::NotMade { step: step.to_owned(), file, log: context.log.path().to_owned() });
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What can go wrong, said so that a person knows what to do.
+//! Errors of a build, with advice on how to fix them.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use thiserror::Error;
 
 use crate::{pin, settings};
 
-/// A way to the source that did not lead there.
+/// A failed attempt to obtain SBCL's source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
-    /// The way.
+    /// The provider that was tried.
     pub way: String,
-    /// What was tried and what came of it.
+    /// The attempt, and the reason why it failed.
     pub outcome: String,
 }
 
@@ -22,11 +22,11 @@ impl fmt::Display for Attempt {
     }
 }
 
-/// A build's failure.
+/// The failure of a build.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The directory of ready files does not hold them.
+    /// The prebuilt directory lacks a file.
     #[error(
         "{variable} is {directory:?}, but {problem}. It must be the absolute path of a directory that holds \
          {library} and sbcl.core. Unset it to build SBCL {version} from source",
@@ -34,61 +34,61 @@ pub enum Error {
         version = pin::VERSION
     )]
     Prebuilt {
-        /// What the variable names.
+        /// The directory that the variable names.
         directory: PathBuf,
-        /// What is wrong with it.
+        /// The problem with the directory.
         problem: String,
         /// The library's file name on this platform.
         library: &'static str,
     },
 
-    /// SBCL is only built on the machine it is for.
+    /// SBCL can only be built on the machine that it is for.
     #[error(
         "SBCL cannot be built for {target} on {host}: build on such a machine, or set {variable} to a directory \
          with a libsbcl and an sbcl.core made there",
         variable = settings::PREBUILT
     )]
     CrossBuild {
-        /// The platform asked for.
+        /// The requested platform.
         target: String,
-        /// The platform at hand.
+        /// The platform of this machine.
         host: String,
     },
 
     /// Programs that the build needs are not installed.
     #[error("building SBCL {version} needs {list}, not found on the PATH. {help}", version = pin::VERSION, list = missing.join(", "))]
     MissingTools {
-        /// What is missing.
+        /// The missing programs.
         missing: Vec<String>,
-        /// The command that installs it, for each system.
+        /// The command that installs them, for each system.
         help: String,
     },
 
-    /// The C compiler is there and does not work.
+    /// The C compiler is installed but does not work.
     #[error("the C compiler `{compiler}` cannot build a program that includes <stdio.h>:\n{output}\n{help}")]
     BrokenCompiler {
         /// The compiler's command.
         compiler: String,
-        /// What it said.
+        /// The compiler's output.
         output: String,
-        /// The command that installs a whole one, for each system.
+        /// The command that installs a complete compiler, for each system.
         help: String,
     },
 
-    /// The source that was named is not the pinned one.
+    /// The source that the user named is not the pinned one.
     #[error(
         "{way}: {reason}. Name a directory or archive of SBCL {version} ({archive}, SHA-256 {sha}), or unset \
          the variable",
         version = pin::VERSION, archive = pin::ARCHIVE, sha = pin::ARCHIVE_SHA256
     )]
     SourceRefused {
-        /// The way that named it.
+        /// The variable or repository that named it.
         way: String,
-        /// Why it cannot be used.
+        /// Why the source cannot be used.
         reason: String,
     },
 
-    /// No way led to the source.
+    /// No provider had the source.
     #[error(
         "the source of SBCL {version} could not be had. Tried:{list}\nFetch {archive}, or tag {tag} of upstream's git \
          repository, and set {variable} to it",
@@ -99,54 +99,54 @@ pub enum Error {
         list = tried.iter().map(|attempt| format!("\n  - {attempt}")).collect::<String>()
     )]
     NoSource {
-        /// All that was tried, in order.
+        /// All attempts, in order.
         tried: Vec<Attempt>,
     },
 
     /// A program that a step ran has failed.
     #[error("{step} failed ({status}). The end of its output:\n{output}\nThe whole of it: {}", log.display())]
     Step {
-        /// What was being done.
+        /// The step.
         step: String,
-        /// How the program ended.
+        /// The program's exit status.
         status: String,
-        /// The last lines it printed.
+        /// The last lines of the program's output.
         output: String,
-        /// The file with everything it printed.
+        /// The file with all of the output.
         log: PathBuf,
     },
 
-    /// A step succeeded without making what it should.
+    /// A step succeeded without making its result.
     #[error("{step} did not make {}. Its output: {}", file.display(), log.display())]
     NotMade {
-        /// What was being done.
+        /// The step.
         step: String,
-        /// What is missing.
+        /// The missing file.
         file: PathBuf,
-        /// The file with everything it printed.
+        /// The file with all of the output.
         log: PathBuf,
     },
 
     /// A file or directory could not be used.
     #[error("{action} {}: {source}", path.display())]
     Io {
-        /// What was being done.
+        /// The failed action.
         action: &'static str,
-        /// To what.
+        /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
 }
 
-/// Says what an input or output operation was for.
+/// An extension of I/O results that adds what was being done.
 pub(crate) trait IoContext<T> {
-    /// Turns the system's error into ours, which says what was done to what.
-    fn doing(self, action: &'static str, path: &Path) -> Result<T, Error>;
+    /// Converts an I/O error into [`Error::Io`], with the action and its path.
+    fn context(self, action: &'static str, path: &Path) -> Result<T, Error>;
 }
 
 impl<T> IoContext<T> for std::io::Result<T> {
-    fn doing(self, action: &'static str, path: &Path) -> Result<T, Error> {
+    fn context(self, action: &'static str, path: &Path) -> Result<T, Error> {
         self.map_err(|source| Error::Io { action, path: path.to_owned(), source })
     }
 }

@@ -1,18 +1,18 @@
-//! Directory trees: listing, copying, and finding programs.
+//! Directory trees and executable programs.
 
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, IoContext};
 
-/// The files under a directory, as sorted names relative to it. `wanted` sees each name, a directory's too, and
-/// prunes what it refuses. Symbolic links are followed, those that lead nowhere are left out.
+/// Lists the files under a directory, as sorted names relative to it. `wanted` decides about each name, of files and of
+/// directories to enter. Symbolic links are followed; broken ones are omitted.
 pub(crate) fn list(directory: &Path, wanted: impl Fn(&Path) -> bool) -> Result<Vec<PathBuf>, Error> {
     let mut names = Vec::new();
     let mut pending = vec![PathBuf::new()];
     while let Some(folder) = pending.pop() {
         let path = directory.join(&folder);
-        for entry in path.read_dir().doing("listing", &path)? {
-            let name = folder.join(entry.doing("listing", &path)?.file_name());
+        for entry in path.read_dir().context("listing", &path)? {
+            let name = folder.join(entry.context("listing", &path)?.file_name());
             if !wanted(&name) {
                 continue;
             }
@@ -27,25 +27,25 @@ pub(crate) fn list(directory: &Path, wanted: impl Fn(&Path) -> bool) -> Result<V
     Ok(names)
 }
 
-/// Copies files by their names relative to two directories, making directories on the way.
+/// Copies files, given by names relative to both directories, and creates directories as needed.
 pub(crate) fn copy(from: &Path, to: &Path, names: &[PathBuf]) -> Result<(), Error> {
     for name in names {
         let target = to.join(name);
         if let Some(parent) = target.parent() {
-            std::fs::create_dir_all(parent).doing("making", parent)?;
+            std::fs::create_dir_all(parent).context("making", parent)?;
         }
-        std::fs::copy(from.join(name), &target).doing("copying to", &target)?;
+        std::fs::copy(from.join(name), &target).context("copying to", &target)?;
     }
     Ok(())
 }
 
-/// Whether a name ends in one of these extensions.
+/// Returns true if the name has one of these extensions.
 pub(crate) fn has_extension(name: &Path, extensions: &[&str]) -> bool {
     let extension = name.extension().and_then(|extension| extension.to_str());
     extension.is_some_and(|extension| extensions.contains(&extension))
 }
 
-/// Whether a name, or a path, is that of an executable program.
+/// Returns true if the name, or path, is that of an executable program.
 pub(crate) fn is_program(name: &str) -> bool {
     if name.contains('/') {
         return is_executable(Path::new(name));

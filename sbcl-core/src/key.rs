@@ -1,4 +1,4 @@
-//! Keys of cached stages: a hash of everything that goes into one.
+//! Keys of cached stages: hashes of everything that a stage depends on.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, IoContext};
 
-/// A stage's key: the first digits of a hash.
+/// A stage's key: the first 20 digits of a hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Key(String);
 
 impl Key {
-    /// A number that follows from the key, small enough for a date.
+    /// Returns a number derived from the key, small enough for a date.
     pub(crate) fn number(&self) -> u32 {
         u32::from_str_radix(&self.0[..8], 16).expect("a key is hexadecimal")
     }
@@ -24,7 +24,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// Collects what goes into a stage.
+/// The hash, under construction, of a stage's inputs.
 pub(crate) struct KeyBuilder(Sha256);
 
 impl KeyBuilder {
@@ -40,38 +40,38 @@ impl KeyBuilder {
         self
     }
 
-    /// Adds files by the names they have under `directory` and by their contents.
+    /// Adds files: their names relative to `directory`, and their contents.
     pub(crate) fn files(mut self, directory: &Path, names: &[PathBuf]) -> Result<Self, Error> {
         for name in names {
             let path = directory.join(name);
-            let contents = std::fs::read(&path).doing("reading", &path)?;
+            let contents = std::fs::read(&path).context("reading", &path)?;
             self.part(name.to_string_lossy().as_bytes());
             self.part(&contents);
         }
         Ok(self)
     }
 
-    /// The key of all that was added.
+    /// Returns the key of everything added.
     pub(crate) fn finish(self) -> Key {
         let mut digits = hex(&self.0.finalize());
         digits.truncate(20);
         Key(digits)
     }
 
-    // With its length before it, no part can be mistaken for a piece of the next.
+    // The length comes first, so that moving bytes from one part to the next changes the hash.
     fn part(&mut self, bytes: &[u8]) {
         self.0.update((bytes.len() as u64).to_le_bytes());
         self.0.update(bytes);
     }
 }
 
-/// The SHA-256 of a file, in lower-case hexadecimal digits.
+/// Returns the SHA-256 of a file, in lower-case hexadecimal digits.
 pub(crate) fn file_sha256(path: &Path) -> Result<String, Error> {
-    let contents = std::fs::read(path).doing("reading", path)?;
+    let contents = std::fs::read(path).context("reading", path)?;
     Ok(hex(&Sha256::digest(contents)))
 }
 
-/// One digest for all files under a directory, names and contents.
+/// Returns one digest of the names and contents of files in a directory.
 pub(crate) fn directory_digest(directory: &Path, names: &[PathBuf]) -> Result<String, Error> {
     Ok(KeyBuilder::new("directory").files(directory, names)?.finish().to_string())
 }

@@ -11,39 +11,39 @@
 //!
 //! # Stages
 //!
-//! Each stage is a directory of the cache, named by a hash of everything that went into it, and published by one
-//! rename when it is complete. A lock for each lets concurrent builds do the work once.
+//! Each stage is a directory of the cache, named by a hash of all its inputs, and published by a rename when it is
+//! complete. A lock per stage lets concurrent builds do the work only once.
 //!
-//! | stage | takes | holds | made again when |
+//! | stage | build time | contents | rebuilt when |
 //! |---|---|---|---|
 //! | `sbcl-<key>` | minutes | SBCL itself, its contribs, its C objects | the pin, the features, the compiler or the platform change |
-//! | `library-<key>` | a second | `libsbcl.so` with the C shim linked in | the shim or one of its headers changes too |
-//! | `core-<key>` | seconds | `sbcl.core` with the Lisp side loaded, and that alone, compiled (`sbcl-host.fasl`) | a file of the Lisp side changes |
+//! | `library-<key>` | a second | `libsbcl.so` with the C shim linked in | also when the shim or one of its headers changes |
+//! | `core-<key>` | seconds | `sbcl.core` with the Lisp side loaded; the compiled Lisp side alone (`sbcl-host.fasl`) | a file of the Lisp side changes |
 //!
 //! # Environment variables
 //!
-//! | variable | what it says |
+//! | variable | meaning |
 //! |---|---|
-//! | `SBCL_MCP_PREBUILT` | an absolute directory with a ready `libsbcl.so` (`libsbcl.dylib`) and `sbcl.core`: nothing is built |
-//! | `SBCL_MCP_SOURCE` | SBCL's source: the pinned archive, or a directory, absolute. Of a directory only the version can be checked; what is built from it is cached apart |
+//! | `SBCL_MCP_PREBUILT` | an absolute directory with a prebuilt `libsbcl.so` (`libsbcl.dylib`) and `sbcl.core`: nothing is built |
+//! | `SBCL_MCP_SOURCE` | the absolute path of SBCL's source: the pinned archive, or a directory. Of a directory only the version can be checked; what is built from it is cached separately |
 //! | `SBCL_MCP_BOOTSTRAP` | the command that starts the bootstrapping Lisp (default `sbcl`), split at spaces |
 //! | `CC` | the C compiler (default `cc`) |
-//! | `XDG_CACHE_HOME` | where the cache is: `$XDG_CACHE_HOME/sbcl-mcp` (default `~/.cache/sbcl-mcp`) |
+//! | `XDG_CACHE_HOME` | the location of the cache: `$XDG_CACHE_HOME/sbcl-mcp` (default `~/.cache/sbcl-mcp`) |
 //!
 //! An empty variable counts as unset. Without `HOME` and `XDG_CACHE_HOME` the cache is in the build's own directory.
 //!
 //! # In the build script
 //!
 //! The main crate's `build.rs` runs the recipe again when one of [`Recipe::inputs`] or of [`settings::VARIABLES`] has
-//! changed, and when a file that it embedded has gone from the cache. It declares `links = "sbcl"`: a build script of
-//! a direct dependant finds paths in `DEP_SBCL_…`, which the crate `sbcl-build` makes an application's own core with. With
-//! `DOCS_RS` set it does not call this crate at all: no network, no SBCL. `cargo run -p sbcl-core` does the same work
-//! beforehand, with progress on standard error.
+//! changed, or when a file that it embedded is no longer in the cache. It declares `links = "sbcl"`, so the build
+//! script of a direct dependant receives paths in `DEP_SBCL_…`, from which the crate `sbcl-build` makes an
+//! application's own core. If `DOCS_RS` is set, `build.rs` does not call this crate at all: no network, no SBCL. `cargo
+//! run -p sbcl-core` does the same work beforehand, with progress on standard error.
 //!
 //! # Where the source comes from
 //!
 //! In this order: [`SBCL_MCP_SOURCE`](settings::SOURCE), the cache, upstream's git repository, Debian's pool through
-//! the mirror that the machine's apt is configured with. Whatever comes is compared with the [`pin`] first.
+//! the mirror that the machine's apt is configured with. Every source is compared with the [`pin`] first.
 #![forbid(unsafe_code)]
 
 mod cache;

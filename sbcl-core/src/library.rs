@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use crate::cache::{Cache, Work};
+use crate::cache::{Cache, StageContext};
 use crate::error::{Error, IoContext};
 use crate::key::KeyBuilder;
 use crate::platform::Platform;
@@ -12,23 +12,23 @@ use crate::sbcl::Sbcl;
 use crate::toolchain::Toolchain;
 use crate::{files, process};
 
-/// Changes when this recipe makes something else of the same input.
+/// Changes when this recipe makes a different library from the same input.
 const REVISION: &str = "2";
 
-/// How many versions of this stage are kept.
-const KEPT: usize = 5;
+/// Number of versions of this stage that are kept.
+const KEPT_VERSIONS: usize = 5;
 
 /// The shim: one C file and the directory of its headers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shim<'a> {
     /// The C file.
     pub(crate) source: &'a Path,
-    /// Where its headers are.
+    /// The directory of its headers.
     pub(crate) include: &'a Path,
 }
 
-/// Finds the library in the cache or links it. The result is without debugging symbols; beside it, in `debug/`, is
-/// one that has them.
+/// Returns the library from the cache, or links it. It has no debugging symbols; a copy with symbols is in `debug/`
+/// next to it.
 pub(crate) fn build(
     cache: &Cache,
     sbcl: &Sbcl,
@@ -45,63 +45,69 @@ pub(crate) fn build(
         .files(shim_directory, &shim_name)?
         .files(shim.include, &headers(shim.include)?)?
         .finish();
-    let directory = cache.stage("library", &key, progress, |work| {
+    let directory = cache.stage("library", &key, progress, |context| {
         progress.say("linking libsbcl");
-        make(sbcl, shim, toolchain, platform, work)
+        make(sbcl, shim, toolchain, platform, context)
     })?;
-    cache.prune("library", KEPT);
+    cache.prune("library", KEPT_VERSIONS);
     Ok(directory.join(platform.library_name()))
 }
 
-/// The headers that the shim can include.
+/// Returns the headers that the shim can include.
 pub(crate) fn headers(include: &Path) -> Result<Vec<PathBuf>, Error> {
     let names = files::list(include, |_| true)?;
     Ok(names.into_iter().filter(|name| files::has_extension(name, &["h"])).collect())
 }
 
-fn make(sbcl: &Sbcl, shim: Shim<'_>, toolchain: &Toolchain, platform: &Platform, work: &Work<'_>) -> Result<(), Error> {
+fn make(
+    sbcl: &Sbcl,
+    shim: Shim<'_>,
+    toolchain: &Toolchain,
+    platform: &Platform,
+    context: &StageContext<'_>,
+) -> Result<(), Error> {
     let runtime = sbcl.runtime();
     let flags = Flags::read(&runtime.join("sbcl.mk"))?;
-    let object = work.scratch.join("shim.o");
-    // As SBCL's own makefile compiles a file of its shared library, so that the shim sees the same structures.
+    let object = context.scratch.join("shim.o");
+    // Compiled with the flags of SBCL's own shared library, so that the shim sees the same structures.
     let mut compile = toolchain.compile();
     compile.args(["-fPIC", "-c", "-I"]).arg(&runtime).arg("-I").arg(shim.include);
     compile.args(flags.words("CFLAGS").filter(|flag| *flag != "-fno-pie"));
     compile.arg(shim.source).arg("-o").arg(&object);
-    work.log.run("compiling the shim", &mut compile, work.progress)?;
+    context.log.run("compiling the shim", &mut compile, context.progress)?;
 
     let name = platform.library_name();
-    let debug = work.result.join("debug");
-    std::fs::create_dir(&debug).doing("making", &debug)?;
+    let debug = context.result.join("debug");
+    std::fs::create_dir(&debug).context("making", &debug)?;
     let library = debug.join(name);
     let mut link = toolchain.compile();
     link.arg("-shared").arg("-o").arg(&library).args(sbcl.objects()?).arg(&object);
     if !platform.is_macos() {
-        // The shim says where SBCL looks for an embedded core.
+        // The shim determines where SBCL looks for an embedded core.
         link.arg("-Wl,--wrap=os_get_runtime_executable_path");
-        // The shim repairs what SBCL does after a collection.
+        // The shim corrects SBCL's behaviour after a collection.
         link.arg("-Wl,--wrap=maybe_gc");
-        // The host decides what handles signals.
+        // The host decides who handles signals.
         link.arg("-Wl,--wrap=sigaction");
-        // What is missing fails the build, not the first call.
+        // A missing symbol fails the build, not the first call.
         link.arg("-Wl,-z,defs");
     }
     link.args(flags.words("LIBS"));
-    work.log.run("linking libsbcl", &mut link, work.progress)?;
+    context.log.run("linking libsbcl", &mut link, context.progress)?;
 
-    // On macOS a full strip would take the exported names too.
-    let mut strip = process::bare("strip");
+    // On macOS a full strip would remove the exported names, too.
+    let mut strip = process::clean_command("strip");
     strip.arg(if platform.is_macos() { "-x" } else { "--strip-unneeded" });
-    strip.arg("-o").arg(work.result.join(name)).arg(&library);
-    work.log.run("stripping libsbcl", &mut strip, work.progress)
+    strip.arg("-o").arg(context.result.join(name)).arg(&library);
+    context.log.run("stripping libsbcl", &mut strip, context.progress)
 }
 
-/// The makefile in which SBCL's build leaves the flags it used.
+/// The variables of `sbcl.mk`, the makefile in which SBCL's build records its flags.
 struct Flags(HashMap<String, String>);
 
 impl Flags {
     fn read(path: &Path) -> Result<Self, Error> {
-        let text = std::fs::read_to_string(path).doing("reading", path)?;
+        let text = std::fs::read_to_string(path).context("reading", path)?;
         Ok(Self::parse(&text))
     }
 

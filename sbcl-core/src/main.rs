@@ -1,6 +1,6 @@
-//! `cargo run -p sbcl-core`: makes the shared library and the core now, with visible progress, and prints where they
-//! are. A build of the main crate then finds them in the cache. `cargo run -p sbcl-core internals` writes
-//! `lisp/sbcl-internals.sexp` instead, with SBCL alone.
+//! `cargo run -p sbcl-core` builds the shared library and the core now, with visible progress, and prints their paths.
+//! A build of the main crate then finds them in the cache. `cargo run -p sbcl-core internals` writes
+//! `lisp/sbcl-internals.sexp` instead, using SBCL alone.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes the table of the internal names of SBCL that the Lisp side uses, as the SBCL of the pin has them.
+/// Writes the table of SBCL's internal names that the Lisp side uses, as the pinned SBCL defines them.
 fn write_internals(recipe: &Recipe, checkout: &Path) -> Result<(), String> {
     let bare = recipe.sbcl().map_err(|error| error.to_string())?;
     let bare = bare.ok_or("ready-made files bring no SBCL to describe the names with")?;
@@ -48,7 +48,7 @@ fn write_internals(recipe: &Recipe, checkout: &Path) -> Result<(), String> {
     Err(format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)))
 }
 
-/// The checkout that this crate is a directory of: cargo says where when it runs this program.
+/// Returns the checkout that contains this crate; cargo provides its path when it runs this program.
 fn checkout() -> PathBuf {
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR");
     let manifest = manifest.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);

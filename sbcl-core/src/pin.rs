@@ -1,4 +1,4 @@
-//! The SBCL that is built: the one place that names it.
+//! The pinned SBCL. No other file names its version.
 
 /// SBCL's version.
 pub const VERSION: &str = "2.6.4";
@@ -6,13 +6,13 @@ pub const VERSION: &str = "2.6.4";
 /// The version's tag in upstream's git repository.
 pub const GIT_TAG: &str = "sbcl-2.6.4";
 
-/// The commit which that tag names.
+/// The commit that the tag names.
 pub const GIT_COMMIT: &str = "1a0e4afd51c0d6e5c608ddae7fd154e2b5045619";
 
 /// Upstream's git repository, then its mirror.
 pub const GIT_REMOTES: [&str; 2] = ["git://git.code.sf.net/p/sbcl/sbcl", "https://github.com/sbcl/sbcl"];
 
-/// The same source as an archive of Debian's.
+/// File name of Debian's archive of the same source.
 pub const ARCHIVE: &str = "sbcl_2.6.4.orig.tar.xz";
 
 /// The archive's SHA-256, in lower-case hexadecimal digits.

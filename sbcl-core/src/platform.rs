@@ -1,4 +1,4 @@
-//! Which machine the library is for.
+//! The platform that the library is for.
 
 use std::fmt;
 
@@ -12,24 +12,24 @@ pub struct Platform {
 }
 
 impl Platform {
-    /// The machine that this code runs on.
+    /// Returns the platform of this machine.
     #[must_use]
     pub fn host() -> Self {
         Self { arch: std::env::consts::ARCH.to_owned(), os: std::env::consts::OS.to_owned() }
     }
 
-    /// Whether this is the machine that this code runs on. SBCL is only built for that one.
+    /// Returns true for the platform of this machine, the only one for which SBCL can be built.
     #[must_use]
     pub fn is_host(&self) -> bool {
         *self == Self::host()
     }
 
-    /// Whether this is macOS, where files and tools differ.
+    /// Returns true for macOS, where file names and tools differ.
     pub(crate) fn is_macos(&self) -> bool {
         self.os == "macos"
     }
 
-    /// What the shared library is called here.
+    /// Returns the shared library's file name on this platform.
     #[must_use]
     pub fn library_name(&self) -> &'static str {
         if self.is_macos() { "libsbcl.dylib" } else { "libsbcl.so" }

@@ -1,4 +1,4 @@
-//! Running programs: with a log and visible progress, or with a time limit.
+//! Runs programs, either with a log and visible progress or with a time limit.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -11,18 +11,19 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, IoContext};
 use crate::progress::Progress;
 
-/// How many of a failed program's last lines an error shows.
+/// Number of a failed program's last lines that an error shows.
 const LINES_SHOWN: usize = 120;
 
-/// A silent program is reported as still running this often.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(20);
+/// Interval at which a program without output is reported as still running.
+const REPORT_INTERVAL: Duration = Duration::from_secs(20);
 
-/// What is left of the environment for a step. Everything else could change a result without changing its key.
+/// Environment variables that a step may see. All others are removed, since they could change a result without changing
+/// its key.
 const KEPT_VARIABLES: [&str; 9] =
     ["PATH", "HOME", "USER", "TMPDIR", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "SDKROOT", "DEVELOPER_DIR"];
 
-/// A command with a bare environment and nothing to read.
-pub(crate) fn bare(program: &str) -> Command {
+/// Returns a command with a minimal environment and no input.
+pub(crate) fn clean_command(program: &str) -> Command {
     let mut command = Command::new(program);
     command.env_clear().stdin(Stdio::null());
     for name in KEPT_VARIABLES {
@@ -34,26 +35,26 @@ pub(crate) fn bare(program: &str) -> Command {
     command
 }
 
-/// A stage's log: a file with everything that its programs print.
+/// The log of a stage: a file with the output of its programs.
 pub(crate) struct Log {
     path: PathBuf,
     file: File,
 }
 
 impl Log {
-    /// Starts a log afresh.
+    /// Creates the log, or empties an existing one.
     pub(crate) fn create(path: PathBuf) -> Result<Self, Error> {
-        let file = File::create(&path).doing("making", &path)?;
+        let file = File::create(&path).context("making", &path)?;
         Ok(Self { path, file })
     }
 
-    /// The log's file.
+    /// Returns the log's path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Runs a command to its end, everything it prints into the log. Lines that start with `//`, as SBCL's build
-    /// marks its phases, are shown as progress. A failure carries the last lines.
+    /// Runs a command to its end with all output in the log. Lines that start with `//`, with which SBCL's build marks
+    /// its phases, are shown as progress. The error of a failed command has its last lines.
     pub(crate) fn run(&self, step: &str, command: &mut Command, progress: &Progress) -> Result<(), Error> {
         let path = self.path();
         let failed = |status: String, output: String| Error::Step {
@@ -63,12 +64,12 @@ impl Log {
             log: path.to_owned(),
         };
         let started = Instant::now();
-        writeln!(&self.file, "$ {command:?}").doing("writing", path)?;
-        let (reader, writer) = std::io::pipe().doing("making a pipe for", path)?;
-        command.stdout(writer.try_clone().doing("making a pipe for", path)?);
+        writeln!(&self.file, "$ {command:?}").context("writing", path)?;
+        let (reader, writer) = std::io::pipe().context("making a pipe for", path)?;
+        command.stdout(writer.try_clone().context("making a pipe for", path)?);
         command.stderr(writer);
         let spawned = command.spawn();
-        // The command holds the pipe's writing end: without this the lines would never end.
+        // The command still holds the pipe's write end; unless it is closed, reading never ends.
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = spawned.map_err(|error| failed(error.to_string(), String::new()))?;
 
@@ -82,9 +83,9 @@ impl Log {
         });
         let mut last = VecDeque::new();
         loop {
-            match lines.recv_timeout(SIGN_OF_LIFE) {
+            match lines.recv_timeout(REPORT_INTERVAL) {
                 Ok(line) => {
-                    writeln!(&self.file, "{line}").doing("writing", path)?;
+                    writeln!(&self.file, "{line}").context("writing", path)?;
                     if let Some(phase) = line.strip_prefix("//") {
                         progress.say(format_args!("  {}", phase.trim()));
                     }
@@ -100,12 +101,12 @@ impl Log {
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
-        let status = child.wait().doing("waiting for a program of", path)?;
+        let status = child.wait().context("waiting for a program of", path)?;
         if status.success() { Ok(()) } else { Err(failed(status.to_string(), Vec::from(last).join("\n"))) }
     }
 }
 
-/// Runs a command for at most `limit` and returns what it printed; of a failure, why and what it said.
+/// Runs a command for at most `limit`. Returns its output, or, if it fails, its output or the reason.
 pub(crate) fn output_within(limit: Duration, command: &mut Command) -> Result<String, String> {
     let (mut reader, writer) = std::io::pipe().map_err(|error| error.to_string())?;
     let errors = writer.try_clone().map_err(|error| error.to_string())?;
@@ -131,7 +132,7 @@ pub(crate) fn output_within(limit: Duration, command: &mut Command) -> Result<St
             Err(error) => return Err(error.to_string()),
         }
     };
-    // A helper that outlives the command may hold the pipe open: what it prints is not waited for.
+    // A background process of the command may still hold the pipe open, so the wait for more output is short.
     let text = text.recv_timeout(Duration::from_secs(1)).unwrap_or_default();
     if status.success() {
         Ok(text)
@@ -148,7 +149,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     fn shell(script: &str) -> Command {
-        let mut command = bare("sh");
+        let mut command = clean_command("sh");
         command.args(["-c", script]);
         command
     }
@@ -169,7 +170,7 @@ mod tests {
     fn command_runs_in_a_bare_environment_without_cargo_variables() {
         let output = output_within(Duration::from_secs(5), &mut shell("env")).unwrap();
         assert!(output.contains("PATH="));
-        // Cargo sets this one for its tests.
+        // Cargo sets this variable for tests.
         assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
         assert!(!output.contains("CARGO_MANIFEST_DIR"));
     }
@@ -184,7 +185,7 @@ mod tests {
 
     #[test]
     fn missing_program_is_an_error() {
-        let outcome = output_within(Duration::from_secs(1), &mut bare("no-such-program-anywhere"));
+        let outcome = output_within(Duration::from_secs(1), &mut clean_command("no-such-program-anywhere"));
         assert!(outcome.unwrap_err().contains("No such file"));
     }
 }

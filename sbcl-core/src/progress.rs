@@ -1,10 +1,10 @@
-//! Telling a person what a long build is doing.
+//! The display of a long build's progress.
 
 use std::fmt::Display;
 use std::fs::File;
 use std::io::Write;
 
-/// Where a build's progress is shown.
+/// The destination of progress messages.
 #[derive(Debug)]
 pub struct Progress {
     terminal: Option<File>,
@@ -12,20 +12,20 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// On standard error, for a program run by a person or a Makefile.
+    /// Writes to standard error, for a program that a person or a Makefile runs.
     #[must_use]
     pub fn stderr() -> Self {
         Self { terminal: None, stderr: true }
     }
 
-    /// On the terminal, if there is one, for a build script: cargo hides its standard error, and shows it (so it is
-    /// written too) when the script fails.
+    /// Writes to the terminal, if there is one, and to standard error. For a build script, whose standard error cargo
+    /// shows only if the script fails.
     #[must_use]
     pub fn terminal() -> Self {
         Self { terminal: File::options().write(true).open("/dev/tty").ok(), stderr: true }
     }
 
-    /// Nowhere.
+    /// Shows nothing.
     #[must_use]
     pub fn silent() -> Self {
         Self { terminal: None, stderr: false }
@@ -33,12 +33,12 @@ impl Progress {
 
     /// Shows one line.
     pub fn say(&self, line: impl Display) {
-        // A line that cannot be shown is no reason to stop a build.
+        // A build continues even if a line cannot be shown.
         if self.stderr {
             let _ = writeln!(std::io::stderr(), "sbcl-core: {line}");
         }
         if let Some(mut terminal) = self.terminal.as_ref() {
-            // Cargo's progress bar may stand on the current line.
+            // Cargo's progress bar may be on the current line.
             let _ = write!(terminal, "\r\x1b[Ksbcl-core: {line}\r\n");
         }
     }

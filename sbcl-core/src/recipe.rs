@@ -1,4 +1,4 @@
-//! The whole recipe: from the settings and the checkout's files to the library and the core.
+//! The complete recipe: from settings and the files of the checkout to the library and the core.
 
 use std::path::{Path, PathBuf};
 
@@ -12,41 +12,41 @@ use crate::settings::Settings;
 use crate::toolchain::Toolchain;
 use crate::{core, library, sbcl};
 
-/// What goes into a build.
+/// The inputs of a build.
 #[derive(Debug)]
 pub struct Recipe {
     /// The directory of the Lisp side, with its `build.lisp`.
     pub lisp_dir: PathBuf,
     /// The C file that is linked into the library.
     pub shim: PathBuf,
-    /// The directory of that file's headers.
+    /// The directory of the C file's headers.
     pub include_dir: PathBuf,
-    /// The machine that the result is for.
+    /// The platform to build for.
     pub target: Platform,
-    /// Whether the core is wanted: if not, the library is enough of those that are ready-made.
+    /// True if the core is needed. Otherwise prebuilt files may consist of the library alone.
     pub wants_core: bool,
-    /// What the environment says.
+    /// Settings from the environment.
     pub settings: Settings,
-    /// Where progress is shown.
+    /// The display of progress.
     pub progress: Progress,
 }
 
-/// What came out of a build.
+/// The results of a build.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Built {
     /// The shared library, without debugging symbols.
     pub library: PathBuf,
-    /// The core that it starts.
+    /// The core that the library boots.
     pub core: PathBuf,
-    /// The SBCL that both were made with; none for those that were ready-made.
+    /// The SBCL that made both; `None` for prebuilt files.
     pub bare: Option<Bare>,
     /// The compiled Lisp side, as one fasl, for other cores made with that SBCL.
     pub host: Option<PathBuf>,
 }
 
 impl Recipe {
-    /// The recipe for a checkout of the project: its `lisp/` and `ffi/`, this machine, this environment, progress on
-    /// standard error. A user without a home gets the cache in the checkout's `target/`.
+    /// Returns the recipe for a checkout of the project: its `lisp/` and `ffi/`, this machine, this environment,
+    /// progress on standard error. For a user without a home directory the cache is in the checkout's `target/`.
     #[must_use]
     pub fn in_checkout(root: &Path) -> Self {
         Self {
@@ -60,12 +60,12 @@ impl Recipe {
         }
     }
 
-    /// The library and the core: those that [`SBCL_MCP_PREBUILT`](crate::settings::PREBUILT) names, or those of the
-    /// cache, made if they are not there.
+    /// Returns the library and the core: those in the directory that [`SBCL_MCP_PREBUILT`](crate::settings::PREBUILT)
+    /// names, or those in the cache, which are built if necessary.
     ///
     /// # Errors
     ///
-    /// Whatever keeps them from being had; see [`Error`]. Each says what helps.
+    /// Any problem that prevents the build; see [`Error`]. Each error says how to fix it.
     pub fn build(&self) -> Result<Built, Error> {
         if let Some(directory) = &self.settings.prebuilt {
             return self.prebuilt(directory);
@@ -82,12 +82,13 @@ impl Recipe {
         Ok(Built { library, core: core.core, bare: Some(sbcl.bare()), host: Some(core.host) })
     }
 
-    /// SBCL alone, as its own build leaves it, made if it is not in the cache: also where the Lisp side does not build
-    /// with it yet. None where [`SBCL_MCP_PREBUILT`](crate::settings::PREBUILT) names ready-made files.
+    /// Returns SBCL alone, as its own build leaves it, and builds it if it is not in the cache. This also works while
+    /// the Lisp side does not build with it. Returns `None` if [`SBCL_MCP_PREBUILT`](crate::settings::PREBUILT) names
+    /// prebuilt files.
     ///
     /// # Errors
     ///
-    /// As for [`build`](Self::build).
+    /// The same as for [`build`](Self::build).
     pub fn sbcl(&self) -> Result<Option<Bare>, Error> {
         if self.settings.prebuilt.is_some() {
             return Ok(None);
@@ -101,7 +102,7 @@ impl Recipe {
         sbcl::build(cache, &self.settings, toolchain, &self.target, &self.progress)
     }
 
-    /// The files and directories whose change makes another build necessary.
+    /// Returns the files and directories whose change requires another build.
     #[must_use]
     pub fn inputs(&self) -> Vec<PathBuf> {
         let mut inputs = vec![self.lisp_dir.clone(), self.shim.clone(), self.include_dir.clone()];
@@ -122,7 +123,7 @@ impl Recipe {
         Err(Error::Prebuilt { directory: directory.to_owned(), problem, library: self.target.library_name() })
     }
 
-    /// What is not there of ready-made files.
+    /// Returns the first prebuilt file that is missing.
     fn missing<'a>(&self, built: &'a Built) -> Option<&'a Path> {
         let wanted = [Some(&built.library), Some(&built.core).filter(|_| self.wants_core)];
         wanted.into_iter().flatten().map(PathBuf::as_path).find(|file| !file.is_file())

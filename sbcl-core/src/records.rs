@@ -1,8 +1,8 @@
-//! The Rust side of `lisp/records.sexp`, which says what its parts mean.
+//! Generates the Rust side of `lisp/records.sexp`, a table described in that file.
 
 use std::fmt::Write as _;
 
-/// A form of the table, as the Lisp reader reads it.
+/// A form of the table, as Lisp would read it.
 #[derive(Debug, PartialEq)]
 enum Form {
     List(Vec<Form>),
@@ -13,7 +13,7 @@ enum Form {
 impl Form {
     /// Reads all forms of `text`.
     fn read_all(text: &str) -> Result<Vec<Self>, String> {
-        // The last one is the list that is open.
+        // The last element is the innermost open list.
         let mut open = vec![Vec::new()];
         let mut characters = text.chars().peekable();
         while let Some(character) = characters.next() {
@@ -55,7 +55,7 @@ impl Form {
     }
 }
 
-/// The Rust type of a field.
+/// Returns the Rust type for the name of a field's type.
 fn rust_type(name: &str) -> Option<&'static str> {
     Some(match name {
         "text" => "String",
@@ -70,10 +70,10 @@ fn rust_type(name: &str) -> Option<&'static str> {
     })
 }
 
-/// Returns what the macro `records!` takes for a table of records.
+/// Returns the invocation of the macro `records!` for a table of records.
 ///
 /// # Errors
-/// A sentence that says what is wrong with the table.
+/// A sentence that describes what is wrong with the table.
 pub fn rust(table: &str) -> Result<String, String> {
     let mut rust = String::from("records! {\n");
     for record in Form::read_all(table)? {

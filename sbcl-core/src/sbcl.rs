@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cache::{Cache, Work};
+use crate::cache::{Cache, StageContext};
 use crate::error::{Error, IoContext};
 use crate::key::{Key, KeyBuilder};
 use crate::platform::Platform;
@@ -12,63 +12,63 @@ use crate::settings::Settings;
 use crate::toolchain::Toolchain;
 use crate::{files, pin, process, source};
 
-/// Changes when this recipe makes something else of the same source.
+/// Changes when this recipe makes a different SBCL from the same source.
 const REVISION: &str = "1";
 
-/// What SBCL's build is told. It is compressed by nothing, so it needs no library but C's. Its default home is a
-/// directory that cannot exist, so that no other SBCL's contribs are ever loaded into it.
+/// Options of SBCL's build. Without compression it needs no library other than C's. Its default home is a directory
+/// that cannot exist, so that it never loads the contribs of another SBCL.
 const OPTIONS: [&str; 2] = ["--prefix=/nonexistent", "--with-sb-thread"];
 
-/// What the C compiler is told. SBCL's handlers begin with a look at a thread local, on any thread that a signal comes to.
-/// In a library that is loaded with dlopen the first such look allocates (`__tls_get_addr`), which never ends where the
-/// signal came within malloc; by this model the thread local is there from the thread's beginning.
+/// Flags for the C compiler. SBCL's signal handlers first read a thread local, on whichever thread receives the signal.
+/// In a library loaded with dlopen, the first read on a thread allocates (`__tls_get_addr`), and deadlocks if the
+/// signal arrived within malloc. With this model the thread local exists from the start of the thread.
 const CFLAGS: &str = "-ftls-model=initial-exec";
 
-/// The contribs that the core does not need.
+/// Contribs that the core does not need.
 const CONTRIBS_LEFT_OUT: &str = "sb-aclrepl sb-capstone sb-executable sb-gmp sb-mpfr sb-perf sb-simd sb-simple-streams";
 
-/// The heap, in megabytes, under which the core is saved. A core booted with a larger heap than it was saved under has
-/// every function patched for a wider card table, which costs time and memory: so the largest it will run with.
+/// Heap size, in megabytes, under which the core is saved: the largest that it will run with. When a core boots with a
+/// larger heap than it was saved under, every function is patched for a wider card table, which costs time and memory.
 pub(crate) const HEAP_MEGABYTES: &str = "8192";
 
-/// How many versions of this stage are kept.
-const KEPT: usize = 3;
+/// Number of versions of this stage that are kept.
+const KEPT_VERSIONS: usize = 3;
 
 /// A built SBCL.
 #[derive(Debug, Clone)]
 pub(crate) struct Sbcl {
     directory: PathBuf,
-    /// The stage's key, which goes into those of the stages made with it.
+    /// The stage's key, which is part of the keys of stages built with this SBCL.
     pub(crate) key: Key,
 }
 
 impl Sbcl {
-    /// The executable.
+    /// Returns the executable.
     pub(crate) fn program(&self) -> PathBuf {
         self.runtime().join("sbcl")
     }
 
-    /// The executable's own core.
+    /// Returns the executable's own core.
     pub(crate) fn core(&self) -> PathBuf {
         self.directory.join("output/sbcl.core")
     }
 
-    /// What SBCL knows as `SBCL_HOME`: the contribs are under it.
+    /// Returns the value for `SBCL_HOME`, the directory that contains the contribs.
     pub(crate) fn home(&self) -> PathBuf {
         self.directory.join("obj/sbcl-home")
     }
 
-    /// The directory of the runtime's headers, objects and `sbcl.mk`.
+    /// Returns the directory of the runtime's headers, objects and `sbcl.mk`.
     pub(crate) fn runtime(&self) -> PathBuf {
         self.directory.join("src/runtime")
     }
 
-    /// The executable as it is to be started.
+    /// Returns the executable with its core and home, as needed to start it.
     pub(crate) fn bare(&self) -> Bare {
         Bare { program: self.program(), core: self.core(), home: self.home() }
     }
 
-    /// The position-independent objects that make up the shared library.
+    /// Returns the position-independent objects of the shared library.
     pub(crate) fn objects(&self) -> Result<Vec<PathBuf>, Error> {
         let names = files::list(&self.directory, |_| true)?;
         let objects = names.into_iter().filter(|name| files::has_extension(name, &["o"]));
@@ -76,20 +76,21 @@ impl Sbcl {
     }
 }
 
-/// An SBCL as its own build leaves it.
+/// An SBCL as its own build leaves it, without the Lisp side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bare {
     /// The executable.
     pub program: PathBuf,
     /// The executable's own core.
     pub core: PathBuf,
-    /// What SBCL knows as `SBCL_HOME`: the directory that has the contribs under it.
+    /// The value for `SBCL_HOME`, the directory that contains the contribs.
     pub home: PathBuf,
 }
 
 impl Bare {
-    /// Starts it with the heap that cores are saved with and without anyone's configuration. It ends with a status other
-    /// than 0 when an error is not handled. Lisp's own options, such as `--load`, may follow.
+    /// Returns a command that starts SBCL with the heap size that cores are saved under, and without any user's
+    /// configuration. An unhandled error makes it exit with a status other than 0. Lisp's own options, such as
+    /// `--load`, may be appended.
     #[must_use]
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
@@ -97,7 +98,7 @@ impl Bare {
         command
     }
 
-    /// The arguments and variables of [`command`](Self::command).
+    /// Adds the arguments and variables of [`command`](Self::command).
     pub(crate) fn arguments(&self, command: &mut Command) {
         command.arg("--core").arg(&self.core).args(["--noinform", "--dynamic-space-size", HEAP_MEGABYTES]);
         command.args(["--no-sysinit", "--no-userinit", "--non-interactive", "--disable-debugger"]);
@@ -105,7 +106,7 @@ impl Bare {
     }
 }
 
-/// Finds SBCL in the cache or builds it.
+/// Returns SBCL from the cache, or builds it.
 pub(crate) fn build(
     cache: &Cache,
     settings: &Settings,
@@ -124,37 +125,37 @@ pub(crate) fn build(
         .text("compiler", &toolchain.identity()?)
         .text("platform", &platform.to_string())
         .finish();
-    let directory = cache.stage("sbcl", &key, progress, |work| {
-        toolchain.check(&work.scratch)?;
+    let directory = cache.stage("sbcl", &key, progress, |context| {
+        toolchain.check(&context.scratch)?;
         progress.say(format_args!(
             "building SBCL {}, once on this machine: about three minutes; log: {}",
             pin::VERSION,
-            work.log.path().display()
+            context.log.path().display()
         ));
         let source = source::find(settings, cache, progress)?;
         progress.say(format_args!("source: {source}"));
-        make(&source, &key, toolchain, work)
+        make(&source, &key, toolchain, context)
     })?;
-    cache.prune("sbcl", KEPT);
+    cache.prune("sbcl", KEPT_VERSIONS);
     Ok(Sbcl { directory, key })
 }
 
-fn make(source: &source::Source, key: &Key, toolchain: &Toolchain, work: &Work<'_>) -> Result<(), Error> {
-    let tree = work.scratch.join("tree");
-    std::fs::create_dir(&tree).doing("making", &tree)?;
-    source::unpack(source, &tree, work)?;
+fn make(source: &source::Source, key: &Key, toolchain: &Toolchain, context: &StageContext<'_>) -> Result<(), Error> {
+    let tree = context.scratch.join("tree");
+    std::fs::create_dir(&tree).context("making", &tree)?;
+    source::unpack(source, &tree, context)?;
     let step = format!("building SBCL {}", pin::VERSION);
     let mut build = script(&tree, "make.sh", key, toolchain);
     build.args(OPTIONS).arg(format!("--xc-host={}", toolchain.bootstrap));
-    work.log.run(&step, &mut build, work.progress)?;
-    // Its objects are wanted, not the library: that is linked again with the shim.
+    context.log.run(&step, &mut build, context.progress)?;
+    // This step is for its object files; the library is linked again, with the shim.
     let step = "building libsbcl";
-    work.log.run(step, &mut script(&tree, "make-shared-library.sh", key, toolchain), work.progress)?;
-    files::copy(&tree, &work.result, &files::list(&tree, is_needed)?)?;
+    context.log.run(step, &mut script(&tree, "make-shared-library.sh", key, toolchain), context.progress)?;
+    files::copy(&tree, &context.result, &files::list(&tree, is_needed)?)?;
     for name in ["src/runtime/sbcl", "src/runtime/sbcl.mk", "src/runtime/runtime.pic.o", "output/sbcl.core"] {
-        let file = work.result.join(name);
+        let file = context.result.join(name);
         if !file.is_file() {
-            let (step, log) = (step.to_owned(), work.log.path().to_owned());
+            let (step, log) = (step.to_owned(), context.log.path().to_owned());
             return Err(Error::NotMade { step, file, log });
         }
     }
@@ -162,18 +163,18 @@ fn make(source: &source::Source, key: &Key, toolchain: &Toolchain, work: &Work<'
 }
 
 fn script(tree: &Path, name: &str, key: &Key, toolchain: &Toolchain) -> Command {
-    let mut command = process::bare("sh");
+    let mut command = process::clean_command("sh");
     command.arg(name).current_dir(tree);
     command.env("CC", toolchain.compiler.join(" ")).env("CFLAGS", CFLAGS);
     command.env("SBCL_MAKE_JOBS", format!("-j{}", toolchain.jobs));
     command.env("SBCL_CONTRIB_BLOCKLIST", CONTRIBS_LEFT_OUT);
-    // With it SBCL's build identifier names neither this machine nor its user, and is another for each key.
+    // Makes SBCL's build identifier independent of machine and user, but different for each key.
     command.env("SOURCE_DATE_EPOCH", key.number().to_string());
     command
 }
 
-/// Whether a file of the built tree is kept, or a directory looked into. The tree's shape is kept too: the headers
-/// include one another by relative paths, and SBCL finds its contribs from its home.
+/// Returns true if a file of the built tree is kept, or a directory is entered. The tree keeps its shape, because the
+/// headers include one another by relative paths, and SBCL finds its contribs relative to its home.
 fn is_needed(name: &Path) -> bool {
     const FILES: [&str; 3] = ["src/runtime/sbcl", "src/runtime/sbcl.mk", "output/sbcl.core"];
     const DIRECTORIES: [&str; 9] = [

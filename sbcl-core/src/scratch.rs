@@ -1,14 +1,14 @@
-//! Directories for tests.
+//! Temporary directories for tests.
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A new empty directory, removed with the test.
+/// A new empty directory, removed when it is dropped.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Makes one with this name in its own.
+    /// Creates a directory with `name` in its name.
     pub(crate) fn new(name: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -29,7 +29,7 @@ impl Deref for Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A test that cannot clean up has not failed.
+        // A test does not fail if it cannot clean up.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -1,40 +1,40 @@
-//! What the environment says about a build.
+//! Settings of a build, from the environment.
 
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-/// Names a directory with a ready library and core, which skips the build.
+/// The variable that names a directory with a prebuilt library and core, so that nothing is built.
 pub const PREBUILT: &str = "SBCL_MCP_PREBUILT";
-/// Names SBCL's source: a directory or the pinned archive.
+/// The variable that names SBCL's source: a directory or the pinned archive.
 pub const SOURCE: &str = "SBCL_MCP_SOURCE";
-/// Names the bootstrapping Lisp.
+/// The variable with the command that starts the bootstrapping Lisp.
 pub const BOOTSTRAP: &str = "SBCL_MCP_BOOTSTRAP";
-/// Names the C compiler.
+/// The variable with the C compiler's command.
 pub const COMPILER: &str = "CC";
 
-/// Every variable that can change what a build does or where it looks.
+/// All variables that influence a build or the location of its results.
 pub const VARIABLES: [&str; 6] = [PREBUILT, SOURCE, BOOTSTRAP, COMPILER, "XDG_CACHE_HOME", "HOME"];
 
-/// A build's settings, read once.
+/// The settings of a build.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The directory of a ready library and core.
+    /// The directory of a prebuilt library and core.
     pub prebuilt: Option<PathBuf>,
-    /// The source that was named.
+    /// The source named by the user.
     pub source: Option<PathBuf>,
     /// The command that starts the bootstrapping Lisp.
     pub bootstrap: String,
-    /// The C compiler's command, if one was named.
+    /// The C compiler's command, if the user named one.
     pub compiler: Option<String>,
     /// The cache's directory.
     pub cache: PathBuf,
-    /// How many commands a step may run at the same time.
+    /// Maximum number of commands that a step runs in parallel.
     pub jobs: usize,
 }
 
 impl Settings {
-    /// Reads the environment. `fallback_cache` is the cache's directory for a user without a home.
+    /// Reads the environment. `fallback_cache` is the cache's directory for a user without a home directory.
     #[must_use]
     pub fn from_environment(fallback_cache: &Path) -> Self {
         Self::from_lookup(|name| std::env::var_os(name), fallback_cache)
@@ -44,7 +44,7 @@ impl Settings {
         let get = |name: &str| lookup(name).filter(|value| !value.is_empty());
         let path = |name: &str| get(name).map(PathBuf::from);
         let text = |name: &str| get(name).map(|value| value.to_string_lossy().into_owned());
-        // The XDG specification has relative values ignored.
+        // The XDG specification requires relative values to be ignored.
         let absolute = |name: &str| path(name).filter(|path| path.is_absolute());
         let cache_home = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
         Self {

@@ -1,4 +1,4 @@
-//! The programs a build needs: found, named and tried before anything starts.
+//! The programs that a build needs, found and tested before anything starts.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,10 +8,10 @@ use crate::error::{Error, IoContext};
 use crate::settings::Settings;
 use crate::{files, process};
 
-/// How long a compiler may take to say who it is.
-const ANSWER: Duration = Duration::from_secs(60);
+/// Time limit for a compiler to identify itself.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The systems whose installation commands are known, in the order of [`Tool::packages`].
+/// Systems with known installation commands, in the order of [`Tool::packages`].
 const SYSTEMS: [(&str, &str); 4] = [
     ("Debian, Ubuntu", "apt-get install"),
     ("Fedora", "dnf install"),
@@ -19,16 +19,16 @@ const SYSTEMS: [(&str, &str); 4] = [
     ("macOS", "brew install"),
 ];
 
-/// What macOS installs compilers by, instead of a package.
+/// The command that installs compilers on macOS, used in place of a package.
 const XCODE: &str = "xcode-select --install";
 
-/// A program, or one of several that will do.
+/// A required program and its alternatives.
 struct Tool {
-    /// What to call it in a message.
+    /// The program's name in messages.
     name: &'static str,
-    /// The commands that will do.
+    /// The alternative commands.
     commands: Vec<String>,
-    /// The package that holds it on each system; nothing where the system itself has it.
+    /// The package that contains the program, for each system; empty if the system itself does.
     packages: [&'static str; 4],
 }
 
@@ -39,13 +39,13 @@ pub(crate) struct Toolchain {
     pub(crate) compiler: Vec<String>,
     /// The command that starts the bootstrapping Lisp.
     pub(crate) bootstrap: String,
-    /// How many commands may run at the same time.
+    /// Maximum number of commands that run in parallel.
     pub(crate) jobs: usize,
 }
 
 impl Toolchain {
-    /// Chooses the C compiler and the bootstrapping Lisp. A machine without a C compiler is an error here already:
-    /// nothing can be said about a build without knowing it.
+    /// Chooses the C compiler and the bootstrapping Lisp. Fails without a C compiler, because the keys of all stages
+    /// depend on it.
     pub(crate) fn choose(settings: &Settings) -> Result<Self, Error> {
         let named = settings.compiler.as_deref().unwrap_or("cc");
         let toolchain = Self {
@@ -54,30 +54,30 @@ impl Toolchain {
             jobs: settings.jobs,
         };
         if !files::is_program(toolchain.compiler_program()) {
-            // All that is missing at once, not the compiler now and the rest after its installation.
+            // Reports all missing tools at once, not the compiler now and the rest after its installation.
             check(&toolchain.tools(), files::is_program)?;
         }
         Ok(toolchain)
     }
 
-    /// Everything that tells compilers apart: the command, what it says of itself and the machine it compiles for.
+    /// Returns everything that distinguishes compilers: the command, the version and the target machine.
     pub(crate) fn identity(&self) -> Result<String, Error> {
         let ask = |option: &str| {
-            process::output_within(ANSWER, self.compile().arg(option)).map_err(|output| self.broken(output))
+            process::output_within(ANSWER_TIMEOUT, self.compile().arg(option)).map_err(|output| self.broken(output))
         };
         Ok(format!("{:?} {} {}", self.compiler, ask("--version")?, ask("-dumpmachine")?))
     }
 
-    /// Makes sure that all a build needs is there, and that the compiler works. `scratch` is for what it writes.
-    /// The error names everything that is missing, with the commands that install it.
+    /// Checks that all tools of a build exist and that the compiler works. `scratch` is a directory for the compiler's
+    /// output. The error names all missing tools and the commands that install them.
     pub(crate) fn check(&self, scratch: &Path) -> Result<(), Error> {
         check(&self.tools(), files::is_program)?;
         self.try_compiler(scratch)
     }
 
-    /// A command that runs the C compiler.
+    /// Returns a command that runs the C compiler.
     pub(crate) fn compile(&self) -> Command {
-        let mut command = process::bare(self.compiler_program());
+        let mut command = process::clean_command(self.compiler_program());
         command.args(self.compiler.iter().skip(1));
         command
     }
@@ -86,14 +86,14 @@ impl Toolchain {
         self.compiler.first().map_or("cc", String::as_str)
     }
 
-    // A compiler without the C library's headers is a common half of an installation.
+    // A frequent problem is a compiler without the C library's headers.
     fn try_compiler(&self, scratch: &Path) -> Result<(), Error> {
         let source = scratch.join("probe.c");
         let program = "#include <stdio.h>\nint main(void) { return puts(\"\") < 0; }\n";
-        std::fs::write(&source, program).doing("writing", &source)?;
+        std::fs::write(&source, program).context("writing", &source)?;
         let mut command = self.compile();
         command.arg(&source).arg("-o").arg(scratch.join("probe"));
-        process::output_within(ANSWER, &mut command).map(|_| ()).map_err(|output| self.broken(output))
+        process::output_within(ANSWER_TIMEOUT, &mut command).map(|_| ()).map_err(|output| self.broken(output))
     }
 
     fn broken(&self, output: String) -> Error {
@@ -126,7 +126,7 @@ fn tool(name: &'static str, commands: &[&str], packages: [&'static str; 4]) -> T
     Tool { name, commands: commands.iter().map(|&command| command.to_owned()).collect(), packages }
 }
 
-/// SBCL's own command line is completed so that it reads no init file and never waits for a person.
+/// Completes the command of a plain SBCL so that it reads no init file and never waits for input.
 fn bootstrap_command(command: &str) -> String {
     let program = Path::new(command).file_name().unwrap_or_default().to_string_lossy();
     if program.starts_with("sbcl") && !command.contains(char::is_whitespace) {
@@ -148,7 +148,7 @@ fn check(tools: &[Tool], is_there: impl Fn(&str) -> bool) -> Result<(), Error> {
     })
 }
 
-/// For each system the command that installs these tools.
+/// Returns the command that installs these tools, for each system.
 fn install_help(tools: &[&Tool]) -> String {
     let mut help = String::from("Install with:");
     for (system, (name, install)) in SYSTEMS.iter().enumerate() {

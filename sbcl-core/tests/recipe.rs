@@ -1,4 +1,5 @@
-//! The whole recipe, run as the program, over a source whose `make.sh` only pretends: it counts how often it ran.
+//! Tests of the whole recipe, through its command line, with a fake source whose `make.sh` only counts how often it
+//! ran.
 
 #![cfg(unix)]
 
@@ -30,24 +31,24 @@ chmod +x src/runtime/sbcl
 
 const SHIM: &str = "#include \"shim.h\"\n#ifndef SBCL_FLAG\n#error SBCL's flags are missing\n#endif\nint shim_part;\n";
 
-/// A checkout, a home and a pretended source in a directory of their own.
-struct World {
+/// A checkout, a home directory and a fake source, in a directory of their own.
+struct Fixture {
     root: PathBuf,
 }
 
-impl World {
+impl Fixture {
     fn new(name: &str) -> Self {
         let root = std::env::temp_dir().join(format!("sbcl-core-recipe-{name}-{}", std::process::id()));
-        let world = Self { root };
-        world.write("home/.keep", "");
-        world.write("checkout/sbcl-core/.keep", "");
-        world.write("checkout/ffi/shim.c", SHIM);
-        world.write("checkout/ffi/shim.h", "");
-        world.write("checkout/lisp/build.lisp", "(one)");
-        world.write("source/make.sh", MAKE);
-        world.write("source/make-shared-library.sh", "");
-        world.write("source/version.lisp-expr", "\"2.6.4\"");
-        world
+        let fixture = Self { root };
+        fixture.write("home/.keep", "");
+        fixture.write("checkout/sbcl-core/.keep", "");
+        fixture.write("checkout/ffi/shim.c", SHIM);
+        fixture.write("checkout/ffi/shim.h", "");
+        fixture.write("checkout/lisp/build.lisp", "(one)");
+        fixture.write("source/make.sh", MAKE);
+        fixture.write("source/make-shared-library.sh", "");
+        fixture.write("source/version.lisp-expr", "\"2.6.4\"");
+        fixture
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -78,7 +79,7 @@ impl World {
         self.command().spawn().unwrap()
     }
 
-    /// How often SBCL itself was built.
+    /// Returns how often SBCL itself was built.
     fn builds(&self) -> usize {
         std::fs::read_to_string(self.path("home/builds")).unwrap_or_default().lines().count()
     }
@@ -92,14 +93,14 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for Fixture {
     fn drop(&mut self) {
-        // A test that cannot clean up has not failed.
+        // A test does not fail if it cannot clean up.
         let _ = std::fs::remove_dir_all(&self.root);
     }
 }
 
-/// The library and the core that a run printed.
+/// Returns the library and the core that a run printed.
 fn results(output: &Output) -> (PathBuf, PathBuf) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout.clone()).unwrap();
@@ -117,14 +118,14 @@ fn failure(output: &Output) -> String {
 
 #[test]
 fn concurrent_builds_build_sbcl_once() {
-    let world = World::new("concurrent");
-    let builds = [world.start(), world.start(), world.start()];
+    let fixture = Fixture::new("concurrent");
+    let builds = [fixture.start(), fixture.start(), fixture.start()];
     let outputs = builds.map(|build| results(&build.wait_with_output().unwrap()));
-    assert_eq!(world.builds(), 1);
+    assert_eq!(fixture.builds(), 1);
     assert_eq!(outputs[0], outputs[1]);
     assert_eq!(outputs[1], outputs[2]);
     let (library, core) = &outputs[0];
-    assert!(library.starts_with(world.path("home/.cache/sbcl-mcp")));
+    assert!(library.starts_with(fixture.path("home/.cache/sbcl-mcp")));
     let library = std::fs::read(library).unwrap();
     for symbol in ["runtime_part", "shim_part"] {
         assert!(library.windows(symbol.len()).any(|bytes| bytes == symbol.as_bytes()), "{symbol}");
@@ -134,75 +135,75 @@ fn concurrent_builds_build_sbcl_once() {
 
 #[test]
 fn changed_file_rebuilds_only_the_stages_that_depend_on_the_file() {
-    let world = World::new("change");
-    let run = || results(&world.command().output().unwrap());
+    let fixture = Fixture::new("change");
+    let run = || results(&fixture.command().output().unwrap());
     let (library, core) = run();
-    world.write("checkout/lisp/build.lisp", "(two)");
+    fixture.write("checkout/lisp/build.lisp", "(two)");
     let (same_library, other_core) = run();
     assert_eq!(library, same_library);
     assert_ne!(core, other_core);
     assert_eq!(std::fs::read_to_string(&other_core).unwrap(), "(two)");
-    world.write("checkout/ffi/shim.h", "extern int shim_part;\n");
+    fixture.write("checkout/ffi/shim.h", "extern int shim_part;\n");
     let (other_library, same_core) = run();
     assert_ne!(library, other_library);
     assert_eq!(other_core, same_core);
-    assert_eq!(world.builds(), 1);
-    world.write("source/make.sh", &format!("{MAKE}# changed\n"));
+    assert_eq!(fixture.builds(), 1);
+    fixture.write("source/make.sh", &format!("{MAKE}# changed\n"));
     run();
-    assert_eq!(world.builds(), 2);
+    assert_eq!(fixture.builds(), 2);
 }
 
 #[test]
 fn killed_build_is_redone_by_the_next_run() {
-    let world = World::new("killed");
-    world.write("home/wait", "");
-    let mut build = world.start();
-    world.wait_for_builds(1);
+    let fixture = Fixture::new("killed");
+    fixture.write("home/wait", "");
+    let mut build = fixture.start();
+    fixture.wait_for_builds(1);
     build.kill().unwrap();
     build.wait().unwrap();
-    std::fs::remove_file(world.path("home/wait")).unwrap();
-    let (library, core) = results(&world.command().output().unwrap());
-    assert_eq!(world.builds(), 2);
+    std::fs::remove_file(fixture.path("home/wait")).unwrap();
+    let (library, core) = results(&fixture.command().output().unwrap());
+    assert_eq!(fixture.builds(), 2);
     assert!(library.is_file() && core.is_file());
 }
 
 #[test]
 fn failing_lisp_build_reports_its_output_and_the_log_path() {
-    let world = World::new("lisp");
-    world.write("checkout/lisp/build.lisp", "(unbalanced");
-    let message = failure(&world.command().output().unwrap());
+    let fixture = Fixture::new("lisp");
+    fixture.write("checkout/lisp/build.lisp", "(unbalanced");
+    let message = failure(&fixture.command().output().unwrap());
     assert!(message.contains("saving the core failed"), "{message}");
     assert!(message.contains("end of file on"), "{message}");
     let log = message.trim().rsplit_once("The whole of it: ").unwrap().1;
     assert!(std::fs::read_to_string(log).unwrap().contains("end of file on"));
-    // Corrected, it goes on from what was finished before.
-    world.write("checkout/lisp/build.lisp", "(balanced)");
-    results(&world.command().output().unwrap());
-    assert_eq!(world.builds(), 1);
+    // Once the error is corrected, the build continues from the stages that were finished.
+    fixture.write("checkout/lisp/build.lisp", "(balanced)");
+    results(&fixture.command().output().unwrap());
+    assert_eq!(fixture.builds(), 1);
 }
 
 #[test]
 fn a_source_of_another_version_is_refused() {
-    let world = World::new("version");
-    world.write("source/version.lisp-expr", "\"2.6.3\"");
-    let message = failure(&world.command().output().unwrap());
+    let fixture = Fixture::new("version");
+    fixture.write("source/version.lisp-expr", "\"2.6.3\"");
+    let message = failure(&fixture.command().output().unwrap());
     assert!(message.contains("is SBCL 2.6.3"), "{message}");
     assert!(message.contains("SBCL_MCP_SOURCE"), "{message}");
-    assert_eq!(world.builds(), 0);
+    assert_eq!(fixture.builds(), 0);
 }
 
 #[test]
 fn cache_is_in_the_checkout_target_when_home_is_unset() {
-    let world = World::new("homeless");
-    // The pretended build counts under HOME; here it has to do without.
-    world.write("source/make.sh", &MAKE.replace("echo built >> \"$HOME/builds\"\n", ""));
-    let output = world.command().env_remove("HOME").output().unwrap();
+    let fixture = Fixture::new("homeless");
+    // The fake build counts in HOME, which is unset here.
+    fixture.write("source/make.sh", &MAKE.replace("echo built >> \"$HOME/builds\"\n", ""));
+    let output = fixture.command().env_remove("HOME").output().unwrap();
     let (library, _) = results(&output);
-    assert!(library.starts_with(world.path("checkout/target")), "{}", library.display());
+    assert!(library.starts_with(fixture.path("checkout/target")), "{}", library.display());
 }
 
-fn recipe(world: &World) -> Recipe {
-    let root = world.path("checkout");
+fn recipe(fixture: &Fixture) -> Recipe {
+    let root = fixture.path("checkout");
     let mut settings = Settings::from_environment(&root);
     settings.prebuilt = None;
     Recipe { settings, progress: Progress::silent(), ..Recipe::in_checkout(&root) }
@@ -210,13 +211,13 @@ fn recipe(world: &World) -> Recipe {
 
 #[test]
 fn prebuilt_directory_needs_both_library_and_core() {
-    let world = World::new("prebuilt");
-    let mut recipe = recipe(&world);
+    let fixture = Fixture::new("prebuilt");
+    let mut recipe = recipe(&fixture);
     let mut build = |directory: &Path| {
         recipe.settings.prebuilt = Some(directory.to_owned());
         recipe.build()
     };
-    let ready = world.path("ready");
+    let ready = fixture.path("ready");
     let message = build(&ready).unwrap_err().to_string();
     assert!(message.contains("SBCL_MCP_PREBUILT"), "{message}");
     let library = ready.join(Platform::host().library_name());
@@ -235,13 +236,13 @@ fn prebuilt_directory_needs_both_library_and_core() {
 
     let message = build(Path::new("relative")).unwrap_err().to_string();
     assert!(message.contains("not an absolute path"), "{message}");
-    assert_eq!(world.builds(), 0);
+    assert_eq!(fixture.builds(), 0);
 }
 
 #[test]
 fn cross_build_without_prebuilt_files_is_refused() {
-    let world = World::new("cross");
-    let mut recipe = recipe(&world);
+    let fixture = Fixture::new("cross");
+    let mut recipe = recipe(&fixture);
     recipe.target.arch = "pdp10".to_owned();
     let error = recipe.build().unwrap_err();
     assert!(matches!(error, Error::CrossBuild { .. }), "{error}");

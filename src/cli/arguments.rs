@@ -1,4 +1,4 @@
-//! What may stand on the command line.
+//! The definition of the command line, and its parsing.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -16,8 +16,8 @@ use crate::recovery::checkpoint::store::Checkpoints;
 use crate::sandbox::Confinement;
 use crate::{ImageConfig, Limits, Session, mcp};
 
-/// What the command `sbcl` understands and this one does not. A program that starts another Lisp by the name of the one
-/// it runs in (`sb-ext:*runtime-pathname*`) passes these.
+/// Options of the command `sbcl` that `sbcl-mcp` does not have. A program that starts another Lisp by the name of its
+/// own runtime (`sb-ext:*runtime-pathname*`) passes these.
 const SBCL_OPTIONS: [&str; 22] = [
     "--noinform",
     "--dynamic-space-size",
@@ -43,8 +43,8 @@ const SBCL_OPTIONS: [&str; 22] = [
     "--end-toplevel-options",
 ];
 
-/// What the limit of an evaluation is called.
-const TIMEOUT: &str = "timeout";
+/// The id of the option with the time limit of an evaluation.
+const TIMEOUT_OPTION: &str = "timeout";
 
 /// A living Common Lisp session (SBCL) for AI agents: an MCP server on stdin and stdout.
 #[derive(Debug, Parser)]
@@ -58,39 +58,39 @@ pub(super) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
-    /// Serve a session to an MCP client on stdin and stdout (what happens without a command).
+    /// Serve a session to an MCP client on stdin and stdout (the default command).
     Serve(Serve),
     /// Evaluate code and print the report.
     ///
-    /// Exits with status 0 when that went well, 1 if it failed, 2 for a wrong command line, and 3 when Lisp could not start
-    /// or the report could not be written.
+    /// Exit status: 0 if the evaluation succeeded, 1 if it failed, 2 for a wrong command line, 3 if Lisp could not
+    /// start or the report could not be written.
     Eval {
         #[command(flatten)]
         attach: Attach,
         #[command(flatten)]
         options: Options,
-        /// Lisp code; several pieces are read as one text, a line each. `-` reads it from stdin.
+        /// Lisp code; several arguments are read as one text, a line each. `-` reads stdin.
         #[arg(required = true, allow_negative_numbers = true)]
         code: Vec<String>,
     },
-    /// Load a system through ASDF, or a file, and print what `load` says.
+    /// Load an ASDF system or a file, and print the report of load-system.
     ///
-    /// Without --attach in an image of its own, which ends with it: that is how to see whether it loads. It may take 600
-    /// seconds unless --timeout says otherwise, whatever stands below. Exits with status 0 when it is loaded, 1 when it is
-    /// not, and 2 when that could not be tried: no server, or a wrong command line.
+    /// Without --attach the system is loaded in a new image, which ends afterwards: a test of whether it loads. The
+    /// time limit is 600 seconds unless --timeout is given. Exit status: 0 if loaded, 1 if not, 2 if the load could
+    /// not be tried (no server, or a wrong command line).
     Load {
         #[command(flatten)]
         attach: Attach,
         #[command(flatten)]
         options: Options,
-        /// A system's name, or a file.
+        /// Name of a system, or a file.
         what: String,
     },
-    /// Run tests and print what `run-tests` says.
+    /// Run tests and print the report of run-tests.
     ///
-    /// Exits with status 0 when all pass, 1 when some fail, and 2 when they could not be run: nothing to run, or nothing but
-    /// tests that are skipped, a system that does not load, no server, or a wrong command line. Of several systems each
-    /// counts: 2 when one of them cannot be run, though the others are.
+    /// Exit status: 0 if all tests pass, 1 if some fail, 2 if they could not be run: no tests or only skipped ones, a
+    /// system that does not load, no server, or a wrong command line. With several systems, 2 if one of them could
+    /// not be run.
     Test {
         #[command(flatten)]
         attach: Attach,
@@ -99,24 +99,24 @@ pub(super) enum Command {
         #[command(flatten)]
         tests: Tests,
     },
-    /// A REPL for people, on an image of its own or that of a server that runs.
+    /// Start a REPL for people, in a new image or in that of a running server.
     ///
-    /// Forms of several lines, history, completion (Tab), the debugger when something fails; `:help` lists commands.
-    /// Ctrl-C interrupts what runs; twice within a second, it replaces the image and restores it. A person has time:
-    /// --timeout is 0 unless it is given (600 of `:load`), --hold a day, --max-answer 1000000, whatever stands below. From
-    /// a pipe or a file, without prompts: each form's values are printed, and it exits with status 1 when something
-    /// failed, 2 for a wrong command line, and 3 when there is no server.
+    /// It has multi-line editing, history, completion (Tab) and the debugger; `:help` lists its commands. Ctrl-C
+    /// interrupts an evaluation; pressed twice within a second it replaces the image and restores it. The defaults
+    /// are for a person: --timeout 0 (600 for `:load`), --hold a day, --max-answer 1000000. When stdin is a pipe or a
+    /// file there are no prompts, and each form's values are printed. Exit status: 1 if something failed, 2 for a
+    /// wrong command line, 3 if there is no server.
     Repl {
-        /// Join a server that runs (`serve --socket`), by its name or the only one, and work on its image.
+        /// Attach to a running server (`serve --socket`), the only one or the one named, and work in its image.
         #[arg(long, value_name = "NAME", num_args = 0..=1)]
         attach: Option<Option<String>>,
         #[command(flatten)]
         serve: Box<Serve>,
     },
-    /// List the persistent sessions, and the servers that can be joined; delete a session, or write its definitions.
+    /// List persistent sessions and running servers; delete or export a session.
     ///
-    /// Of a session (`--session`): what it takes, how old it is, what it defines, and who has it. Of a server that runs
-    /// (`--socket`): its name, for --attach, its process, and its clients.
+    /// For a session (`--session`): its size, age, definitions and holder. For a running server (`--socket`): its
+    /// name (for --attach), process and clients.
     Sessions {
         #[command(subcommand)]
         action: Option<sessions::Action>,
@@ -143,24 +143,24 @@ pub(super) enum Command {
         #[arg(long)]
         control_stack: u64,
     },
-    /// Look whether everything is there that the server needs, and say what to do where it is not.
+    /// Check that everything the server needs is there, and say how to fix what is not.
     ///
-    /// Versions, paths, limits, memory, directories, a start and an evaluation, under the options that the server is to
-    /// have. Exits with status 0 when everything works, 1 when something does not, 2 for a wrong command line, and 3 when
-    /// that cannot be said.
+    /// It checks versions, paths, limits, memory, directories, the start and an evaluation, with the options that the
+    /// server will have. Exit status: 0 if everything works, 1 if something does not, 2 for a wrong command line, 3
+    /// if the checks could not be made.
     Doctor {
         #[command(flatten)]
         options: Options,
     },
-    /// Play a recorded session (`--record`) against a new server, and show where answers differ.
+    /// Replay a recorded session (`--record`) against a new server, and show which answers differ.
     ///
-    /// The requests in their order, each awaiting the answers that were there before it; times, addresses, process ids
-    /// and scratch files may differ. What was evaluated then is evaluated again, whatever it does. Exits with status 0
-    /// when all answers are the same, 1 when some are not, 2 for a wrong command line, and 3 when it cannot be played.
+    /// The requests are sent in order, each after the answers that preceded it. Times, addresses, process ids and
+    /// temporary files may differ. The recorded code is evaluated again, with its effects. Exit status: 0 if all
+    /// answers are equal, 1 if some differ, 2 for a wrong command line, 3 if the recording cannot be replayed.
     Replay {
-        /// What `--record` wrote.
+        /// File written by `--record`.
         file: PathBuf,
-        /// Options of the new server; default: those of the recorded one.
+        /// Options of the new server; default: the recorded ones.
         #[arg(last = true)]
         options: Vec<OsString>,
     },
@@ -170,21 +170,22 @@ pub(super) enum Command {
         #[command(flatten)]
         options: Options,
     },
-    /// Say what the reader would refuse in Lisp source, without evaluating it.
+    /// Report what the Lisp reader would reject in source files, without evaluating them.
     ///
-    /// Parentheses, by what the indentation says of where they went wrong, strings, comments, syntax; a line each,
-    /// `file:line:column: error: message`, or `note` for what depends on what else is loaded. Exits with status 0 when
-    /// the reader gets through (there may be notes), 1 when it does not, 2 for a wrong command line, and 3 when a file
-    /// cannot be read or written.
+    /// It finds unbalanced parentheses (located by the indentation), strings, comments and wrong syntax. Each finding
+    /// is a line, `file:line:column: error: message`, or `note` for what depends on other code. Exit status: 0 if the
+    /// reader would accept all files (there may be notes), 1 if not, 2 for a wrong command line, 3 if a file cannot
+    /// be read or written.
     Check {
-        /// Know the packages of a server that runs (`serve --socket`): the only one, or the one of a name (--attach=NAME).
+        /// Take the packages of a running server as known (`serve --socket`): the only one, or the one named
+        /// (--attach=NAME).
         #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
         attach: Option<Option<String>>,
-        /// Put parentheses, quotes and comment marks where the indentation suggests, if the reader then gets through: files
-        /// are changed in place, `-` is written to stdout. What is repaired counts as fine.
+        /// Insert or remove parentheses, quotes and comment marks as the indentation suggests, if the reader then
+        /// accepts the text. Files are changed in place, `-` is written to stdout. A repaired file counts as correct.
         #[arg(long)]
         fix: bool,
-        /// Files, directories with Lisp source in them, or `-` for stdin.
+        /// Files, directories with Lisp source, or `-` for stdin.
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
@@ -201,8 +202,8 @@ pub(super) enum Command {
         directory: PathBuf,
     },
     /// Run tests for a session, in an image beside it: what is asked comes on stdin, what came of it goes to stdout.
-    #[command(hide = true)]
-    Beside {
+    #[command(name = "beside", hide = true)]
+    FreshImage {
         #[command(flatten)]
         serve: Serve,
         /// As of the worker that asks: not for this one.
@@ -238,72 +239,75 @@ pub(super) enum Command {
     },
 }
 
-/// Whose image.
+/// The option that selects the image of a running server.
 #[derive(Debug, Args)]
 pub(super) struct Attach {
-    /// Use the image of a server that runs (`serve --socket`): the only one, or the one of a name (--attach=NAME; without =
-    /// the name is none of its).
+    /// Use the image of a running server (`serve --socket`): the only one, or the one named (--attach=NAME, with the
+    /// =).
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
     pub(super) attach: Option<Option<String>>,
 }
 
-/// Which tests to run, and how.
+/// The options and arguments of `test`.
 #[derive(Debug, Args)]
 pub(super) struct Tests {
-    /// First load what has changed on disk: for --attach, whose image may have loaded it before.
+    /// First load what changed on disk; for --attach, whose image may have loaded it before.
     #[arg(long)]
     pub(super) reload: bool,
-    /// Run them in a new image that loads the files alone, and name those that end otherwise in that of --attach.
+    /// Run the tests in a fresh image that loads the files only, and list those that end differently in the image of
+    /// --attach.
     #[arg(long)]
     pub(super) fresh: bool,
-    /// Show so many functions for each failing test that few passing ones ran, with the lines. Runs the tests once more.
+    /// For each failing test, list up to this many functions that few passing tests ran, with the lines. Runs the
+    /// tests again.
     #[arg(long, value_name = "NUMBER", default_value = "0", value_parser = clap::value_parser!(u64).range(
         ..=mcp::MAX_SUSPECTS
     ))]
     pub(super) suspects: u64,
-    /// Time limit of each test, which then fails. An evaluation's, --timeout, is not for tests.
+    /// Time limit of each test, after which it fails. --timeout does not apply to tests.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = test_timeout)]
     pub(super) test_timeout: f64,
-    /// A system's name, or several; with --attach also a test's or suite's, with its package (`my-tests::parsing`), or a
-    /// package's, with a colon behind it.
+    /// Names of systems; with --attach also a test or suite with its package (`my-tests::parsing`), or a package
+    /// followed by a colon.
     #[arg(required = true)]
     pub(super) what: Vec<String>,
 }
 
-/// How to serve.
+/// The options of `serve`.
 #[derive(Debug, Args)]
 pub(super) struct Serve {
     #[command(flatten)]
     pub(super) options: Options,
-    /// Go on with the session of this name (or in this directory, when there is a slash in it), or begin it. Its image is
-    /// saved when the server ends, and now and then. `sbcl-mcp sessions` lists them.
+    /// Continue or begin the persistent session of this name (or in this directory, if it contains a slash). Its
+    /// image is saved at the end, and from time to time. `sbcl-mcp sessions` lists sessions.
     #[arg(long, value_name = "NAME")]
     pub(super) session: Option<OsString>,
-    /// What comes back when the Lisp process dies and is replaced.
+    /// What is restored after the Lisp process dies.
     #[arg(long, value_enum, default_value_t = Restore::Checkpoint)]
     pub(super) restore: Restore,
-    /// Save checkpoints of the server's own accord when the session is idle after work. What is in memory may be secret,
-    /// and disks are small: hence not unless asked for.
-    #[arg(long, value_enum, default_value_t = When::Asked)]
-    pub(super) checkpoints: When,
-    /// How much disk checkpoints may take before the oldest automatic ones go, such as 4G.
+    /// When checkpoints are saved. They contain everything in memory, secrets included, and take disk space.
+    #[arg(long, value_enum, default_value_t = CheckpointTiming::Asked)]
+    pub(super) checkpoints: CheckpointTiming,
+    /// Disk space for checkpoints, such as 4G, beyond which the oldest automatic ones are deleted.
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "4G")]
     pub(super) checkpoint_space: u64,
-    /// Give results as structured content, too, with a schema for each tool. Some clients then hide the text.
+    /// Also send results as structured content, with a schema for each tool. Some clients then hide the text.
     #[arg(long)]
     pub(super) structured_content: bool,
-    /// Which tools there are: `all`, `core` (evaluate or load, test, look at failures), or names with commas between. The
-    /// others are not listed and cannot be called.
+    /// Tools to offer: `all`, `core` (evaluate, load, test, inspect failures), or names separated by commas. Others
+    /// are not listed and cannot be called.
     #[arg(long, value_name = "TOOLS", value_parser = mcp::ToolSet::parse, default_value = "all")]
     pub(super) tools: mcp::ToolSet,
-    /// Have others join this session by a Unix socket of the user's, in XDG_RUNTIME_DIR: a person beside the agent.
+    /// Let other clients of this user attach through a Unix socket in XDG_RUNTIME_DIR, such as a person beside the
+    /// agent.
     #[arg(long)]
     pub(super) socket: bool,
-    /// Run Lisp in this very process: what ends Lisp ends the server. Neither --session nor restoring a checkpoint works then.
+    /// Run Lisp in the server's own process: what ends Lisp then ends the server. Excludes --session and restoring
+    /// checkpoints.
     #[arg(long)]
     pub(super) no_supervisor: bool,
-    /// Write every line of the session to this file, with times, both what the client says and what is answered: for bug
-    /// reports, and for `sbcl-mcp replay`. It is its owner's alone, and may have 256 MiB.
+    /// Record every message of the session, with times, in this file: for bug reports and `sbcl-mcp replay`. Only its
+    /// owner can read it; at most 256 MiB.
     #[arg(long, value_name = "FILE")]
     pub(super) record: Option<PathBuf>,
     /// Milliseconds between two looks at what the Lisp process does. Tests have no time for a second.
@@ -311,19 +315,19 @@ pub(super) struct Serve {
     pub(super) watch_interval: u64,
 }
 
-/// When checkpoints are saved.
+/// The occasions on which checkpoints are saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum When {
-    /// When the client asks.
+pub(super) enum CheckpointTiming {
+    /// Only when the client asks.
     Asked,
-    /// Also when the session is idle.
+    /// Also when the session is idle after work.
     Auto,
 }
 
-/// What comes back after a crash.
+/// The state that is restored after a crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Restore {
-    /// The last checkpoint, and the forms that defined something since are evaluated again.
+    /// The last checkpoint; forms that defined something since are evaluated again.
     Checkpoint,
     /// All forms that defined something are evaluated again.
     Definitions,
@@ -331,42 +335,43 @@ pub(super) enum Restore {
     None,
 }
 
-/// Sizes, limits, logging and what Lisp may not do.
+/// Options that concern the image: sizes, limits, logging and confinement.
 #[derive(Debug, Args)]
 pub(super) struct Options {
     /// Time limit of an evaluation, 0 for none.
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = timeout)]
     pub(super) timeout: Timeout,
-    /// Characters of captured output an evaluation may keep.
+    /// Maximum characters of output kept for each evaluation.
     #[arg(long, value_name = "CHARS", default_value = "1000000", value_parser = clap::value_parser!(u64).range(
         *Limits::MAX_OUTPUT_RANGE.start()..=*Limits::MAX_OUTPUT_RANGE.end()
     ))]
     pub(super) max_output: u64,
-    /// Characters of one answer; the middle of longer output is left out, and can be asked for. No limit of `eval`.
+    /// Maximum characters of one answer; the middle of longer output is left out and can be requested. `eval` ignores
+    /// it.
     #[arg(long, value_name = "CHARS", default_value = "9500", value_parser = clap::value_parser!(u64).range(
         *Limits::MAX_ANSWER_RANGE.start()..=*Limits::MAX_ANSWER_RANGE.end()
     ))]
     pub(super) max_answer: u64,
-    /// How long a failed evaluation is held for debugging before it is released.
-    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = positive)]
+    /// Time for which a failed evaluation is held for debugging.
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = positive_duration)]
     pub(super) hold: Duration,
-    /// How long the cleanup forms of an interrupted evaluation may take before they are interrupted, too.
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = positive)]
+    /// Grace period of an interrupted evaluation's cleanup forms, after which they are interrupted, too.
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = positive_duration)]
     pub(super) cleanup: Duration,
-    /// The Lisp heap, such as 8G or 512M. It is address space, not memory, until it is used.
+    /// Size of the Lisp heap, such as 8G or 512M: address space, which takes memory only as it is used.
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "8G")]
     pub(super) heap: u64,
-    /// The control stack of an evaluation, such as 256M.
+    /// Size of each evaluation's control stack, such as 256M.
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256M")]
     pub(super) control_stack: u64,
-    /// A directory with the sbcl.core to use in place of the built-in one. It is used with the built-in libsbcl.so: another
-    /// one in the directory is refused.
+    /// Directory with an sbcl.core to boot in place of the built-in one. The built-in libsbcl.so is used: a directory
+    /// with another one is refused.
     #[arg(long, value_name = "DIR")]
     pub(super) core: Option<PathBuf>,
     /// A core that an image of this program has saved.
     #[arg(long, hide = true, value_name = "FILE")]
     pub(super) image: Option<PathBuf>,
-    /// Load ~/.sbclrc at the start.
+    /// Load ~/.sbclrc at startup.
     #[arg(long)]
     pub(super) user_init: bool,
     /// What to log on stderr, such as "debug".
@@ -376,17 +381,17 @@ pub(super) struct Options {
     pub(super) confinement: Confinement,
 }
 
-/// A time limit on the command line; `None` for none.
+/// A time limit from the command line; `None` for no limit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Timeout(pub(super) Option<Duration>);
 
 impl Options {
-    /// The checkpoints in `directory`, of images of this size.
+    /// Returns the checkpoints in `directory`, for images of this size.
     pub(super) fn checkpoints(&self, directory: PathBuf) -> Checkpoints {
         Checkpoints::new(directory, self.heap, self.control_stack)
     }
 
-    /// How the image is booted.
+    /// Returns how the image is booted.
     pub(super) fn image(&self, scratch: &Scratch) -> ImageConfig {
         ImageConfig {
             heap: self.heap,
@@ -398,7 +403,10 @@ impl Options {
         }
     }
 
-    /// Boots Lisp, confined as was asked; or a sentence that says why not.
+    /// Boots Lisp, confined as requested.
+    ///
+    /// # Errors
+    /// A sentence: the process cannot be confined, or Lisp cannot be booted.
     pub(super) fn session(&self, scratch: &Scratch, checkpoints: Option<&Checkpoints>) -> Result<Session, String> {
         self.confinement.apply(checkpoints)?;
         let limits = Limits {
@@ -413,8 +421,8 @@ impl Options {
     }
 }
 
-/// The options of a server that the command line gives to a command, for a server that this process starts.
-pub(super) fn of_server(command_line: &ArgMatches) -> Vec<OsString> {
+/// Returns the server options given to a command, for a server that this process starts.
+pub(super) fn server_options(command_line: &ArgMatches) -> Vec<OsString> {
     let Some((_, given)) = command_line.subcommand() else { return Vec::new() };
     let server = Serve::augment_args(clap::Command::new("serve"));
     let options = given.ids().filter_map(|id| {
@@ -431,47 +439,50 @@ pub(super) fn of_server(command_line: &ArgMatches) -> Vec<OsString> {
     options.flat_map(argument).collect()
 }
 
-/// The time limit that the command line gives to what a command has evaluated, in seconds, 0 for none.
+/// Returns the time limit given for an evaluation, in seconds, 0 for none; `None` if no limit was given.
 pub(super) fn given_timeout(command_line: &ArgMatches) -> Option<f64> {
     let (_, given) = command_line.subcommand()?;
-    let Timeout(limit) = given.get_one::<Timeout>(TIMEOUT)?;
-    let is_given = given.value_source(TIMEOUT) == Some(ValueSource::CommandLine);
+    let Timeout(limit) = given.get_one::<Timeout>(TIMEOUT_OPTION)?;
+    let is_given = given.value_source(TIMEOUT_OPTION) == Some(ValueSource::CommandLine);
     is_given.then(|| limit.map_or(0.0, |limit| limit.as_secs_f64()))
 }
 
-/// Ends the process where a command is to join a server that runs, and gets options of one that it would start: they would
-/// do nothing. A time limit is one of what is asked, unless those are tests, which have each its own.
-pub(super) fn refuse_options_of_another_server(command_line: &ArgMatches) {
+/// Ends the process with an error if --attach is combined with options of a server, which would have no effect on the
+/// running one. A time limit is allowed, since it belongs to the request, except for tests: each test has its own
+/// limit.
+pub(super) fn refuse_server_options_with_attach(command_line: &ArgMatches) {
     let Some((command, given)) = command_line.subcommand() else { return };
     if !matches!(given.try_contains_id("attach"), Ok(true)) {
         return;
     }
-    let passed_on = format!("--{TIMEOUT}=");
+    let passed_on = format!("--{TIMEOUT_OPTION}=");
     let tests = command == "test";
-    for option in of_server(command_line) {
+    for option in server_options(command_line) {
         let option = option.to_string_lossy();
-        let for_tests = if option.starts_with(&passed_on) { " A test's limit is --test-timeout." } else { "" };
+        let for_tests =
+            if option.starts_with(&passed_on) { " For a test's time limit use --test-timeout." } else { "" };
         if for_tests.is_empty() || tests {
             let name = option.split('=').next().unwrap_or_default();
             say(&format!(
-                "sbcl-mcp {command}: {name} is an option of a server, and with --attach that is one which runs, with \
-                 options of its own.{for_tests}"
+                "sbcl-mcp {command}: {name} is a server option and cannot be combined with --attach, since the \
+                 running server has its own options.{for_tests}"
             ));
             std::process::exit(2);
         }
     }
 }
 
-/// Says what is wrong with the command line and ends the process, or prints what was asked for, as of `--help`.
-pub(super) fn refuse(error: &clap::Error) -> ! {
+/// Reports an error of the command line, or prints the requested help or version, and ends the process.
+pub(super) fn exit_with_error(error: &clap::Error) -> ! {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
     if let (ErrorKind::UnknownArgument, Some(ContextValue::String(option))) =
         (error.kind(), error.get(ContextKind::InvalidArg))
         && SBCL_OPTIONS.contains(&option.as_str())
     {
         say(&format!(
-            "sbcl-mcp serves SBCL to MCP clients and is no sbcl command: it has no option {option}. To evaluate code: \
-             sbcl-mcp eval CODE, or `sbcl-mcp eval - <FILE`; for sbcl's own options, install and run sbcl."
+            "sbcl-mcp serves SBCL to MCP clients and is not a replacement for sbcl: it has no option {option}. To \
+             evaluate code: sbcl-mcp eval CODE, or `sbcl-mcp eval - <FILE`; for sbcl's own options, install and run \
+             sbcl."
         ));
         std::process::exit(2);
     }
@@ -486,19 +497,19 @@ fn timeout(text: &str) -> Result<Timeout, String> {
 fn test_timeout(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
     let allowed = mcp::TEST_TIMEOUT_RANGE;
-    let is_one = allowed.contains(&seconds);
-    is_one.then_some(seconds).ok_or_else(|| format!("not in {} to {}", allowed.start(), allowed.end()))
+    let is_allowed = allowed.contains(&seconds);
+    is_allowed.then_some(seconds).ok_or_else(|| format!("not between {} and {}", allowed.start(), allowed.end()))
 }
 
-fn positive(text: &str) -> Result<Duration, String> {
-    timeout(text)?.0.ok_or_else(|| "it needs an end".to_owned())
+fn positive_duration(text: &str) -> Result<Duration, String> {
+    timeout(text)?.0.ok_or_else(|| "it must be limited".to_owned())
 }
 
 fn filter(text: &str) -> Result<EnvFilter, String> {
     EnvFilter::try_new(text).map_err(|error| error.to_string())
 }
 
-/// Bytes, or a number with K, M, G or T behind it (binary: 1K is 1024).
+/// Parses a number of bytes, optionally followed by K, M, G or T (binary: 1K is 1024).
 fn size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
@@ -519,7 +530,7 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn command_line_defaults_are_the_library_defaults() {
         Cli::command().debug_assert();
         let options = Cli::parse_from(["sbcl-mcp"]).serve.options;
         let image = ImageConfig::default();
@@ -531,8 +542,8 @@ mod tests {
     }
 
     #[test]
-    fn options_of_a_server_are_handed_on() {
-        let of = |line: &[&str]| of_server(&Cli::command().try_get_matches_from(line).expect("a command line"));
+    fn server_options_given_to_a_command_are_passed_on() {
+        let of = |line: &[&str]| server_options(&Cli::command().try_get_matches_from(line).expect("a command line"));
         let line =
             ["sbcl-mcp", "test", "--heap", "1G", "--attach=x", "--suspects", "3", "--no-network", "--log=debug", "x"];
         assert_eq!(
@@ -543,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes() {
+    fn sizes_have_binary_suffixes() {
         assert_eq!(size("8G"), Ok(8 << 30));
         assert_eq!(size("512m"), Ok(512 << 20));
         assert_eq!(size("4096"), Ok(4096));

@@ -1,4 +1,4 @@
-//! `sbcl-mcp check`: what the reader would say of files, without Lisp.
+//! The command `check`: reports what the Lisp reader would refuse in files, without starting Lisp.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -8,22 +8,21 @@ use std::path::{Path, PathBuf};
 
 use lisp_syntax::{Checked, Severity, check, packages};
 
-/// Exit statuses: the reader gets through all files; it does not through one; one cannot be read or written.
-const FINE: i32 = 0;
-const REFUSED: i32 = 1;
-const IMPOSSIBLE: i32 = 3;
+/// Exit statuses: all files can be read by Lisp; one cannot; a file cannot be opened or written.
+const READABLE: i32 = 0;
+const UNREADABLE: i32 = 1;
+const CANNOT_RUN: i32 = 3;
 
-/// What Lisp source is called.
+/// Extensions of files with Lisp source.
 const EXTENSIONS: [&str; 4] = ["lisp", "lsp", "cl", "asd"];
-/// How many directories up a system definition is looked for.
-const LEVELS: usize = 4;
-/// Files of a system that are looked through for the packages they define, and how large one may be.
-const MOST_FILES: usize = 1_000;
-const LARGEST: u64 = 2 << 20;
+/// Number of directories, from a file's own upwards, that are searched for a system definition.
+const MAX_PARENTS: usize = 4;
+/// Maximum number of files searched for the packages that a system defines, and maximum size of each in bytes.
+const MAX_FILES: usize = 1_000;
+const MAX_FILE_SIZE: u64 = 2 << 20;
 
-/// Checks files, directories (for the Lisp source in them) and, for `-`, stdin; and repairs what can be. Returns the exit
-/// status, or a sentence that says what went wrong with the output.
-/// `known`: packages that there are, whatever the files say.
+/// Checks files, the Lisp source in directories and, for `-`, stdin. With `fix`, repairs what can be repaired. `known`
+/// packages exist whatever the files say. Returns the exit status, or a sentence if the output cannot be written.
 pub(super) fn run(
     paths: &[PathBuf],
     fix: bool,
@@ -33,23 +32,23 @@ pub(super) fn run(
 ) -> Result<i32, String> {
     let mut stdin = Some(File::from(input));
     let mut report = String::new();
-    let mut status = FINE;
+    let mut status = READABLE;
     let mut repaired = None;
-    let mut context = Context { known, looked: Vec::new() };
+    let mut context = PackageContext { known, packages_by_directory: Vec::new() };
     for path in paths {
         if path.as_os_str() == "-" {
             let Some(mut stdin) = stdin.take() else { continue };
             let mut bytes = Vec::new();
             if let Err(error) = stdin.read_to_end(&mut bytes) {
                 super::say(&format!("sbcl-mcp cannot read stdin: {error}"));
-                status = status.max(IMPOSSIBLE);
+                status = status.max(CANNOT_RUN);
                 continue;
             }
-            let (text, exact) = text_of(bytes);
+            let (text, exact) = decode(bytes);
             let checked = check(&text, &context.known);
-            let mends = fix && exact && checked.repaired.is_some();
-            if checked.is_error() && !mends {
-                status = status.max(REFUSED);
+            let is_repaired = fix && exact && checked.repaired.is_some();
+            if checked.is_error() && !is_repaired {
+                status = status.max(UNREADABLE);
             }
             print(&mut report, "<stdin>", &checked);
             if fix {
@@ -62,28 +61,28 @@ pub(super) fn run(
                 Ok(found) => status = status.max(found),
                 Err(error) => {
                     super::say(&format!("sbcl-mcp check: {}: {error}", file.display()));
-                    status = status.max(IMPOSSIBLE);
+                    status = status.max(CANNOT_RUN);
                 }
             }
         }
     }
     let mut output = File::from(output);
     let written = match repaired {
-        // The text is the output: what there is to say of it goes elsewhere.
+        // Stdout is taken by the repaired text, so the report goes to stderr.
         Some(text) => {
             super::say(report.trim_end());
             output.write_all(text.as_bytes())
         }
         None => output.write_all(report.as_bytes()),
     };
-    written.map_err(|error| format!("it cannot write: {error}"))?;
+    written.map_err(|error| format!("cannot write to stdout: {error}"))?;
     Ok(status)
 }
 
-fn check_file(file: &Path, fix: bool, context: &mut Context, report: &mut String) -> io::Result<i32> {
-    let (text, exact) = text_of(fs::read(file)?);
+fn check_file(file: &Path, fix: bool, context: &mut PackageContext, report: &mut String) -> io::Result<i32> {
+    let (text, exact) = decode(fs::read(file)?);
     let mut checked = check(&text, &[]);
-    // Only where something depends on it are other files looked at.
+    // Other files are searched for packages only if a finding depends on them.
     if checked.findings.iter().any(|finding| finding.severity == Severity::Note) {
         let known = [context.packages_around(file), context.known.clone()].concat();
         checked = check(&text, &known);
@@ -91,20 +90,20 @@ fn check_file(file: &Path, fix: bool, context: &mut Context, report: &mut String
     let name = file.display().to_string();
     print(report, &name, &checked);
     if !checked.is_error() {
-        return Ok(FINE);
+        return Ok(READABLE);
     }
     match checked.repaired.filter(|_| fix && exact) {
         Some(repaired) => {
-            replace(file, &repaired)?;
+            replace_contents(file, &repaired)?;
             report.push_str(&format!("{name}: repaired\n"));
-            Ok(FINE)
+            Ok(READABLE)
         }
-        None => Ok(REFUSED),
+        None => Ok(UNREADABLE),
     }
 }
 
-/// A file's text, and whether it is exactly that: what is not UTF-8 is taken for Latin-1.
-fn text_of(bytes: Vec<u8>) -> (String, bool) {
+/// Decodes a file. Returns false as well if it is not UTF-8: it is then read as Latin-1, and must not be rewritten.
+fn decode(bytes: Vec<u8>) -> (String, bool) {
     match String::from_utf8(bytes) {
         Ok(text) => (text, true),
         Err(error) => (error.as_bytes().iter().map(|&byte| char::from(byte)).collect(), false),
@@ -122,30 +121,30 @@ fn print(report: &mut String, name: &str, checked: &Checked) {
     }
 }
 
-/// The file itself, or the Lisp source below a directory, in order.
+/// Returns the file itself, or the Lisp source files in a directory, sorted.
 fn source_files(path: &Path) -> Vec<PathBuf> {
     if !path.is_dir() {
         return vec![path.to_owned()];
     }
     let mut files = Vec::new();
-    collect(path, usize::MAX, &mut files);
+    collect_sources(path, usize::MAX, &mut files);
     files
 }
 
-/// Adds the Lisp source below a directory, but what is hidden, until there are `most`. Links to directories are not
-/// followed: they may lead around in circles.
-fn collect(directory: &Path, most: usize, files: &mut Vec<PathBuf>) {
+/// Adds the Lisp source files in a directory, up to `max_files` in total. Skips hidden files, and links to directories,
+/// which may be circular.
+fn collect_sources(directory: &Path, max_files: usize, files: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     paths.sort();
     for path in paths {
         let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-        if hidden || files.len() >= most {
+        if hidden || files.len() >= max_files {
             continue;
         }
         if path.is_dir() {
             if !path.is_symlink() {
-                collect(&path, most, files);
+                collect_sources(&path, max_files, files);
             }
         } else if path.extension().is_some_and(|extension| EXTENSIONS.iter().any(|known| extension == *known)) {
             files.push(path);
@@ -153,35 +152,36 @@ fn collect(directory: &Path, most: usize, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// What is known of the files around those that are checked.
-struct Context {
-    /// Packages that there are anyway.
+/// The packages that checked files may refer to.
+struct PackageContext {
+    /// Packages known to exist, whatever the files say.
     known: Vec<String>,
-    /// The packages of a directory's files.
-    looked: Vec<(PathBuf, Vec<String>)>,
+    /// The packages found so far, by directory.
+    packages_by_directory: Vec<(PathBuf, Vec<String>)>,
 }
 
-impl Context {
-    /// The packages that the files of the same system define or ask for; without one, those of the same directory.
+impl PackageContext {
+    /// Returns the packages that the files of the same system define or refer to; if there is no system, those of the
+    /// directory.
     fn packages_around(&mut self, file: &Path) -> Vec<String> {
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
         let mut directories = file.ancestors().skip(1);
         let own = directories.next().unwrap_or(Path::new("/"));
-        let root = file.ancestors().skip(1).take(LEVELS).find(|directory| has_system(directory)).unwrap_or(own);
-        if let Some((_, packages)) = self.looked.iter().find(|(looked, _)| looked == root) {
+        let root = file.ancestors().skip(1).take(MAX_PARENTS).find(|directory| has_system(directory)).unwrap_or(own);
+        if let Some((_, packages)) = self.packages_by_directory.iter().find(|(directory, _)| directory == root) {
             return packages.clone();
         }
         let mut files = Vec::new();
-        collect(root, MOST_FILES, &mut files);
-        let small = |file: &PathBuf| fs::metadata(file).is_ok_and(|data| data.len() <= LARGEST);
+        collect_sources(root, MAX_FILES, &mut files);
+        let small = |file: &PathBuf| fs::metadata(file).is_ok_and(|data| data.len() <= MAX_FILE_SIZE);
         let found: BTreeSet<String> = files
             .iter()
             .filter(|file| small(file))
             .filter_map(|file| fs::read(file).ok())
-            .flat_map(|bytes| packages(&text_of(bytes).0))
+            .flat_map(|bytes| packages(&decode(bytes).0))
             .collect();
         let found: Vec<String> = found.into_iter().collect();
-        self.looked.push((root.to_owned(), found.clone()));
+        self.packages_by_directory.push((root.to_owned(), found.clone()));
         found
     }
 }
@@ -193,21 +193,14 @@ fn has_system(directory: &Path) -> bool {
     })
 }
 
-/// Puts `text` in the place of what a file has, at once or not at all, with the file's permissions. A link stays one.
-fn replace(file: &Path, text: &str) -> io::Result<()> {
+/// Replaces the contents of a file atomically. Keeps its permissions, and a symbolic link to it.
+fn replace_contents(file: &Path, text: &str) -> io::Result<()> {
     let file = file.canonicalize()?;
     let directory = file.parent().unwrap_or(Path::new("/"));
-    let name = file.file_name().unwrap_or_default().to_string_lossy();
-    let temporary = directory.join(format!(".{name}.{}.tmp", std::process::id()));
-    let permissions = fs::metadata(&file)?.permissions();
-    let written = File::create_new(&temporary).and_then(|mut new| {
-        new.set_permissions(permissions)?;
-        new.write_all(text.as_bytes())?;
-        new.sync_all()?;
-        fs::rename(&temporary, &file)
-    });
-    if written.is_err() {
-        let _ = fs::remove_file(&temporary);
-    }
-    written
+    let mut new = tempfile::NamedTempFile::new_in(directory)?;
+    new.as_file().set_permissions(fs::metadata(&file)?.permissions())?;
+    new.write_all(text.as_bytes())?;
+    new.as_file().sync_all()?;
+    new.persist(&file)?;
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! An MCP client, for the commands that a person types: it speaks to a server as an agent would, one request at a time.
+//! An MCP client for the commands that a person types. It sends one request at a time, as an agent would.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -8,239 +8,247 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use rustix::process::Pid;
 use serde_json::{Value, json};
 
 use crate::mcp::{FOR_PERSON, PACKAGE};
+use crate::os::processes::wait_child;
 use crate::recovery::checkpoint::store::this_program;
 use crate::rpc::attach::NOTICE;
 use crate::rpc::framing::MAX_LINE;
 
-/// The revision that it speaks.
+/// The MCP revision that the client speaks.
 const REVISION: &str = "2025-11-25";
-/// How long a server may take to start, with what it has to restore.
-pub(super) const START: Duration = Duration::from_secs(60);
-/// How long a server may take to end once nobody asks it any more.
-const END: Duration = Duration::from_secs(3);
-/// What is kept of what a server says on stderr, in bytes.
+/// Time that a server may take to start and to restore its session.
+pub(super) const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time that a server may take to end after its input was closed.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum size of what is kept of a server's stderr, in bytes.
 const MAX_STDERR: u64 = 64 << 10;
 
-/// What a client waits for.
+/// An event that a client waits for.
 #[derive(Debug)]
-pub(super) enum Event {
-    /// The server said something.
+pub(super) enum ClientEvent {
+    /// A message from the server.
     Message(Value),
-    /// It will say no more.
+    /// The end of the server's output.
     Closed,
-    /// The user wants what runs to end, since this moment.
+    /// Ctrl-C, pressed at this time.
     Interrupted(Instant),
 }
 
-/// Why there is no answer.
+/// The reason why a request has no result.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Failure {
-    /// The server is gone.
+pub(super) enum CallError {
+    /// The server has ended.
     Closed,
-    /// It did not answer in time.
-    Late,
-    /// It refused the request, with these words.
+    /// The server did not answer in time.
+    TimedOut,
+    /// The server refused the request, for this reason.
     Refused(String),
 }
 
-impl std::fmt::Display for Failure {
+impl std::fmt::Display for CallError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Closed => "the server ended before it answered",
-            Self::Late => "the server does not answer",
+            Self::TimedOut => "the server does not answer",
             Self::Refused(reason) => reason,
         })
     }
 }
 
-/// What a tool answered.
+/// A tool's answer.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) text: String,
     pub(super) is_error: bool,
-    /// What the text says, as JSON, where that was asked for.
+    /// The structured content, if it was requested.
     pub(super) content: Value,
-    /// The name of the package that the session is in, where that was asked for.
+    /// The name of the session's current package, if it was requested.
     pub(super) package: Option<String>,
 }
 
-/// Takes the parameters of a [`NOTICE`].
-type Hears = Box<dyn Fn(&Value) + Send + Sync>;
+/// A function that takes the parameters of a [`NOTICE`].
+type NoticeHandler = Box<dyn Fn(&Value) + Send + Sync>;
 
-/// One end of a conversation with a server.
+/// A connection to a server, as its client.
 pub(super) struct Client {
-    hears: Arc<OnceLock<Hears>>,
+    notice_handler: Arc<OnceLock<NoticeHandler>>,
     output: Option<Box<dyn Write + Send>>,
-    events: Receiver<Event>,
-    interrupts: Sender<Event>,
+    events: Receiver<ClientEvent>,
+    interrupts: Sender<ClientEvent>,
     server: Option<Server>,
     closed: bool,
-    last: u64,
+    last_id: u64,
 }
 
-/// A server that this process started.
+/// A server process that this client started.
 struct Server {
     process: Child,
     stderr: Option<std::thread::JoinHandle<String>>,
 }
 
 impl Client {
-    /// Starts a server of its own with these arguments. What it says on stderr is kept for [`end`](Self::end).
+    /// Starts a server with these arguments. Its stderr is collected for [`end`](Self::end).
     ///
     /// # Errors
-    /// Those of starting a process.
+    /// The process cannot be started.
     pub(super) fn start(arguments: impl IntoIterator<Item = OsString>) -> io::Result<Self> {
         Self::start_with(arguments, Stdio::piped())
     }
 
-    /// The same, with its stderr as it is told.
+    /// Starts a server whose stderr is as given.
     pub(super) fn start_with(arguments: impl IntoIterator<Item = OsString>, stderr: Stdio) -> io::Result<Self> {
         let mut command = Command::new(this_program()?);
         command.arg0("sbcl-mcp").args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
-        // What the terminal sends to everybody is for this process.
+        // In its own process group, the server gets no signals from the terminal: Ctrl-C is for this process alone.
         let mut process = command.process_group(0).spawn()?;
-        let stderr = process.stderr.take().map(|stderr| std::thread::spawn(move || kept(stderr)));
+        let stderr = process.stderr.take().map(|stderr| std::thread::spawn(move || read_beginning(stderr)));
         let (Some(to), Some(from)) = (process.stdin.take(), process.stdout.take()) else {
             return Err(io::ErrorKind::BrokenPipe.into());
         };
-        let mut client = Self::over(from, to);
+        let mut client = Self::from_streams(from, to);
         client.server = Some(Server { process, stderr });
         Ok(client)
     }
 
-    /// A client of whoever is at the other end of these.
-    pub(super) fn over(from: impl Read + Send + 'static, to: impl Write + Send + 'static) -> Self {
+    /// Creates a client of the server at the other end of these streams.
+    pub(super) fn from_streams(from: impl Read + Send + 'static, to: impl Write + Send + 'static) -> Self {
         let (sender, events) = channel();
         let interrupts = sender.clone();
-        let hears: Arc<OnceLock<Hears>> = Arc::default();
-        let heard = hears.clone();
-        std::thread::spawn(move || read(from, &sender, &heard));
-        Self { hears, interrupts, output: Some(Box::new(to)), events, server: None, closed: false, last: 0 }
+        let notice_handler: Arc<OnceLock<NoticeHandler>> = Arc::default();
+        let handler = notice_handler.clone();
+        std::thread::spawn(move || read(from, &sender, &handler));
+        Self { notice_handler, interrupts, output: Some(Box::new(to)), events, server: None, closed: false, last_id: 0 }
     }
 
-    /// Has `hears` called, on a thread of its own, with what the server's other clients do, from the handshake on: the
-    /// parameters of each [`NOTICE`].
-    pub(super) fn hear(&self, hears: impl Fn(&Value) + Send + Sync + 'static) {
-        let _ = self.hears.set(Box::new(hears));
+    /// Sets a function to be called, on the reading thread, with the parameters of each [`NOTICE`] about the server's
+    /// other clients. Must be set before the handshake.
+    pub(super) fn on_notice(&self, notice_handler: impl Fn(&Value) + Send + Sync + 'static) {
+        let _ = self.notice_handler.set(Box::new(notice_handler));
     }
 
-    /// Shakes hands, for no longer than `time`; returns what the server says of itself.
-    pub(super) fn initialize(&mut self, time: Duration) -> Result<Value, Failure> {
+    /// Performs the handshake within `time`; returns the server's result.
+    pub(super) fn initialize(&mut self, time: Duration) -> Result<Value, CallError> {
         let client = json!({"name": "sbcl-mcp", "version": crate::VERSION});
-        let capabilities = if self.hears.get().is_some() { json!({"experimental": {NOTICE: {}}}) } else { json!({}) };
+        let capabilities =
+            if self.notice_handler.get().is_some() { json!({"experimental": {NOTICE: {}}}) } else { json!({}) };
         let params = json!({"protocolVersion": REVISION, "capabilities": capabilities, "clientInfo": client});
-        // One that takes nobody more says why without having read anything.
+        // A server without room for another client sends its reason and closes before it reads, so writing may fail.
         let _ = self.send("initialize", &params);
-        let result = self.answer(self.last, Some(time))?;
+        let result = self.answer(self.last_id, Some(time))?;
         self.notify("notifications/initialized", &json!({}))?;
         Ok(result)
     }
 
-    /// Calls a tool and waits, no longer than `time`.
-    pub(super) fn call(&mut self, tool: &str, arguments: &Value, time: Option<Duration>) -> Result<Answer, Failure> {
+    /// Calls a tool and waits at most `time` for the answer.
+    pub(super) fn call(&mut self, tool: &str, arguments: &Value, time: Option<Duration>) -> Result<Answer, CallError> {
         let id = self.send("tools/call", &json!({"name": tool, "arguments": arguments}))?;
         let result = self.answer(id, time)?;
         Ok(Answer::of(&result))
     }
 
-    /// Calls a tool as a person's client does: with structured content, the package, and reports of progress, whose
-    /// tokens are the requests' ids. Returns the request's id.
-    pub(super) fn begin_call(&mut self, tool: &str, arguments: &Value) -> Result<u64, Failure> {
-        self.begin("tools/call", json!({"name": tool, "arguments": arguments}))
+    /// Sends a tool call as a person's client: asks for structured content, the package, and progress. The progress
+    /// token is the id of the request, which is returned.
+    pub(super) fn begin_call(&mut self, tool: &str, arguments: &Value) -> Result<u64, CallError> {
+        self.send_for_person("tools/call", json!({"name": tool, "arguments": arguments}))
     }
 
-    /// The same of any request that is answered as a tool's call.
-    pub(super) fn begin(&mut self, method: &str, mut params: Value) -> Result<u64, Failure> {
-        params["_meta"]["progressToken"] = (self.last + 1).into();
+    /// Sends any request that is answered like a tool call, with the same metadata as [`begin_call`](Self::begin_call).
+    pub(super) fn send_for_person(&mut self, method: &str, mut params: Value) -> Result<u64, CallError> {
+        params["_meta"]["progressToken"] = (self.last_id + 1).into();
         params["_meta"][FOR_PERSON] = true.into();
         self.send(method, &params)
     }
 
-    /// Sends a request and waits for its result, no longer than `time`.
-    pub(super) fn request(&mut self, method: &str, params: &Value, time: Duration) -> Result<Value, Failure> {
+    /// Sends a request and waits at most `time` for its result.
+    pub(super) fn request(&mut self, method: &str, params: &Value, time: Duration) -> Result<Value, CallError> {
         let id = self.send(method, params)?;
         self.answer(id, Some(time))
     }
 
-    /// The same, and waits for the answer, no longer than `time`.
-    pub(super) fn call_for_person(&mut self, tool: &str, arguments: &Value, time: Duration) -> Result<Answer, Failure> {
+    /// Calls a tool as [`begin_call`](Self::begin_call) does, and waits at most `time` for the answer.
+    pub(super) fn call_for_person(
+        &mut self,
+        tool: &str,
+        arguments: &Value,
+        time: Duration,
+    ) -> Result<Answer, CallError> {
         let id = self.begin_call(tool, arguments)?;
         Ok(Answer::of(&self.answer(id, Some(time))?))
     }
 
-    /// Where it is said that the user wants what runs to end.
-    pub(super) fn interrupts(&self) -> Sender<Event> {
+    /// Returns a sender for [`ClientEvent::Interrupted`].
+    pub(super) fn interrupts(&self) -> Sender<ClientEvent> {
         self.interrupts.clone()
     }
 
-    /// The process of the server that it started.
+    /// Returns the process id of the server, if this client started it.
     pub(super) fn server(&self) -> Option<u32> {
         self.server.as_ref().map(|server| server.process.id())
     }
 
     /// Sends a request and returns its id.
-    pub(super) fn send(&mut self, method: &str, params: &Value) -> Result<u64, Failure> {
-        self.last += 1;
-        self.write(&json!({"jsonrpc": "2.0", "id": self.last, "method": method, "params": params}))?;
-        Ok(self.last)
+    pub(super) fn send(&mut self, method: &str, params: &Value) -> Result<u64, CallError> {
+        self.last_id += 1;
+        self.write(&json!({"jsonrpc": "2.0", "id": self.last_id, "method": method, "params": params}))?;
+        Ok(self.last_id)
     }
 
     /// Sends a notification.
-    pub(super) fn notify(&mut self, method: &str, params: &Value) -> Result<(), Failure> {
+    pub(super) fn notify(&mut self, method: &str, params: &Value) -> Result<(), CallError> {
         self.write(&json!({"jsonrpc": "2.0", "method": method, "params": params}))
     }
 
-    fn write(&mut self, message: &Value) -> Result<(), Failure> {
+    fn write(&mut self, message: &Value) -> Result<(), CallError> {
         self.send_line(message.to_string().as_bytes())
     }
 
-    /// Sends a line, whatever it is.
-    pub(super) fn send_line(&mut self, line: &[u8]) -> Result<(), Failure> {
-        let output = self.output.as_mut().ok_or(Failure::Closed)?;
-        output.write_all(&[line, b"\n"].concat()).and_then(|()| output.flush()).map_err(|_| Failure::Closed)
+    /// Sends a line without checking it.
+    pub(super) fn send_line(&mut self, line: &[u8]) -> Result<(), CallError> {
+        let output = self.output.as_mut().ok_or(CallError::Closed)?;
+        output.write_all(&[line, b"\n"].concat()).and_then(|()| output.flush()).map_err(|_| CallError::Closed)
     }
 
-    /// The next thing that happens, within `time`; `None` when nothing does.
-    pub(super) fn next(&mut self, time: Option<Duration>) -> Option<Event> {
+    /// Returns the next event, or `None` if there is none within `time`.
+    pub(super) fn next(&mut self, time: Option<Duration>) -> Option<ClientEvent> {
         let event = match time {
-            None => self.events.recv().unwrap_or(Event::Closed),
+            None => self.events.recv().unwrap_or(ClientEvent::Closed),
             Some(time) => match self.events.recv_timeout(time) {
                 Ok(event) => event,
-                Err(RecvTimeoutError::Disconnected) => Event::Closed,
+                Err(RecvTimeoutError::Disconnected) => ClientEvent::Closed,
                 Err(RecvTimeoutError::Timeout) => return None,
             },
         };
-        self.closed |= matches!(event, Event::Closed);
+        self.closed |= matches!(event, ClientEvent::Closed);
         Some(event)
     }
 
-    /// True once the server was seen to be gone.
+    /// Returns true once the end of the server's output was received.
     pub(super) fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// The result of request `id`, within `time`. What else is said meanwhile is passed over.
-    fn answer(&mut self, id: u64, time: Option<Duration>) -> Result<Value, Failure> {
+    /// Waits at most `time` for the result of request `id`. Other messages are dropped.
+    fn answer(&mut self, id: u64, time: Option<Duration>) -> Result<Value, CallError> {
         let end = time.map(|time| Instant::now() + time);
         loop {
-            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            match self.next(left) {
-                Some(Event::Message(message)) => {
-                    if let Some(result) = answered(message, id) {
+            let remaining = end.map(|end| end.saturating_duration_since(Instant::now()));
+            match self.next(remaining) {
+                Some(ClientEvent::Message(message)) => {
+                    if let Some(result) = response_to(message, id) {
                         return result;
                     }
                 }
-                Some(Event::Interrupted(_)) => {}
-                Some(Event::Closed) => return Err(Failure::Closed),
-                None => return Err(Failure::Late),
+                Some(ClientEvent::Interrupted(_)) => {}
+                Some(ClientEvent::Closed) => return Err(CallError::Closed),
+                None => return Err(CallError::TimedOut),
             }
         }
     }
 
-    /// Says good-bye, and returns what the server that it started said on stderr.
+    /// Closes the connection. If this client started the server, waits for its end and returns its stderr.
     pub(super) fn end(mut self) -> String {
         self.end_server()
     }
@@ -248,19 +256,14 @@ impl Client {
     fn end_server(&mut self) -> String {
         self.output = None;
         let Some(Server { mut process, stderr }) = self.server.take() else { return String::new() };
-        let end = Instant::now() + END;
-        while matches!(process.try_wait(), Ok(None)) {
-            // Its stdout ends with it.
-            match self.next(Some(end.saturating_duration_since(Instant::now()))) {
-                Some(Event::Message(_) | Event::Interrupted(_)) => {}
-                Some(Event::Closed) if Instant::now() < end => std::thread::sleep(Duration::from_millis(1)),
-                _ => {
-                    let _ = process.kill();
-                    let _ = process.wait();
-                    // What it started may hold its stderr.
-                    return String::new();
-                }
-            }
+        let has_ended = wait_child(Pid::from_child(&process), SHUTDOWN_TIMEOUT);
+        if !has_ended {
+            let _ = process.kill();
+        }
+        let _ = process.wait();
+        if !has_ended {
+            // Not joined: processes that the server started may hold its stderr open.
+            return String::new();
         }
         stderr.and_then(|reader| reader.join().ok()).unwrap_or_default()
     }
@@ -273,7 +276,7 @@ impl Drop for Client {
 }
 
 impl Answer {
-    /// What the result of a call says.
+    /// Reads the result of a tool call.
     pub(super) fn of(result: &Value) -> Self {
         Self {
             text: result["content"][0]["text"].as_str().unwrap_or_default().to_owned(),
@@ -284,20 +287,21 @@ impl Answer {
     }
 }
 
-/// The result that `message` brings, if it answers request `id`, or none in particular: that is refused which is asked.
-pub(super) fn answered(mut message: Value, id: u64) -> Option<Result<Value, Failure>> {
+/// Returns the result that `message` has for request `id`. An error without an id also counts: a server that accepts no
+/// further client, or no such line, cannot name the request.
+pub(super) fn response_to(mut message: Value, id: u64) -> Option<Result<Value, CallError>> {
     let is_refusal = message["id"].is_null() && message.get("error").is_some();
     if message["id"] != id && !is_refusal || message.get("method").is_some() {
         return None;
     }
     Some(match message["error"]["message"].as_str() {
-        Some(reason) => Err(Failure::Refused(reason.to_owned())),
+        Some(reason) => Err(CallError::Refused(reason.to_owned())),
         None => Ok(message["result"].take()),
     })
 }
 
-/// Reads messages until there are no more, or nobody wants them. A line that is no message is none.
-fn read(from: impl Read, events: &Sender<Event>, hears: &OnceLock<Hears>) {
+/// Reads messages until the stream ends or the client is gone. Lines that are not JSON are skipped.
+fn read(from: impl Read, events: &Sender<ClientEvent>, notice_handler: &OnceLock<NoticeHandler>) {
     let mut from = BufReader::new(from);
     loop {
         let mut line = Vec::new();
@@ -306,55 +310,56 @@ fn read(from: impl Read, events: &Sender<Event>, hears: &OnceLock<Hears>) {
             _ => break,
         }
         let Ok(message) = serde_json::from_slice::<Value>(&line) else { continue };
-        match hears.get().filter(|_| message["method"] == NOTICE) {
-            Some(hears) => hears(&message["params"]),
-            None if events.send(Event::Message(message)).is_err() => return,
+        match notice_handler.get().filter(|_| message["method"] == NOTICE) {
+            Some(notice_handler) => notice_handler(&message["params"]),
+            None if events.send(ClientEvent::Message(message)).is_err() => return,
             None => {}
         }
     }
-    let _ = events.send(Event::Closed);
+    let _ = events.send(ClientEvent::Closed);
 }
 
-/// The beginning of what comes, once there is no more.
-fn kept(mut from: impl Read) -> String {
+/// Returns the beginning of a stream, once all of it is read.
+fn read_beginning(mut from: impl Read) -> String {
     let mut bytes = Vec::new();
     let _ = (&mut from).take(MAX_STDERR).read_to_end(&mut bytes);
     let _ = io::copy(&mut from, &mut io::sink());
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// A client of a server that runs, or else of a new one with these arguments.
-pub(super) fn client_of(attach: Option<Option<String>>, arguments: Vec<OsString>) -> Result<Client, String> {
+/// Connects to a running server, or starts a new one with these arguments and defaults for a person.
+pub(super) fn connect_or_start(attach: Option<Option<String>>, arguments: Vec<OsString>) -> Result<Client, String> {
     match attach {
-        None => Client::start_with(for_person(arguments), Stdio::inherit())
-            .map_err(|error| format!("no server can be started: {error}")),
+        None => Client::start_with(with_interactive_defaults(arguments), Stdio::inherit())
+            .map_err(|error| format!("cannot start a server: {error}")),
         Some(name) => {
             let stream = crate::rpc::attach::connect(name.as_deref()).map_err(|error| error.to_string())?;
             let to = stream.try_clone().map_err(|error| error.to_string())?;
-            Ok(Client::over(stream, to))
+            Ok(Client::from_streams(stream, to))
         }
     }
 }
 
-/// The packages of a server that runs, in upper case as a reader has them.
+/// Returns the packages of a running server, with their names in upper case as the reader has them.
 pub(super) fn packages_of(name: Option<&str>) -> Result<Vec<String>, String> {
-    let mut client = client_of(Some(name.map(str::to_owned)), Vec::new())?;
-    let asked = client.initialize(START);
-    let asked = asked.and_then(|_| client.request(crate::rpc::attach::PACKAGES, &json!({}), START));
-    let answer = asked.map_err(|failure| failure.to_string())?;
+    let mut client = connect_or_start(Some(name.map(str::to_owned)), Vec::new())?;
+    let result = client.initialize(START_TIMEOUT);
+    let result = result.and_then(|_| client.request(crate::rpc::attach::PACKAGES, &json!({}), START_TIMEOUT));
+    let answer = result.map_err(|failure| failure.to_string())?;
     let names = answer["packages"].as_array().into_iter().flatten();
     Ok(names.filter_map(|name| name.as_str().map(str::to_owned)).collect())
 }
 
-/// The arguments of a server for a person, who has time, a terminal that is not cut, and Ctrl-C; unless told otherwise.
-fn for_person(given: Vec<OsString>) -> Vec<OsString> {
+/// Adds defaults that suit a person at a terminal: no time limit, since there is Ctrl-C, and long answers. `given`
+/// options win.
+fn with_interactive_defaults(given: Vec<OsString>) -> Vec<OsString> {
     let mut arguments = Vec::new();
     for (option, value) in [("--timeout", "0"), ("--hold", "86400"), ("--max-answer", "1000000"), ("--log", "error")] {
-        let is_it = |argument: &OsString| {
+        let is_given = |argument: &OsString| {
             let argument = argument.to_string_lossy();
             argument.strip_prefix(option).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
         };
-        if !given.iter().any(is_it) {
+        if !given.iter().any(is_given) {
             arguments.extend([OsString::from(option), OsString::from(value)]);
         }
     }

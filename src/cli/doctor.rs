@@ -1,4 +1,4 @@
-//! `sbcl-mcp doctor`: whether everything that the server needs is there, and what to do where it is not.
+//! The command `doctor`: checks everything that the server needs, and says how to fix what fails.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -13,47 +13,47 @@ use rustix::fs::StatVfsMountFlags;
 use rustix::process::{Resource, getrlimit};
 use serde_json::json;
 
-use super::client::{Client, Failure};
+use super::client::{CallError, Client};
 use crate::image::address_space;
 use crate::os::temporary::Scratch;
 use crate::recovery::checkpoint::store::state_directory;
 use crate::{ImageConfig, mcp};
 
-/// Exit statuses: everything works; something would not.
-const WELL: i32 = 0;
-const ILL: i32 = 1;
+/// Exit statuses: everything works; something fails.
+const ALL_WORKS: i32 = 0;
+const SOME_FAIL: i32 = 1;
 
-/// How long a start and an evaluation may take.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Less memory than this, in bytes, is worth a word: what small systems take to be loaded.
-const LITTLE_MEMORY: u64 = 512 << 20;
-/// Less room for files than this, too.
-const LITTLE_SPACE: u64 = 256 << 20;
-/// Fewer descriptors than this, too.
+/// Time that the start of the server, and each evaluation, may take.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Available memory below which a note is made, in bytes: small systems need this much to be loaded.
+const LOW_MEMORY: u64 = 512 << 20;
+/// Free disk space below which a note is made, in bytes.
+const LOW_SPACE: u64 = 256 << 20;
+/// Number of file descriptors below which a note is made.
 const FEW_DESCRIPTORS: u64 = 256;
-/// Files that may not be as large as a checkpoint: in bytes.
-const SMALL_FILES: u64 = 64 << 20;
-/// Address space that threads take for their own allocations (malloc(3): 64 MiB each), if it is there.
+/// Limit of the file size, in bytes, below which a checkpoint cannot be written.
+const MIN_FILE_SIZE: u64 = 64 << 20;
+/// Address space that threads take for malloc(3) if it is available: 64 MiB each.
 const MARGIN: u64 = 512 << 20;
-/// The least heap that is worth a try, and the stacks that leave room for one.
-const LEAST_HEAP: u64 = 256 << 20;
+/// The smallest heap that is suggested, and the control stacks that are tried to make room for it.
+const MIN_HEAP: u64 = 256 << 20;
 const SMALL_STACKS: [u64; 3] = [64 << 20, 16 << 20, 4 << 20];
-/// Entries of a directory that are added up.
-const MOST_ENTRIES: usize = 10_000;
-/// How much of a file is looked at, in bytes.
-const LOOKED_AT: usize = 64 << 10;
+/// Maximum number of directory entries whose sizes are added up.
+const MAX_ENTRIES: usize = 10_000;
+/// Maximum number of bytes of the init file that are searched.
+const MAX_INIT_FILE: usize = 64 << 10;
 
-/// How a thing is.
+/// The result of one check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum CheckState {
     Fine,
-    /// It works, but not as well as it could.
+    /// Works, but not as well as it could.
     Note,
-    /// Something does not work.
+    /// Does not work.
     Problem,
 }
 
-/// What is found, one line a thing.
+/// The report: one entry per check.
 #[derive(Default)]
 struct Findings {
     text: String,
@@ -61,13 +61,13 @@ struct Findings {
 }
 
 impl Findings {
-    fn push(&mut self, state: State, what: &str, found: &str, remedy: Option<&str>) {
+    fn push(&mut self, state: CheckState, what: &str, found: &str, remedy: Option<&str>) {
         let word = match state {
-            State::Fine => "ok",
-            State::Note => "note",
-            State::Problem => "FAILS",
+            CheckState::Fine => "ok",
+            CheckState::Note => "note",
+            CheckState::Problem => "FAILS",
         };
-        self.problems += usize::from(state == State::Problem);
+        self.problems += usize::from(state == CheckState::Problem);
         _ = writeln!(self.text, "{word:5}  {what:15}  {}", found.replace('\n', "\n                        "));
         if let Some(remedy) = remedy {
             _ = writeln!(self.text, "                        -> {remedy}");
@@ -75,39 +75,39 @@ impl Findings {
     }
 
     fn fine(&mut self, what: &str, found: &str) {
-        self.push(State::Fine, what, found, None);
+        self.push(CheckState::Fine, what, found, None);
     }
 
     fn note(&mut self, what: &str, found: &str, remedy: &str) {
-        self.push(State::Note, what, found, Some(remedy));
+        self.push(CheckState::Note, what, found, Some(remedy));
     }
 
     fn problem(&mut self, what: &str, found: &str, remedy: &str) {
-        self.push(State::Problem, what, found, Some(remedy));
+        self.push(CheckState::Problem, what, found, Some(remedy));
     }
 }
 
-/// Looks at everything and says what there is. `config` is what a server with `arguments` boots. Returns the exit status,
-/// or a sentence that says why nothing could be said.
+/// Runs all checks and prints the report. `config` is the image that a server with `arguments` boots. Returns the exit
+/// status, or a sentence if the report cannot be written.
 pub(super) fn run(config: &ImageConfig, arguments: Vec<OsString>, output: OwnedFd) -> Result<i32, String> {
     let mut findings = Findings::default();
-    program(&mut findings, config);
-    limits(&mut findings, config);
-    files(&mut findings);
-    init_files(&mut findings, config.user_init);
-    start(&mut findings, arguments);
+    check_program(&mut findings, config);
+    check_limits(&mut findings, config);
+    check_files(&mut findings);
+    check_init_files(&mut findings, config.user_init);
+    check_start(&mut findings, arguments);
     let end = match findings.problems {
         0 => "Everything works.".to_owned(),
-        1 => "1 thing fails.".to_owned(),
-        many => format!("{many} things fail."),
+        1 => "1 check failed.".to_owned(),
+        many => format!("{many} checks failed."),
     };
     let written = File::from(output).write_all(format!("{}\n{end}\n", findings.text).as_bytes());
     written.map_err(|error| format!("sbcl-mcp cannot write: {error}"))?;
-    Ok(if findings.problems == 0 { WELL } else { ILL })
+    Ok(if findings.problems == 0 { ALL_WORKS } else { SOME_FAIL })
 }
 
-/// What runs here, and where it is.
-fn program(findings: &mut Findings, config: &ImageConfig) {
+/// Checks versions, the binary, PATH and the core.
+fn check_program(findings: &mut Findings, config: &ImageConfig) {
     let revisions = mcp::revisions().join(", ");
     findings.fine("versions", &format!("sbcl-mcp {}, SBCL {}, MCP {revisions}", crate::VERSION, crate::SBCL_VERSION));
     let kernel = first_line("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -120,21 +120,21 @@ fn program(findings: &mut Findings, config: &ImageConfig) {
         Err(error) => findings.note(
             "binary",
             &format!("{}: {error}", binary.display()),
-            "it was moved or replaced while it ran; start the new one",
+            "it was moved or replaced while running; start the new one",
         ),
     }
-    match on_path("sbcl-mcp") {
-        Some(found) if is_same(&found, &binary) => findings.fine("PATH", &format!("{} is this one", found.display())),
+    match find_on_path("sbcl-mcp") {
+        Some(found) if is_same(&found, &binary) => {
+            findings.fine("PATH", &format!("{} is this program", found.display()))
+        }
         Some(found) => findings.note(
             "PATH",
-            &format!("sbcl-mcp is another one there: {}", found.display()),
-            "write this one's whole path into the client's configuration",
+            &format!("another sbcl-mcp is on it: {}", found.display()),
+            "use this program's full path in the client's configuration",
         ),
-        None => findings.note(
-            "PATH",
-            "sbcl-mcp is not on it",
-            "write its whole path, as above, into the client's configuration",
-        ),
+        None => {
+            findings.note("PATH", "sbcl-mcp is not on it", "use its full path, as above, in the client's configuration")
+        }
     }
     match &config.core_dir {
         None => findings.fine("core", "in the binary"),
@@ -145,15 +145,15 @@ fn program(findings: &mut Findings, config: &ImageConfig) {
                 Err(error) => findings.problem(
                     "core",
                     &format!("{}: {error}", core.display()),
-                    "leave --core out, or name the directory with sbcl.core",
+                    "omit --core, or name the directory that has sbcl.core",
                 ),
             }
         }
     }
 }
 
-/// What the system lets a process have.
-fn limits(findings: &mut Findings, config: &ImageConfig) {
+/// Checks the limits of the process, memory and /proc.
+fn check_limits(findings: &mut Findings, config: &ImageConfig) {
     let needed = address_space(config);
     let needed_for = format!("needed: {} for a heap of {}", size(needed), size(config.heap));
     match getrlimit(Resource::As).current {
@@ -161,42 +161,42 @@ fn limits(findings: &mut Findings, config: &ImageConfig) {
         Some(limit) => {
             let found = format!("at most {}; {needed_for}", size(limit));
             let state = match limit {
-                _ if limit < needed => State::Problem,
-                _ if limit < needed + MARGIN => State::Note,
-                _ => State::Fine,
+                _ if limit < needed => CheckState::Problem,
+                _ if limit < needed + MARGIN => CheckState::Note,
+                _ => CheckState::Fine,
             };
-            let remedy = (state != State::Fine).then(|| smaller(config, limit));
+            let remedy = (state != CheckState::Fine).then(|| suggest_smaller(config, limit));
             findings.push(state, "address space", &found, remedy.as_deref());
         }
     }
-    overcommit(findings, config, needed);
-    memory(findings, config.heap);
+    check_overcommit(findings, config, needed);
+    check_memory(findings, config.heap);
     let proc = ["/proc/self/exe", "/proc/self/fd", "/proc/self/maps"];
     match proc.iter().find(|path| fs::symlink_metadata(path).is_err()) {
         None => findings.fine("/proc", "mounted"),
-        Some(path) => findings.problem("/proc", &format!("{path} is not there"), "mount -t proc proc /proc"),
+        Some(path) => findings.problem("/proc", &format!("{path} is missing"), "mount -t proc proc /proc"),
     }
     let descriptors = getrlimit(Resource::Nofile).current;
-    let allowed = descriptors.map_or("no limit".to_owned(), |limit| format!("{limit} at a time"));
+    let allowed = descriptors.map_or("no limit".to_owned(), |limit| format!("at most {limit} at a time"));
     if descriptors.is_some_and(|limit| limit < FEW_DESCRIPTORS) {
-        findings.note("open files", &allowed, "ulimit -n 1024, for code that opens many");
+        findings.note("open files", &allowed, "ulimit -n 1024, for code that opens many files");
     } else {
         findings.fine("open files", &allowed);
     }
-    // What processes share has no name, but it is a file.
-    if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < SMALL_FILES) {
+    // Memory shared between processes is a file without a name, so the limit of the file size applies to it.
+    if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < MIN_FILE_SIZE) {
         findings.problem("file size", &format!("at most {} each", size(limit)), "ulimit -f unlimited");
     }
 }
 
-/// How to get along with so much address space.
-fn smaller(config: &ImageConfig, limit: u64) -> String {
+/// Suggests options with which an image fits into `limit` bytes of address space.
+fn suggest_smaller(config: &ImageConfig, limit: u64) -> String {
     let stacks = std::iter::once(config.control_stack).chain(SMALL_STACKS);
     for control_stack in stacks.filter(|stack| *stack <= config.control_stack) {
         let besides = address_space(&ImageConfig { control_stack, heap: 0, ..config.clone() });
-        // In steps that one would write.
+        // Rounded down to 128 MiB.
         let heap = limit.saturating_sub(besides + MARGIN) & !((128 << 20) - 1);
-        if heap >= LEAST_HEAP {
+        if heap >= MIN_HEAP {
             let stack = match control_stack == config.control_stack {
                 true => String::new(),
                 false => format!(" --control-stack {}M", control_stack >> 20),
@@ -207,15 +207,15 @@ fn smaller(config: &ImageConfig, limit: u64) -> String {
     "raise the limit (ulimit -v)".to_owned()
 }
 
-/// Whether the system hands out address space before there is memory for it (proc_sys_vm(5)).
-fn overcommit(findings: &mut Findings, config: &ImageConfig, needed: u64) {
+/// Checks whether the system reserves memory for all allocated address space (proc_sys_vm(5)).
+fn check_overcommit(findings: &mut Findings, config: &ImageConfig, needed: u64) {
     let mode = first_line("/proc/sys/vm/overcommit_memory");
     let left = meminfo("CommitLimit").zip(meminfo("Committed_AS")).map(|(limit, taken)| limit.saturating_sub(taken));
     match (mode.as_deref(), left) {
         (Some("2"), Some(left)) if left < needed => {
             let found =
-                format!("none (vm.overcommit_memory is 2), and {} are left; needed: {}", size(left), size(needed));
-            let remedy = format!("{}; or sysctl vm.overcommit_memory=0", smaller(config, left));
+                format!("not allowed (vm.overcommit_memory is 2); {} left, {} needed", size(left), size(needed));
+            let remedy = format!("{}; or sysctl vm.overcommit_memory=0", suggest_smaller(config, left));
             findings.problem("overcommit", &found, &remedy);
         }
         (Some(mode), _) => findings.fine("overcommit", &format!("vm.overcommit_memory is {mode}")),
@@ -223,30 +223,34 @@ fn overcommit(findings: &mut Findings, config: &ImageConfig, needed: u64) {
     }
 }
 
-fn memory(findings: &mut Findings, heap: u64) {
+fn check_memory(findings: &mut Findings, heap: u64) {
     let Some((total, available)) = meminfo("MemTotal").zip(meminfo("MemAvailable")) else { return };
     let limit = cgroup_limit().filter(|limit| *limit < total);
     let mut found = format!("{}, {} available", size(total), size(available));
     if let Some(limit) = limit {
-        _ = write!(found, "; this control group has at most {}", size(limit));
+        _ = write!(found, "; limited to {} by the control group", size(limit));
     }
     let room = limit.unwrap_or(total);
-    if available.min(room) < LITTLE_MEMORY {
+    if available.min(room) < LOW_MEMORY {
         findings.note("memory", &found, "Lisp starts, but large systems need more");
     } else if room < heap / 2 {
-        // An evaluation is stopped when the heap is nearly used up; the kernel kills.
-        let remedy = format!("--heap {}M, so that what takes too much is an error and costs no image", room >> 21);
+        // The server stops an evaluation that nearly fills the heap, but the kernel would kill the process first.
+        let remedy = format!(
+            "start it with --heap {}M, so that using too much memory is an error and does not kill \
+            the image",
+            room >> 21
+        );
         findings.note("memory", &found, &remedy);
     } else {
         findings.fine("memory", &found);
     }
 }
 
-/// The least of the limits that this process' control group and those above it have, in bytes.
+/// Returns the smallest memory limit of this process' control group and its ancestors, in bytes.
 fn cgroup_limit() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let limits = groups.lines().flat_map(|line| {
-        // hierarchy:controllers:path (cgroups(7)); version 2 has no controllers.
+        // The format is hierarchy:controllers:path (cgroups(7)); version 2 has no controllers.
         let mut fields = line.splitn(3, ':').skip(1);
         let (controllers, path) = (fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
         let (root, file) = match controllers {
@@ -254,7 +258,7 @@ fn cgroup_limit() -> Option<u64> {
             "memory" => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
             _ => ("/nonexistent", ""),
         };
-        // Within a container the path may be the one outside: then the root is the group itself.
+        // In a container, the path may be that of the host, while the root is the process' own group.
         let own = Path::new(root).join(path.trim_start_matches('/'));
         let above: Vec<_> = own.ancestors().take_while(|group| group.starts_with(root)).map(Path::to_owned).collect();
         above.into_iter().filter_map(move |group| first_line(group.join(file))?.parse().ok())
@@ -262,21 +266,21 @@ fn cgroup_limit() -> Option<u64> {
     limits.min()
 }
 
-/// Where files are put.
-fn files(findings: &mut Findings) {
+/// Checks the directories for temporary files, HOME, checkpoints and sockets.
+fn check_files(findings: &mut Findings) {
     let temporary = std::env::temp_dir();
     let what = if std::env::var_os("TMPDIR").is_some() { "TMPDIR" } else { "temporary files" };
     match probe_in(&temporary) {
         Err(error) => findings.problem(
             what,
-            &format!("{} cannot be written: {error}", temporary.display()),
-            "set TMPDIR to a directory that can be",
+            &format!("{} is not writable: {error}", temporary.display()),
+            "set TMPDIR to a writable directory",
         ),
         Ok(()) => {
             let (space, runs) = file_system(&temporary);
             let found = format!("{}, {} free", temporary.display(), size(space));
-            if space < LITTLE_SPACE {
-                findings.note(what, &found, "make room there, or set TMPDIR to another directory");
+            if space < LOW_SPACE {
+                findings.note(what, &found, "free some space there, or set TMPDIR to another directory");
             } else if !runs {
                 let found = format!("{found}; mounted noexec");
                 findings.note(
@@ -294,12 +298,14 @@ fn files(findings: &mut Findings) {
         Some(home) if home.is_dir() => findings.fine("home", &home.display().to_string()),
         other => findings.note(
             "home",
-            &other.as_ref().map_or("HOME is not set".to_owned(), |home| format!("{} is no directory", home.display())),
-            "set HOME: without, compiled files and checkpoints are temporary",
+            &other
+                .as_ref()
+                .map_or("HOME is not set".to_owned(), |home| format!("{} is not a directory", home.display())),
+            "set HOME: without it, compiled files and checkpoints are temporary",
         ),
     }
     let state = state_directory();
-    match state.as_deref().map(|directory| (directory, probe(directory))) {
+    match state.as_deref().map(|directory| (directory, probe_directory(directory))) {
         None => {}
         Some((directory, Ok(()))) => {
             let (space, _) = file_system(directory);
@@ -309,31 +315,36 @@ fn files(findings: &mut Findings) {
         }
         Some((directory, Err(error))) => findings.problem(
             "checkpoints",
-            &format!("{} cannot be written: {error}", directory.display()),
-            "set XDG_STATE_HOME to a directory that can be",
+            &format!("{} is not writable: {error}", directory.display()),
+            "set XDG_STATE_HOME to a writable directory",
         ),
     }
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let own = |data: &fs::Metadata| data.uid() == rustix::process::geteuid().as_raw() && data.mode() & 0o077 == 0;
     let note = |findings: &mut Findings, found: &str| {
-        findings.note("runtime", found, "mkdir -m 700 DIR && export XDG_RUNTIME_DIR=DIR, for what joins a session");
+        findings.note(
+            "runtime",
+            found,
+            "mkdir -m 700 DIR && export XDG_RUNTIME_DIR=DIR, for clients that attach to a \
+            session",
+        );
     };
     match runtime.as_deref().map(|directory| (directory, fs::metadata(directory))) {
         Some((directory, Ok(data))) if data.is_dir() && own(&data) => {
             findings.fine("runtime", &directory.display().to_string());
         }
-        Some((directory, Ok(_))) => note(findings, &format!("{} is not this user's alone", directory.display())),
+        Some((directory, Ok(_))) => note(findings, &format!("{} is not private to this user", directory.display())),
         Some((directory, Err(error))) => note(findings, &format!("{}: {error}", directory.display())),
         None => note(findings, "XDG_RUNTIME_DIR is not set"),
     }
 }
 
-/// What the user's Lisp is set up with.
-fn init_files(findings: &mut Findings, user_init: bool) {
+/// Checks the init file and where Lisp systems are found.
+fn check_init_files(findings: &mut Findings, user_init: bool) {
     let Some(home) = std::env::home_dir() else { return };
     let init = home.join(".sbclrc");
     let text = fs::read(&init).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text[..text.len().min(LOOKED_AT)]).to_ascii_lowercase();
+    let text = String::from_utf8_lossy(&text[..text.len().min(MAX_INIT_FILE)]).to_ascii_lowercase();
     let brings: Vec<_> = ["quicklisp", "ocicl"].into_iter().filter(|name| text.contains(name)).collect();
     let loaded = if user_init { "loaded (--user-init)" } else { "not loaded" };
     if !init.exists() {
@@ -341,7 +352,7 @@ fn init_files(findings: &mut Findings, user_init: bool) {
     } else if brings.is_empty() || user_init {
         findings.fine("init file", &format!("{} is {loaded}", init.display()));
     } else {
-        let found = format!("{} sets up {}, and is {loaded}", init.display(), brings.join(" and "));
+        let found = format!("{} sets up {} and is {loaded}", init.display(), brings.join(" and "));
         findings.note("init file", &found, "add --user-init to the server's arguments, to load systems with it");
     }
     let registries = [".config/common-lisp/source-registry.conf", ".config/common-lisp/source-registry.conf.d"];
@@ -354,63 +365,64 @@ fn init_files(findings: &mut Findings, user_init: bool) {
     findings.fine("Lisp systems", &if known.is_empty() { "none installed".to_owned() } else { known.join(", ") });
 }
 
-/// Starts a server and has it evaluate something, as a client does.
-fn start(findings: &mut Findings, arguments: Vec<OsString>) {
-    let begin = Instant::now();
+/// Starts a server as a client does, has it evaluate something, and checks ASDF.
+fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
+    let started = Instant::now();
     let mut client = match Client::start(arguments) {
         Ok(client) => client,
-        Err(error) => return findings.problem("start", &format!("no process can be started: {error}"), "ulimit -u"),
+        Err(error) => return findings.problem("start", &format!("cannot start a process: {error}"), "ulimit -u"),
     };
-    if let Err(failure) = client.initialize(PATIENCE) {
-        return fails(findings, "start", failure, client);
+    if let Err(failure) = client.initialize(TIMEOUT) {
+        return report_failure(findings, "start", failure, client);
     }
-    findings.fine("start", &milliseconds(begin.elapsed()));
-    let begin = Instant::now();
-    match client.call("evaluate-lisp", &json!({"code": "(+ 1 2)"}), Some(PATIENCE)) {
+    findings.fine("start", &milliseconds(started.elapsed()));
+    let started = Instant::now();
+    match client.call("evaluate-lisp", &json!({"code": "(+ 1 2)"}), Some(TIMEOUT)) {
         Ok(answer) if answer.text == "=> 3" => {
-            findings.fine("evaluation", &format!("(+ 1 2) => 3 in {}", milliseconds(begin.elapsed())));
+            findings.fine("evaluation", &format!("(+ 1 2) => 3 in {}", milliseconds(started.elapsed())));
         }
         Ok(answer) => {
-            let found = format!("(+ 1 2) came to:\n{}", answer.text);
-            findings.problem("evaluation", &found, "report this, please");
+            let found = format!("(+ 1 2) returned:\n{}", answer.text);
+            findings.problem("evaluation", &found, "please report this");
         }
-        Err(failure) => return fails(findings, "evaluation", failure, client),
+        Err(failure) => return report_failure(findings, "evaluation", failure, client),
     }
     let code = "(values (asdf:asdf-version) (uiop:native-namestring (asdf:apply-output-translations #p\"/\")))";
-    let answer = client.call("evaluate-lisp", &json!({"code": code}), Some(PATIENCE));
+    let answer = client.call("evaluate-lisp", &json!({"code": code}), Some(TIMEOUT));
     let text = answer.as_ref().map(|answer| answer.text.as_str()).unwrap_or_default();
     let values: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("=> \"")?.strip_suffix('"')).collect();
     let [version, cache] = values[..] else {
-        let remedy = "CL_SOURCE_REGISTRY, ASDF_OUTPUT_TRANSLATIONS and ~/.config/common-lisp are what ASDF reads";
-        return findings.problem("ASDF", &format!("it is not well:\n{text}"), remedy);
+        let remedy = "check what ASDF reads: CL_SOURCE_REGISTRY, ASDF_OUTPUT_TRANSLATIONS and ~/.config/common-lisp";
+        return findings.problem("ASDF", &format!("it does not work:\n{text}"), remedy);
     };
     let found = format!("{version}, compiled files below {cache}");
     let cache = Path::new(cache);
-    match probe(cache) {
+    match probe_directory(cache) {
         Ok(()) if cache.starts_with(std::env::temp_dir()) => {
             findings.note("ASDF", &found, "set HOME or XDG_CACHE_HOME to keep them from one session to the next");
         }
         Ok(()) => findings.fine("ASDF", &found),
         Err(error) => {
-            let found = format!("{found}, which cannot be written: {error}");
-            findings.problem("ASDF", &found, "set XDG_CACHE_HOME to a directory that can be");
+            let found = format!("{found}, which is not writable: {error}");
+            findings.problem("ASDF", &found, "set XDG_CACHE_HOME to a writable directory");
         }
     }
 }
 
-/// Says why the server does not do something.
-fn fails(findings: &mut Findings, what: &str, failure: Failure, client: Client) {
+/// Adds a problem for a request to the server that failed, with the server's stderr.
+fn report_failure(findings: &mut Findings, what: &str, failure: CallError, client: Client) {
     let said = client.end();
     let found = match failure {
-        Failure::Refused(reason) => reason,
-        Failure::Late => format!("no answer within {} seconds\n{said}", PATIENCE.as_secs()),
-        Failure::Closed => format!("the server ended\n{said}"),
+        CallError::Refused(reason) => reason,
+        CallError::TimedOut => format!("no answer within {} seconds\n{said}", TIMEOUT.as_secs()),
+        CallError::Closed => format!("the server ended\n{said}"),
     };
-    findings.problem(what, found.trim_end(), "what fails above may be why; otherwise report this, please");
+    findings.problem(what, found.trim_end(), "a failure above may be the cause; otherwise please report this");
 }
 
-/// Looks whether a file can be made in a directory, or, where that is not there yet, in the one that it would be made in.
-fn probe(directory: &Path) -> io::Result<()> {
+/// Checks that files can be created in a directory, or in its closest existing ancestor if the directory does not
+/// exist.
+fn probe_directory(directory: &Path) -> io::Result<()> {
     probe_in(directory.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/")))
 }
 
@@ -421,7 +433,7 @@ fn probe_in(directory: &Path) -> io::Result<()> {
     fs::remove_file(&file)
 }
 
-/// How many bytes are left in the file system around a path, and whether programs in it can be run.
+/// Returns the free space of the file system around a path, in bytes, and whether programs on it can be executed.
 fn file_system(path: &Path) -> (u64, bool) {
     let found = path.ancestors().find_map(|path| rustix::fs::statvfs(path).ok());
     found.map_or((u64::MAX, true), |found| {
@@ -429,7 +441,7 @@ fn file_system(path: &Path) -> (u64, bool) {
     })
 }
 
-/// How many bytes the files below a directory have; of the first [`MOST_ENTRIES`].
+/// Returns the total size of the files in a directory, of its first [`MAX_ENTRIES`] entries at most.
 fn bytes_below(directory: &Path) -> u64 {
     let mut directories = vec![directory.to_owned()];
     let (mut bytes, mut seen) = (0, 0);
@@ -437,7 +449,7 @@ fn bytes_below(directory: &Path) -> u64 {
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
             seen += 1;
             match entry.metadata() {
-                _ if seen > MOST_ENTRIES => return bytes,
+                _ if seen > MAX_ENTRIES => return bytes,
                 Ok(data) if data.is_dir() => directories.push(entry.path()),
                 Ok(data) => bytes += data.len(),
                 Err(_) => {}
@@ -447,8 +459,8 @@ fn bytes_below(directory: &Path) -> u64 {
     bytes
 }
 
-/// The program of this name that a shell would start.
-fn on_path(name: &str) -> Option<PathBuf> {
+/// Returns the program that a shell would run by this name.
+fn find_on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)
         .map(|directory| directory.join(name))
@@ -464,14 +476,14 @@ fn first_line(path: impl AsRef<Path>) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.lines().next()?.to_owned())
 }
 
-/// A field of /proc/meminfo, in bytes.
+/// Returns a field of /proc/meminfo, in bytes.
 fn meminfo(field: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
     line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kilobytes| kilobytes << 10)
 }
 
-/// A number of bytes for people.
+/// Formats a number of bytes with a unit.
 fn size(bytes: u64) -> String {
     match bytes {
         0..1_024 => format!("{bytes} bytes"),

@@ -1,4 +1,4 @@
-//! The line editor of the REPL: forms of several lines, history, completion, colours.
+//! The line editor of the REPL: multi-line forms, history, completion, colours.
 
 use std::borrow::Cow;
 use std::fs::{self, OpenOptions};
@@ -21,32 +21,31 @@ use super::repl::COMMANDS;
 use crate::recovery::checkpoint::store::state_directory;
 use lisp_syntax::{Part, is_unfinished, parts};
 
-/// Entries of the history.
-const HISTORY: usize = 2_000;
-/// Longer texts are not kept in it, and not coloured: in bytes.
-const LONGEST: usize = 64 << 10;
-/// How long a completion may take: somebody waits for the key to do something.
-const COMPLETION: Duration = Duration::from_secs(1);
-/// How many completions are shown.
-const MOST: usize = 100;
-/// Columns of a completion's description.
-const DESCRIPTION: usize = 70;
+/// Maximum number of history entries.
+const MAX_HISTORY: usize = 2_000;
+/// Maximum length of text that is coloured, in bytes; also used to bound the history file.
+const MAX_TEXT: usize = 64 << 10;
+/// Maximum time to wait for completions. The person who pressed the key waits as long.
+const COMPLETION_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum number of completions shown.
+const MAX_COMPLETIONS: usize = 100;
+/// Maximum length of a completion's description, in columns.
+const DESCRIPTION_COLUMNS: usize = 70;
 
-/// What a person typed.
-pub(super) enum Typed {
+/// Input typed by a person.
+pub(super) enum Input {
     Text(String),
-    /// Nothing: what was begun is given up.
-    Nothing,
+    /// Input that was abandoned with Ctrl-C.
+    Cancelled,
     End,
 }
 
-/// Reads what a person types.
+/// A line editor at the terminal.
 pub(super) struct Editor(Reedline);
 
 impl Editor {
-    /// An editor that completes by asking `client`; with `colours`, if they are wanted. What cannot be kept as history is
-    /// forgotten.
-    /// With `notices`, it shows those above what is typed, as they come.
+    /// Creates an editor that completes by asking `client`, with colours if `colours` is true. Shows `notices` above
+    /// the prompt as they arrive. Without a usable history file, history is kept in memory.
     pub(super) fn new(client: Arc<Mutex<Client>>, colours: bool, notices: Option<ExternalPrinter<String>>) -> Self {
         let mut keybindings = default_emacs_keybindings();
         let menu = ["completions", "next"];
@@ -59,16 +58,16 @@ impl Editor {
         let completions = ColumnarMenu::default()
             .with_name(menu[0])
             .with_columns(1)
-            // In the place of the prompt's indicator.
+            // The marker takes the place of the prompt's indicator.
             .with_marker(" ")
             .with_text_style(plain)
             .with_selected_text_style(Style::new().reverse())
             .with_description_text_style(if colours { Style::new().dimmed() } else { plain });
         let hint = if colours { Style::new().dimmed() } else { plain };
         let editor = Reedline::create()
-            .with_validator(Box::new(Parentheses))
-            .with_highlighter(Box::new(Colours(colours)))
-            .with_completer(Box::new(Symbols(client)))
+            .with_validator(Box::new(FormValidator))
+            .with_highlighter(Box::new(SyntaxHighlighter(colours)))
+            .with_completer(Box::new(SymbolCompleter(client)))
             .with_menu(ReedlineMenu::EngineCompleter(Box::new(completions)))
             .with_quick_completions(true)
             .with_partial_completions(true)
@@ -76,52 +75,52 @@ impl Editor {
             .use_bracketed_paste(true)
             .with_history_exclusion_prefix(Some(" ".to_owned()))
             .with_edit_mode(Box::new(Emacs::new(keybindings)));
-        // Without colours a hint looks as if it were typed.
+        // Without colours, a hint would look like typed text.
         let editor =
             if colours { editor.with_hinter(Box::new(DefaultHinter::default().with_style(hint))) } else { editor };
-        // It looks for them ten times a second.
+        // reedline polls the external printer ten times a second.
         let editor = if let Some(notices) = notices { editor.with_external_printer(notices) } else { editor };
-        let history = history_file().ok().and_then(|file| FileBackedHistory::with_file(HISTORY, file).ok());
+        let history = history_file().ok().and_then(|file| FileBackedHistory::with_file(MAX_HISTORY, file).ok());
         Self(match history {
             Some(history) => editor.with_history(Box::new(history)),
             None => editor,
         })
     }
 
-    /// Reads a form, or a command.
+    /// Reads a form or a command.
     ///
     /// # Errors
-    /// Those of the terminal.
-    pub(super) fn read(&mut self, prompt: &str) -> io::Result<Typed> {
-        let typed = match self.0.read_line(&Words(prompt.to_owned()))? {
-            Signal::Success(text) => Typed::Text(text),
-            Signal::CtrlD => Typed::End,
-            _ => Typed::Nothing,
+    /// The terminal cannot be read.
+    pub(super) fn read(&mut self, prompt: &str) -> io::Result<Input> {
+        let typed = match self.0.read_line(&PromptText(prompt.to_owned()))? {
+            Signal::Success(text) => Input::Text(text),
+            Signal::CtrlD => Input::End,
+            _ => Input::Cancelled,
         };
-        // A process that is killed leaves a history, too.
+        // Written after each line, so that a killed process leaves its history as well.
         let _ = self.0.sync_history();
         Ok(typed)
     }
 }
 
-/// The history's file, which is its owner's alone, and so is its directory.
+/// Opens the history file, accessible to its owner only, like its directory. Returns its path.
 fn history_file() -> io::Result<PathBuf> {
     let directory = state_directory().ok_or(io::ErrorKind::NotFound)?;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
     let path = directory.join("history");
     let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path)?;
     file.set_permissions(fs::Permissions::from_mode(0o600))?;
-    // Lines have no bound of their own.
-    if file.metadata()?.len() > (HISTORY * LONGEST / 16) as u64 {
+    // The number of entries is limited, but not their length: an excessively large file is emptied.
+    if file.metadata()?.len() > (MAX_HISTORY * MAX_TEXT / 16) as u64 {
         file.set_len(0)?;
     }
     Ok(path)
 }
 
-/// A prompt of these words.
-struct Words(String);
+/// The text of a prompt.
+struct PromptText(String);
 
-impl Prompt for Words {
+impl Prompt for PromptText {
     fn render_prompt_left(&self) -> Cow<'_, str> {
         self.0.as_str().into()
     }
@@ -135,7 +134,7 @@ impl Prompt for Words {
     }
 
     fn render_prompt_multiline_indicator(&self) -> Cow<'_, str> {
-        // What is copied from the terminal is Lisp.
+        // Continuation lines begin with spaces, so that what is copied from the terminal is valid Lisp.
         " ".repeat(self.0.chars().count() + 1).into()
     }
 
@@ -144,31 +143,33 @@ impl Prompt for Words {
     }
 }
 
-/// Enter ends what is a whole, or a command.
-struct Parentheses;
+/// Lets Enter submit a complete form, or a command.
+struct FormValidator;
 
-impl Validator for Parentheses {
+impl Validator for FormValidator {
     fn validate(&self, text: &str) -> ValidationResult {
         let is_command = text.trim_start().starts_with(':') && !text.contains('\n') && !text.contains('(');
         if !is_command && is_unfinished(text) { ValidationResult::Incomplete } else { ValidationResult::Complete }
     }
 }
 
-/// Colours strings and keywords, and the partner of the parenthesis at the cursor.
-struct Colours(bool);
+/// Highlights strings, keywords, and the partner of the parenthesis at the cursor. False for no colours.
+struct SyntaxHighlighter(bool);
 
-impl Highlighter for Colours {
+impl Highlighter for SyntaxHighlighter {
     fn highlight(&self, text: &str, cursor: usize) -> StyledText {
         let mut styled = StyledText::new();
         let mut done = 0;
-        if self.0 && text.len() <= LONGEST {
+        if self.0 && text.len() <= MAX_TEXT {
             for (range, part) in parts(text) {
-                // Where the cursor is, or right behind it.
-                let is_at = |at: usize| at == cursor || at + 1 == cursor;
+                // At the cursor, or just before it.
+                let is_at_cursor = |at: usize| at == cursor || at + 1 == cursor;
                 let style = match part {
                     Part::Text => Style::new().fg(Color::Green),
                     Part::Keyword => Style::new().fg(Color::Cyan),
-                    Part::Parenthesis { partner } if is_at(range.start) || is_at(partner) => Style::new().bold(),
+                    Part::Parenthesis { partner } if is_at_cursor(range.start) || is_at_cursor(partner) => {
+                        Style::new().bold()
+                    }
                     Part::Parenthesis { .. } => continue,
                 };
                 if range.start >= done {
@@ -183,14 +184,14 @@ impl Highlighter for Colours {
     }
 }
 
-/// Completes names with what find-symbols finds, and commands.
-struct Symbols(Arc<Mutex<Client>>);
+/// Completes commands, and symbols with the results of find-symbols.
+struct SymbolCompleter(Arc<Mutex<Client>>);
 
-impl Completer for Symbols {
+impl Completer for SymbolCompleter {
     fn complete(&mut self, text: &str, cursor: usize) -> Vec<Suggestion> {
         let before = &text[..cursor];
-        let ends = |c: char| c.is_whitespace() || "()'`,\"|;".contains(c);
-        let start = before.rfind(ends).map_or(0, |at| at + 1);
+        let is_delimiter = |c: char| c.is_whitespace() || "()'`,\"|;".contains(c);
+        let start = before.rfind(is_delimiter).map_or(0, |at| at + 1);
         let start = if before[start..].starts_with("#'") { start + 2 } else { start };
         let typed = &before[start..];
         let span = Span::new(start, cursor);
@@ -202,21 +203,23 @@ impl Completer for Symbols {
             ..Suggestion::default()
         };
         if typed.starts_with(':') {
-            let of_line = before[..start].trim().is_empty();
-            let commands = COMMANDS.iter().filter(|command| of_line && command.name.starts_with(typed));
+            let at_line_start = before[..start].trim().is_empty();
+            let commands = COMMANDS.iter().filter(|command| at_line_start && command.name.starts_with(typed));
             return commands
                 .map(|command| suggest(command.name.to_owned(), Some(command.summary.to_owned())))
                 .collect();
         }
-        // What the tool takes for a pattern, or what would list everything.
+        // `find-symbols` would take the text as a pattern, or list everything.
         if typed.is_empty() || typed.contains(['*', '?']) && !typed.starts_with('*') {
             return Vec::new();
         }
-        // Earmuffs are part of a name.
+        // Asterisks around a special variable are part of its name, so they are matched by `?`.
         let query = format!("{}*", typed.replace('*', "?"));
         let mut client = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let arguments = json!({"query": query, "limit": 200});
-        let Ok(found) = client.call_for_person("find-symbols", &arguments, COMPLETION) else { return Vec::new() };
+        let Ok(found) = client.call_for_person("find-symbols", &arguments, COMPLETION_TIMEOUT) else {
+            return Vec::new();
+        };
         let lower = typed.to_lowercase();
         let mut suggestions: Vec<_> = found.content["symbols"]
             .as_array()
@@ -229,16 +232,16 @@ impl Completer for Symbols {
                 if kind == "package" {
                     return Some(suggest(format!("{}:", name.trim_end_matches(':')), Some(kind.to_owned())));
                 }
-                let words = [symbol["lambdaList"].as_str(), symbol["documentation"].as_str()];
-                let words: Vec<_> = words.into_iter().flatten().collect();
-                let words = if words.is_empty() { kind.to_owned() } else { words.join("  ") };
-                Some(suggest(name.to_owned(), Some(words.chars().take(DESCRIPTION).collect())))
+                let description = [symbol["lambdaList"].as_str(), symbol["documentation"].as_str()];
+                let description: Vec<_> = description.into_iter().flatten().collect();
+                let description = if description.is_empty() { kind.to_owned() } else { description.join("  ") };
+                Some(suggest(name.to_owned(), Some(description.chars().take(DESCRIPTION_COLUMNS).collect())))
             })
             .collect();
-        // What is inherited or home first, then the shortest.
+        // Accessible symbols come first, then shorter ones.
         suggestions.sort_by_key(|suggestion| (suggestion.value.contains(':'), suggestion.value.len()));
         suggestions.dedup_by(|one, other| one.value == other.value);
-        suggestions.truncate(MOST);
+        suggestions.truncate(MAX_COMPLETIONS);
         suggestions
     }
 }

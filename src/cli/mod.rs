@@ -1,13 +1,13 @@
-//! The command line.
+//! The command line of `sbcl-mcp`.
 
 mod arguments;
-mod beside;
 mod check;
 mod client;
 mod doctor;
 mod editor;
 mod evaluate;
-mod pages;
+mod fresh_image;
+mod manual;
 mod repl;
 mod replay;
 mod serve;
@@ -23,42 +23,48 @@ use tracing_subscriber::EnvFilter;
 use crate::mcp::stdio::Stdio;
 use crate::os::temporary::Scratch;
 use crate::recovery::checkpoint::store::Checkpoints;
-use crate::supervisor::log::Log;
+use crate::supervisor::log::StderrLog;
 use arguments::{Cli, Command};
 
-/// The exit status of a command that could not do what was asked: start, read its input, or write what came of it. It is 1
-/// for code, files or answers that are wrong, and 2 for a wrong command line.
-const IMPOSSIBLE: i32 = 3;
+/// The exit status of a command that could not start, read its input or write its output. Wrong code, files or answers
+/// give 1, a wrong command line 2.
+const CANNOT_RUN: i32 = 3;
 
-/// The program `sbcl-mcp`.
+/// Runs the program `sbcl-mcp`.
 pub fn main() -> ! {
-    // Nothing but argument parsing runs before stdin and stdout are taken: help and version still go to stdout.
-    let command_line = Cli::command().try_get_matches().unwrap_or_else(|error| arguments::refuse(&error));
-    let cli = Cli::from_arg_matches(&command_line).unwrap_or_else(|error| arguments::refuse(&error));
-    arguments::refuse_options_of_another_server(&command_line);
-    let options = || arguments::of_server(&command_line);
+    // Only argument parsing runs before stdin and stdout are taken, so that clap still writes help and version to
+    // stdout.
+    let command_line = Cli::command().try_get_matches().unwrap_or_else(|error| arguments::exit_with_error(&error));
+    let cli = Cli::from_arg_matches(&command_line).unwrap_or_else(|error| arguments::exit_with_error(&error));
+    arguments::refuse_server_options_with_attach(&command_line);
+    let options = || arguments::server_options(&command_line);
     let timeout = || arguments::given_timeout(&command_line);
     let status = match Stdio::take() {
         Ok(stdio) => match cli.command.unwrap_or(Command::Serve(cli.serve)) {
-            Command::Serve(serve) if serve.no_supervisor => serve::plain(serve, stdio),
+            Command::Serve(serve) if serve.no_supervisor => serve::serve_without_supervisor(serve, stdio),
             Command::Serve(serve) => serve::supervise(serve, stdio),
-            Command::Worker { serve, status_fd, scratch, checkpoint_directory, lock_fd } => {
-                serve::work(serve, stdio, status_fd, Scratch::inherited(scratch), checkpoint_directory, lock_fd)
-            }
+            Command::Worker { serve, status_fd, scratch, checkpoint_directory, lock_fd } => serve::serve_as_worker(
+                serve,
+                stdio,
+                status_fd,
+                Scratch::inherited(scratch),
+                checkpoint_directory,
+                lock_fd,
+            ),
             Command::Sessions { action } => {
-                sessions::run(action, stdio.output).unwrap_or_else(|reason| complain(&reason))
+                sessions::run(action, stdio.output).unwrap_or_else(|reason| report_failure(&reason))
             }
             Command::FinishSaving { directory, file, name, evaluation, heap, control_stack } => {
                 let draft = Checkpoints::new(directory, heap, control_stack).draft(file);
-                sessions::finish_saving(draft, name, evaluation).map_or_else(|reason| complain(&reason), |()| 0)
+                sessions::finish_saving(draft, name, evaluation).map_or_else(|reason| report_failure(&reason), |()| 0)
             }
-            Command::Probe { options } => beside::probe(options, stdio),
+            Command::Probe { options } => fresh_image::probe(options, stdio),
             Command::Check { attach, fix, files } => {
                 let known = attach.map_or_else(|| Ok(Vec::new()), |name| client::packages_of(name.as_deref()));
                 let checked = known.and_then(|known| check::run(&files, fix, known, stdio.input, stdio.output));
                 checked.unwrap_or_else(|reason| {
                     say(&format!("sbcl-mcp check: {reason}"));
-                    IMPOSSIBLE
+                    CANNOT_RUN
                 })
             }
             Command::Repl { attach, serve } => {
@@ -66,48 +72,48 @@ pub fn main() -> ! {
                 repl::start(attach, options(), shared, timeout(), stdio)
             }
             Command::Load { attach, what, .. } => {
-                tools::call(attach.attach, options(), &tools::Request::Load { what, timeout: timeout() }, stdio)
+                tools::call(attach.attach, options(), &tools::ToolRequest::Load { what, timeout: timeout() }, stdio)
             }
             Command::Test { attach, tests, .. } => {
-                tools::call(attach.attach, options(), &tools::Request::Test(tests), stdio)
+                tools::call(attach.attach, options(), &tools::ToolRequest::Test(tests), stdio)
             }
             Command::Doctor { options: given } => {
                 let config = given.image(&Scratch::new());
                 doctor::run(&config, options(), stdio.output).unwrap_or_else(|reason| {
                     say(&reason);
-                    IMPOSSIBLE
+                    CANNOT_RUN
                 })
             }
             Command::Replay { file, options } => replay::run(&file, options, stdio.output).unwrap_or_else(|reason| {
                 say(&format!("sbcl-mcp replay: {reason}"));
-                IMPOSSIBLE
+                CANNOT_RUN
             }),
-            Command::Completions { shell } => pages::print_completions(shell, stdio.output),
-            Command::Man { directory } => pages::write_manual(&directory),
-            Command::Beside { serve, .. } => beside::run(serve.options, stdio),
+            Command::Completions { shell } => manual::print_completions(shell, stdio.output),
+            Command::Man { directory } => manual::write_manual(&directory),
+            Command::FreshImage { serve, .. } => fresh_image::run(serve.options, stdio),
             Command::Eval { attach, options, code } => match attach.attach {
-                Some(name) => evaluate::attached(name, &code, timeout(), stdio),
-                None => evaluate::here(options, &code, stdio),
+                Some(name) => evaluate::in_attached_image(name, &code, timeout(), stdio),
+                None => evaluate::in_own_image(options, &code, stdio),
             },
         },
-        Err(error) => complain(&format!("sbcl-mcp cannot take over stdin and stdout: {error}")),
+        Err(error) => report_failure(&format!("sbcl-mcp cannot set up stdin and stdout: {error}")),
     };
-    // No exit handlers: they would run while Lisp's threads do.
+    // Exit handlers must not run while Lisp's threads do.
     crate::exit_now(status)
 }
 
-fn complain(reason: &str) -> i32 {
+fn report_failure(reason: &str) -> i32 {
     say(reason);
     1
 }
 
-/// A line on stderr; that nobody may read it is no reason to fail, as `eprintln!` would, or to wait.
+/// Writes a line to stderr. Unlike `eprintln!`, neither fails nor waits if nobody reads it.
 fn say(text: &str) {
-    let _ = Log.write_all(format!("{text}\n").as_bytes());
+    let _ = StderrLog.write_all(format!("{text}\n").as_bytes());
 }
 
 fn start_logging(filter: EnvFilter) {
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Log).log_internal_errors(false).init();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StderrLog).log_internal_errors(false).init();
 }
 
 fn version() -> &'static str {

@@ -1,4 +1,4 @@
-//! The command `serve`, and the worker that it starts.
+//! The command `serve`, with and without a supervisor, and the worker that it starts.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
@@ -7,37 +7,44 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::arguments::{Restore, Serve, When};
-use super::{complain, say, sessions, start_logging, version};
+use super::arguments::{CheckpointTiming, Restore, Serve};
+use super::{report_failure, say, sessions, start_logging, version};
 use crate::mcp;
 use crate::mcp::stdio::Stdio;
 use crate::os::poll_set::PollSet;
 use crate::os::processes;
 use crate::os::temporary::Scratch;
-use crate::recovery::checkpoint::save::Saves;
+use crate::recovery::checkpoint::save::SavePolicy;
 use crate::recovery::checkpoint::store::{Checkpoints, remove_directory};
 use crate::recovery::event::WorkerEvent;
 use crate::recovery::status_page::StatusPage;
 use crate::rpc::attach::Listener;
-use crate::rpc::descriptors::out_of_the_way;
+use crate::rpc::descriptors::to_private_number;
 use crate::rpc::frame;
 use crate::rpc::recorder::{Header, Recorder};
-use crate::rpc::signals::survive_accidents;
+use crate::rpc::signals::survive_stray_signals;
 use crate::supervisor;
 
-/// Time in which a worker must end after its supervisor.
-pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
-/// Time in which a worker that saves a persistent session must end.
-const LAST_SAVE: Duration = Duration::from_secs(15);
+/// Time that a worker has to exit by itself after its supervisor is gone.
+pub(super) const EXIT_GRACE_PERIOD: Duration = Duration::from_secs(1);
+/// Like [`EXIT_GRACE_PERIOD`], for a worker that saves a persistent session.
+const SAVE_GRACE_PERIOD: Duration = Duration::from_secs(15);
 
 impl Serve {
-    /// How tools are offered.
-    fn offer(&self) -> mcp::Offer {
-        let joinable = self.socket || self.session.is_some();
-        mcp::Offer { structured: self.structured_content, registry: mcp::Registry::fixed(self.tools.clone()), joinable }
+    /// Returns how the tools are offered to clients.
+    fn tool_options(&self) -> mcp::ToolOptions {
+        let attachable = self.socket || self.session.is_some();
+        mcp::ToolOptions {
+            structured: self.structured_content,
+            registry: mcp::Registry::fixed(self.tools.clone()),
+            attachable,
+        }
     }
 
-    /// Begins the recording that was asked for, if one was; or a sentence that says why not.
+    /// Starts the recording, if `--record` was given.
+    ///
+    /// # Errors
+    /// A sentence: the file cannot be used.
     fn recorder(&self) -> Result<Option<Recorder>, String> {
         let Some(path) = &self.record else { return Ok(None) };
         let header = Header {
@@ -49,8 +56,8 @@ impl Serve {
         Recorder::begin(path, &header).map(Some)
     }
 
-    /// Opens the socket at which clients may attach, if there is to be one: it has the name of the persistent session, or the
-    /// id of this process.
+    /// Opens the socket at which clients may attach, if there is to be one. Its name is that of the persistent session,
+    /// or the id of this process.
     ///
     /// # Errors
     /// A sentence: the socket cannot be opened.
@@ -59,10 +66,10 @@ impl Serve {
             return Ok(None);
         }
         let name = session.map_or_else(|| std::process::id().to_string(), str::to_owned);
-        match Listener::bind(&name).map_err(|error| format!("others cannot join: {error}")) {
+        match Listener::bind(&name).map_err(|error| format!("other clients cannot attach: {error}")) {
             Ok(listener) => Ok(Some(listener)),
             Err(reason) if self.socket => Err(reason),
-            // It was not asked for.
+            // The socket was not requested but is a convenience of persistent sessions: serve without it.
             Err(reason) => {
                 say(&format!("sbcl-mcp: {reason}"));
                 Ok(None)
@@ -71,36 +78,36 @@ impl Serve {
     }
 }
 
-/// The whole server: a worker in a process of its own, and this one in front of it.
+/// Serves with a supervisor: this process relays for a worker in a process of its own. Returns the exit status.
 pub(super) fn supervise(serve: Serve, stdio: Stdio) -> i32 {
     greet(&stdio);
     let recorder = match serve.recorder() {
         Ok(recorder) => recorder,
-        Err(reason) => return complain(&format!("sbcl-mcp: {reason}")),
+        Err(reason) => return report_failure(&format!("sbcl-mcp: {reason}")),
     };
-    let durable = match serve.session.as_deref().map(|name| sessions::open(name, serve.restore, &stdio.input)) {
+    let persistent = match serve.session.as_deref().map(|name| sessions::open(name, serve.restore, &stdio.input)) {
         None => None,
-        Some(Ok(durable)) => Some(durable),
+        Some(Ok(persistent)) => Some(persistent),
         Some(Err(reason)) => return refuse(stdio, &reason),
     };
-    let listener = match serve.listener(durable.as_ref().map(|(durable, _)| &*durable.name)) {
+    let listener = match serve.listener(persistent.as_ref().map(|(persistent, _)| &*persistent.name)) {
         Ok(listener) => listener,
-        Err(reason) => return complain(&format!("sbcl-mcp: {reason}")),
+        Err(reason) => return report_failure(&format!("sbcl-mcp: {reason}")),
     };
     let scratch = Scratch::new();
-    let directory = match &durable {
-        Some((durable, _)) => durable.directory().to_owned(),
+    let directory = match &persistent {
+        Some((persistent, _)) => persistent.directory().to_owned(),
         None => Checkpoints::choose_directory(scratch.path()),
     };
     let checkpoints = serve.options.checkpoints(directory.clone());
     start_logging(serve.options.log);
-    let is_durable = durable.is_some();
+    let is_persistent = persistent.is_some();
     let options = supervisor::Options {
         arguments: worker_arguments(std::env::args_os().skip(1), &scratch, &directory),
         restore: serve.restore != Restore::None,
         checkpoints: checkpoints.clone(),
         begins_with_checkpoints: serve.restore == Restore::Checkpoint,
-        durable,
+        session: persistent,
         listener,
         watch_interval: Duration::from_millis(serve.watch_interval),
         recorder,
@@ -110,24 +117,25 @@ pub(super) fn supervise(serve: Serve, stdio: Stdio) -> i32 {
         Err(reason) => return refuse(stdio, &reason),
     };
     let Stdio { input, output, .. } = stdio;
-    let status =
-        supervisor.serve(input, output).unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
-    if !is_durable {
+    let status = supervisor
+        .serve(input, output)
+        .unwrap_or_else(|error| report_failure(&format!("sbcl-mcp cannot serve: {error}")));
+    if !is_persistent {
         checkpoints.remove();
     }
     scratch.remove();
     status
 }
 
-/// Says why there is no server, on stderr and to the client.
+/// Reports, on stderr and to the client, why the server cannot start. Returns the exit status.
 fn refuse(stdio: Stdio, reason: &str) -> i32 {
     let reason = format!("sbcl-mcp cannot start: {reason}");
-    let status = complain(&reason);
+    let status = report_failure(&reason);
     let _ = mcp::refuse(stdio, &reason);
     status
 }
 
-/// The arguments of a worker, from those of the server.
+/// Returns the arguments of a worker, derived from those of the server.
 fn worker_arguments(given: impl Iterator<Item = OsString>, scratch: &Scratch, checkpoints: &Path) -> Vec<OsString> {
     let mut given = given.peekable();
     given.next_if(|first| first == "serve");
@@ -135,8 +143,8 @@ fn worker_arguments(given: impl Iterator<Item = OsString>, scratch: &Scratch, ch
     std::iter::once("worker".into()).chain(given).chain(ours).collect()
 }
 
-/// A worker, on its supervisor's pipes.
-pub(super) fn work(
+/// Serves as the worker of a supervisor. Returns the exit status.
+pub(super) fn serve_as_worker(
     serve: Serve,
     stdio: Stdio,
     status_fd: i32,
@@ -144,10 +152,10 @@ pub(super) fn work(
     checkpoints: PathBuf,
     lock_fd: Option<i32>,
 ) -> i32 {
-    let at_end = sessions::at_end(lock_fd, &checkpoints);
-    let last_words = if at_end.is_some() { LAST_SAVE } else { LAST_WORDS };
+    let at_end = sessions::final_save(lock_fd, &checkpoints);
+    let grace_period = if at_end.is_some() { SAVE_GRACE_PERIOD } else { EXIT_GRACE_PERIOD };
     let scratch = Arc::new(scratch);
-    // Where there is no supervisor any more, nobody else does it.
+    // Once the supervisor is gone, no other process removes these directories.
     let remove = {
         let (scratch, checkpoints) = (scratch.clone(), at_end.is_none().then(|| checkpoints.clone()));
         move || {
@@ -156,49 +164,49 @@ pub(super) fn work(
         }
     };
     let checkpoints = serve.options.checkpoints(checkpoints);
-    let automatic = (serve.checkpoints == When::Auto || at_end.is_some()).then_some(serve.checkpoint_space);
+    let automatic = (serve.checkpoints == CheckpointTiming::Auto || at_end.is_some()).then_some(serve.checkpoint_space);
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_name(c"sbcl-mcp-worker");
-    let supervisor = out_of_the_way(&stdio.input);
-    let shared = match StatusPage::take(status_fd) {
+    let supervisor = to_private_number(&stdio.input);
+    let shared = match StatusPage::map(status_fd) {
         Ok(shared) => shared,
-        Err(error) => return complain(&format!("sbcl-mcp worker is started by sbcl-mcp serve: {error}")),
+        Err(error) => return report_failure(&format!("sbcl-mcp worker must be started by sbcl-mcp serve: {error}")),
     };
-    let started = outlive_nobody(&stdio, last_words, remove.clone())
-        .and_then(|()| survive_accidents())
+    let started = exit_after_supervisor(&stdio, grace_period, remove.clone())
+        .and_then(|()| survive_stray_signals())
         .map_err(|error| error.to_string())
         .and_then(|()| serve.options.session(&scratch, Some(&checkpoints)));
-    mcp::beside::allow(std::env::args_os().skip(1), &scratch);
+    mcp::fresh_image::enable(std::env::args_os().skip(1), &scratch);
     let session = match started {
         Ok(session) => session,
         Err(error) => {
             let reason = format!("sbcl-mcp cannot start: {error}");
-            let status = complain(&reason);
-            let leaving = WorkerEvent::leaving(status, Some(&reason)).encode().unwrap_or_default();
+            let status = report_failure(&reason);
+            let leaving = WorkerEvent::exiting(status, Some(&reason)).encode().unwrap_or_default();
             let _ = std::fs::File::from(stdio.output).write_all(&frame::event(&leaving));
             return status;
         }
     };
-    let offer = serve.offer();
+    let tool_options = serve.tool_options();
     start_logging(serve.options.log);
-    let saves = Saves { automatic, at_end };
-    let (status, saver) = mcp::serve(stdio, &session, checkpoints, saves, shared, offer)
-        .unwrap_or_else(|error| (complain(&format!("sbcl-mcp cannot serve: {error}")), None));
-    processes::end_all_but(&saver.into_iter().collect::<Vec<_>>());
-    // There will be no other worker.
+    let saves = SavePolicy { automatic, at_end };
+    let (status, saver) = mcp::serve(stdio, &session, checkpoints, saves, shared, tool_options)
+        .unwrap_or_else(|error| (report_failure(&format!("sbcl-mcp cannot serve: {error}")), None));
+    processes::kill_all_descendants_except(&saver.into_iter().collect::<Vec<_>>());
+    // The supervisor is gone, so no other worker will use these files.
     if supervisor.is_ok_and(|input| has_hung_up(&input, Some(Duration::ZERO))) {
         remove();
     }
     status
 }
 
-/// Waits, no longer than this, until nobody holds the other end of `input`, and returns whether that is so.
+/// Waits at most this long until no process holds the other end of `input`; returns whether that is so.
 pub(super) fn has_hung_up(input: &OwnedFd, wait: Option<Duration>) -> bool {
     loop {
         let mut set = PollSet::new();
-        set.close((), input);
+        set.hangup((), input);
         match set.wait(wait) {
-            // Waited for without end, nothing is ready only after a signal.
+            // An unlimited wait without a ready descriptor was interrupted by a signal.
             Ok(ready) if wait.is_none() && !ready.has(()) => {}
             Ok(ready) => return ready.is_closed(()),
             Err(_) => return false,
@@ -206,18 +214,18 @@ pub(super) fn has_hung_up(input: &OwnedFd, wait: Option<Duration>) -> bool {
     }
 }
 
-/// Ends this process when its supervisor is gone, whatever became of that, and it has not ended by itself: it may be
-/// stuck. What it leaves for nobody is removed by `remove`.
-pub(super) fn outlive_nobody(
+/// Starts a thread that ends this process if it still runs `grace_period` after its supervisor is gone: it may be stuck.
+/// Before that, the thread calls `remove` to delete what no other process needs.
+pub(super) fn exit_after_supervisor(
     stdio: &Stdio,
-    last_words: Duration,
+    grace_period: Duration,
     remove: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
-    let input = out_of_the_way(&stdio.input)?;
+    let input = to_private_number(&stdio.input)?;
     let wait = move || {
         has_hung_up(&input, None);
-        std::thread::sleep(last_words);
-        processes::end_all();
+        std::thread::sleep(grace_period);
+        processes::kill_all_descendants();
         remove();
         crate::exit_now(1);
     };
@@ -236,25 +244,25 @@ fn greet(stdio: &Stdio) {
     }
 }
 
-/// Serves from this very process, which ends with Lisp.
-pub(super) fn plain(serve: Serve, stdio: Stdio) -> i32 {
+/// Serves from this process itself, which dies with Lisp. Returns the exit status.
+pub(super) fn serve_without_supervisor(serve: Serve, stdio: Stdio) -> i32 {
     greet(&stdio);
-    match begin_plain(serve, stdio) {
+    match serve_in_process(serve, stdio) {
         Ok(status) => status,
         Err((stdio, reason)) => refuse(stdio, &reason),
     }
 }
 
-/// Why there is no server, and the client that is to be told.
+/// Why the server cannot start, with the connection of the client to notify.
 type Refusal = (Stdio, String);
 
-fn begin_plain(serve: Serve, mut stdio: Stdio) -> Result<i32, Refusal> {
+fn serve_in_process(serve: Serve, mut stdio: Stdio) -> Result<i32, Refusal> {
     if serve.session.is_some() {
-        return Err((stdio, "--session needs the supervisor: leave --no-supervisor out.".to_owned()));
+        return Err((stdio, "--session needs the supervisor: omit --no-supervisor.".to_owned()));
     }
     stdio.recorder = match serve.recorder() {
         Ok(recorder) => recorder,
-        Err(reason) => return Ok(complain(&format!("sbcl-mcp: {reason}"))),
+        Err(reason) => return Ok(report_failure(&format!("sbcl-mcp: {reason}"))),
     };
     let listener = match serve.listener(None) {
         Ok(listener) => listener,
@@ -262,30 +270,30 @@ fn begin_plain(serve: Serve, mut stdio: Stdio) -> Result<i32, Refusal> {
     };
     let scratch = Arc::new(Scratch::new());
     let checkpoints = serve.options.checkpoints(Checkpoints::choose_directory(scratch.path()));
-    mcp::beside::allow(std::env::args_os().skip(1), &scratch);
+    mcp::fresh_image::enable(std::env::args_os().skip(1), &scratch);
     let session = match serve.options.session(&scratch, Some(&checkpoints)) {
         Ok(session) => session,
         Err(reason) => return Err((stdio, reason)),
     };
-    let offer = serve.offer();
+    let tool_options = serve.tool_options();
     start_logging(serve.options.log);
-    let clear_up = {
+    let clean_up = {
         let (scratch, checkpoints) = (scratch.clone(), checkpoints.clone());
         move || {
             checkpoints.remove();
-            clear_up(&scratch);
+            clean_up(&scratch);
         }
     };
-    let status = mcp::serve_plain(stdio, &session, checkpoints, listener, offer, clear_up.clone())
-        .unwrap_or_else(|error| complain(&format!("sbcl-mcp cannot serve: {error}")));
-    clear_up();
+    let status = mcp::serve_plain(stdio, &session, checkpoints, listener, tool_options, clean_up.clone())
+        .unwrap_or_else(|error| report_failure(&format!("sbcl-mcp cannot serve: {error}")));
+    clean_up();
     Ok(status)
 }
 
-/// What a process that ends with its image leaves behind for nobody.
-pub(super) fn clear_up(scratch: &Scratch) {
-    // What a program starts while it is ended.
+/// Ends the child processes of a process that exits with its image, and removes its scratch directory.
+pub(super) fn clean_up(scratch: &Scratch) {
+    // A program that is being ended may start another one: that one is adopted, and ended as well.
     processes::adopt_orphans();
-    processes::end_all();
+    processes::kill_all_descendants();
     scratch.remove();
 }

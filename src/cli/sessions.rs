@@ -1,4 +1,4 @@
-//! Persistent sessions, on the command line: which there are, and what is done before one is served and after.
+//! The command `sessions`, and what `serve --session` does before it serves and after.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -13,69 +13,69 @@ use clap::Subcommand;
 use super::arguments::Restore;
 use super::say;
 use super::serve::has_hung_up;
-use crate::image::process::inherited;
-use crate::recovery::checkpoint::save::AtEnd;
-use crate::recovery::checkpoint::store::{self, Draft, Made};
-use crate::recovery::persistent::Durable;
-use crate::recovery::persistent::lock::{Doing, Lock};
+use crate::image::process::take_inherited;
+use crate::recovery::checkpoint::save::FinalSave;
+use crate::recovery::checkpoint::store::{self, Draft, SaveDetails};
+use crate::recovery::persistent::PersistentSession;
+use crate::recovery::persistent::lock::{HolderState, Lock};
 use crate::recovery::text;
-use crate::rpc::attach::{self, Running};
-use crate::rpc::descriptors::out_of_the_way;
+use crate::rpc::attach::{self, RunningServer};
+use crate::rpc::descriptors::to_private_number;
 
-/// How long a start waits for the process that saves the session, and for a server that may be about to end.
-const SAVING: Duration = Duration::from_secs(60);
-const ENDING: Duration = Duration::from_secs(1);
-/// How often it looks.
-const LOOK: Duration = Duration::from_millis(20);
+/// Time to wait for the process that saves the session, and for a server that may be about to end.
+const SAVE_TIMEOUT: Duration = Duration::from_secs(60);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Interval between attempts to take the session.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What to do with sessions.
+/// Action on sessions.
 #[derive(Debug, Subcommand)]
 pub(super) enum Action {
-    /// List them (what happens without a command).
+    /// List them (the default).
     List,
-    /// Delete one that nobody has, for good.
+    /// Delete a session that no process holds.
     Delete {
-        /// Its name, or its directory, with a slash in it.
+        /// Name of the session, or its directory (with a slash).
         name: OsString,
     },
-    /// Write the definitions of one in their order, as Lisp that any SBCL loads.
+    /// Write a session's definitions, in order, as Lisp that any SBCL can load.
     Export {
         /// Its name, or its directory, with a slash in it.
         name: OsString,
-        /// The file to write, in place of stdout.
+        /// File to write in place of stdout.
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
     },
 }
 
-/// The servers that can be joined, a line each, behind the sessions.
-fn running(all: &[Running]) -> String {
+/// Returns the list of running servers, one per line, that follows the list of sessions.
+fn running_servers(all: &[RunningServer]) -> String {
     let mut text = String::new();
-    for Running { name, pid, client, guests, refused, .. } in all {
+    for RunningServer { name, pid, client, attached, refusal, .. } in all {
         if text.is_empty() {
-            text += "\n\nRunning, to be joined:\n";
+            text += "\n\nRunning (attach with --attach=NAME):\n";
         }
-        let client = client.as_deref().or(refused.as_deref()).unwrap_or("no client yet");
-        let joined = if guests.is_empty() { String::new() } else { format!("; joined: {}", guests.join(", ")) };
+        let client = client.as_deref().or(refusal.as_deref()).unwrap_or("no client yet");
+        let joined = if attached.is_empty() { String::new() } else { format!("; attached: {}", attached.join(", ")) };
         _ = writeln!(text, "{name}  process {pid}, {client}{joined}");
     }
     text
 }
 
-/// Does it; returns the exit status, or a sentence that says why not.
+/// Runs the command. Returns the exit status, or a sentence that says what failed.
 pub(super) fn run(action: Option<Action>, output: OwnedFd) -> Result<i32, String> {
     let text = match action {
         None | Some(Action::List) => {
-            let all: Vec<_> = Durable::all()?.iter().map(Durable::describe).collect();
-            text::sessions(&all).trim_end().to_owned() + &running(&attach::running())
+            let all: Vec<_> = PersistentSession::all()?.iter().map(PersistentSession::describe).collect();
+            text::sessions(&all).trim_end().to_owned() + &running_servers(&attach::running_servers())
         }
         Some(Action::Delete { name }) => {
-            let session = Durable::named(&name)?;
+            let session = PersistentSession::named(&name)?;
             session.delete()?;
             format!("Deleted {:?}.", session.name)
         }
         Some(Action::Export { name, output: file }) => {
-            let text = Durable::named(&name)?.export()?;
+            let text = PersistentSession::named(&name)?.export()?;
             match file {
                 None => text,
                 Some(file) => {
@@ -89,72 +89,77 @@ pub(super) fn run(action: Option<Action>, output: OwnedFd) -> Result<i32, String
     written.map(|()| 0).map_err(|error| format!("sbcl-mcp cannot write: {error}"))
 }
 
-/// Takes a session for this process, when its server before has saved it.
+/// Takes a session for this process. Waits while the previous server still saves it.
 ///
 /// # Errors
-/// A sentence: who has it, or why it cannot be used.
-pub(super) fn open(name: &OsStr, restore: Restore, input: &OwnedFd) -> Result<(Durable, Lock), String> {
+/// A sentence: who has the session, or why it cannot be used.
+pub(super) fn open(name: &OsStr, restore: Restore, input: &OwnedFd) -> Result<(PersistentSession, Lock), String> {
     if restore != Restore::Checkpoint {
-        return Err("--session goes on with the last checkpoint: it cannot be combined with --restore.".to_owned());
+        return Err("--session continues from the last checkpoint: it cannot be combined with --restore.".to_owned());
     }
-    let durable = Durable::named(name)?;
-    durable.make_directory()?;
+    let session = PersistentSession::named(name)?;
+    session.make_directory()?;
     let begin = Instant::now();
-    let mut said = false;
+    let mut announced = false;
     loop {
-        let taken = Lock::take(durable.directory());
-        let holder = match taken.map_err(|error| format!("The session {:?} cannot be used: {error}.", durable.name))? {
-            Ok(mut lock) => {
-                lock.say(Doing::Serving);
-                tell_errors(&durable);
-                return Ok((durable, lock));
-            }
-            Err(holder) => holder,
-        };
-        if holder.is_ending() && !std::mem::replace(&mut said, true) {
-            say(&format!("The session {:?} is {holder}: this server waits for it.", durable.name));
+        let attempt = Lock::try_acquire(session.directory());
+        let holder =
+            match attempt.map_err(|error| format!("The session {:?} cannot be used: {error}.", session.name))? {
+                Ok(mut lock) => {
+                    lock.set_state(HolderState::Serving);
+                    report_save_errors(&session);
+                    return Ok((session, lock));
+                }
+                Err(holder) => holder,
+            };
+        if holder.is_ending() && !std::mem::replace(&mut announced, true) {
+            say(&format!("The session {:?} is {holder}: waiting until it is free.", session.name));
         }
-        let patience = if holder.is_ending() { SAVING } else { ENDING };
-        if begin.elapsed() >= patience {
-            return Err(format!("The session {:?} is {holder}. A session has one server at a time.", durable.name));
+        let timeout = if holder.is_ending() { SAVE_TIMEOUT } else { EXIT_TIMEOUT };
+        if begin.elapsed() >= timeout {
+            return Err(format!(
+                "The session {:?} is {holder}. A session can have only one server at a time.",
+                session.name
+            ));
         }
-        if has_hung_up(input, Some(LOOK)) {
-            return Err(format!("The session {:?} is {holder}, and the client is gone.", durable.name));
+        if has_hung_up(input, Some(POLL_INTERVAL)) {
+            return Err(format!("The session {:?} is {holder}, and the client has disconnected.", session.name));
         }
     }
 }
 
-/// Says what went wrong when the session was saved last.
-fn tell_errors(durable: &Durable) {
-    let file = durable.errors_file();
+/// Reports the errors of the last save on stderr, once.
+fn report_save_errors(session: &PersistentSession) {
+    let file = session.errors_file();
     if let Ok(text) = fs::read_to_string(&file)
         && !text.trim().is_empty()
     {
-        say(&format!("When the session {:?} was saved last:\n{}", durable.name, text.trim_end()));
+        say(&format!("Messages from the last save of the session {:?}:\n{}", session.name, text.trim_end()));
     }
     let _ = fs::remove_file(file);
 }
 
-/// How a worker saves its session at the end, when it has one.
-pub(super) fn at_end(lock_fd: Option<i32>, directory: &Path) -> Option<AtEnd> {
-    // Out of the way of number 3, too, which it will have there.
-    let lock = inherited(lock_fd?).and_then(out_of_the_way).ok()?;
-    Some(at_end_with(lock, directory))
+/// Returns how a worker saves its session at the end, if it has a session.
+pub(super) fn final_save(lock_fd: Option<i32>, directory: &Path) -> Option<FinalSave> {
+    // Moved away from number 3 in particular, where the saving process will expect the lock.
+    let lock = take_inherited(lock_fd?).and_then(to_private_number).ok()?;
+    Some(final_save_with_lock(lock, directory))
 }
 
-/// The same with this lock.
-pub(super) fn at_end_with(lock: OwnedFd, directory: &Path) -> AtEnd {
-    AtEnd { lock, errors: directory.join(crate::recovery::persistent::ERRORS) }
+/// Returns how a worker that holds this lock saves its session at the end.
+pub(super) fn final_save_with_lock(lock: OwnedFd, directory: &Path) -> FinalSave {
+    FinalSave { lock, errors: directory.join(crate::recovery::persistent::ERRORS) }
 }
 
-/// Makes a checkpoint of what this process' child saves: the last step of a server.
+/// Makes a checkpoint of the core that this process' child saves. This is the last step of a server.
 pub(super) fn finish_saving(draft: Draft, name: String, evaluation: u64) -> Result<(), String> {
-    let lock = inherited(3).map_err(|error| format!("The session was not saved: its lock is not there: {error}."))?;
+    let lock =
+        take_inherited(3).map_err(|error| format!("The session was not saved: its lock is missing: {error}."))?;
     let mut lock = Lock::inherited(lock);
-    lock.say(Doing::Saving);
-    let made = Made { name, evaluation, saved: jiff::Timestamp::now(), automatic: true, at_end: true };
+    lock.set_state(HolderState::Saving);
+    let made = SaveDetails { name, evaluation, saved: jiff::Timestamp::now(), automatic: true, at_end: true };
     let checkpoints = draft.checkpoints().clone();
     draft.finish_only_child(made).map_err(|reason| format!("The session was not saved: {reason}."))?;
-    checkpoints.keep_automatic(store::KEPT);
+    checkpoints.keep_automatic(store::KEPT_AUTOMATIC);
     Ok(())
 }

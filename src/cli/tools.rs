@@ -1,4 +1,4 @@
-//! `load`, `test` and `eval --attach`: a tool called from a shell, its answer as text, and an exit status.
+//! The commands `load`, `test` and `eval --attach`: call a tool, print its answer as text, and return an exit status.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -11,42 +11,42 @@ use regex::Regex;
 use serde_json::{Value, json};
 
 use super::arguments::Tests;
-use super::client::{Answer, Client, Event, Failure, START, answered, client_of};
+use super::client::{Answer, CallError, Client, ClientEvent, START_TIMEOUT, connect_or_start, response_to};
 use crate::mcp::stdio::Stdio;
 use crate::rpc::attach;
 
-/// Exit statuses: it went well; something failed; it could not be done (clap's status for a wrong command line, too).
-const FINE: i32 = 0;
+/// Exit statuses: success, a failure, and a request that could not be made (like clap for a wrong command line).
+const SUCCEEDED: i32 = 0;
 const FAILED: i32 = 1;
-const IMPOSSIBLE: i32 = 2;
+const NOT_TRIED: i32 = 2;
 
-/// Options by which a server's image has more than SBCL from the beginning.
-const BRING_CODE: [&str; 3] = ["--user-init", "--core", "--image"];
+/// Options that load more than SBCL into a server's image when it boots.
+const OPTIONS_THAT_LOAD_CODE: [&str; 3] = ["--user-init", "--core", "--image"];
 
-/// What answers advise, in the terms of the tools, and what of that a shell's user can follow.
+/// Advice in answers that names tools, as a pattern, and the replacement for a reader at a shell.
 const ADVICE: [(&str, &str); 6] = [
-    (r" \(E[0-9]+: get-backtrace has all\)", ""),
-    (r"\(E[0-9]+, in the frames of ([0-9]+)\)", "(in the frames of $1)"),
+    (r" \(E[0-9]+: get-backtrace shows all\)", ""),
+    (r"\(E[0-9]+, same frames as ([0-9]+)\)", "(same frames as $1)"),
     (r" \(get-backtrace shows them\)", ""),
     (r" \(run-tests with `name` shows one\)", ""),
-    ("run-tests with `suspects`: 3 also says", "--suspects 3 also says"),
+    ("run-tests with `suspects`: 3 also lists", "--suspects 3 also lists"),
     ("pass a larger `timeout`, or raise the default with configure-limits\\.", "pass a larger --timeout."),
 ];
-/// The same of what is gone with the image.
-const ADVICE_ON_WHAT_LASTS: [(&str, &str); 2] = [
+/// Like [`ADVICE`]: advice that needs an image which ends with the command.
+const ADVICE_FOR_LIVE_IMAGE: [(&str, &str); 2] = [
     (r"(\nThe tests printed [^\n:]+): check-evaluation \{[^\n}]+\} shows [a-z]+\.", "$1."),
     (r"; check-evaluation \{[^\n}]+\} shows them\]", "]"),
 ];
 
-/// What is asked of a server, with a time limit in seconds if one was given.
-pub(super) enum Request {
+/// A request to a server. Time limits are in seconds, if given.
+pub(super) enum ToolRequest {
     Evaluate { code: String, timeout: Option<f64> },
     Load { what: String, timeout: Option<f64> },
     Test(Tests),
 }
 
-impl Request {
-    /// The command that asks it.
+impl ToolRequest {
+    /// Returns the name of the command that makes this request.
     fn command(&self) -> &'static str {
         match self {
             Self::Evaluate { .. } => "eval",
@@ -55,23 +55,25 @@ impl Request {
         }
     }
 
-    /// Refuses what an image that has just begun, with these options of its server's, cannot know.
-    fn check_alone(&self, options: &[OsString]) -> Result<(), String> {
-        let brings = |option: &OsString| {
-            BRING_CODE.iter().any(|known| option == known || option.to_string_lossy().starts_with(&format!("{known}=")))
+    /// Refuses a request for packages that a new image, booted with these server options, cannot have.
+    fn check_for_new_image(&self, options: &[OsString]) -> Result<(), String> {
+        let loads_code = |option: &OsString| {
+            OPTIONS_THAT_LOAD_CODE
+                .iter()
+                .any(|known| option == known || option.to_string_lossy().starts_with(&format!("{known}=")))
         };
         let Self::Test(tests) = self else { return Ok(()) };
         let package = tests.what.first().and_then(|name| Some(name.split_once(':')?.0));
         match package {
-            Some(package) if !options.iter().any(brings) => Err(format!(
-                "an image of its own has loaded nothing, and knows no package {package}: name the system that has its \
-                 tests, or --attach to a server that has loaded it"
+            Some(package) if !options.iter().any(loads_code) => Err(format!(
+                "a new image has no package {package}: name the system that contains the tests, or --attach to a \
+                 server that has loaded it"
             )),
             _ => Ok(()),
         }
     }
 
-    /// The names that it is given, or the first line of its code.
+    /// Returns the names that the request takes, or the first line of its code.
     fn names(&self) -> Vec<&str> {
         match self {
             Self::Evaluate { code, .. } => code.lines().take(1).collect(),
@@ -80,19 +82,22 @@ impl Request {
         }
     }
 
-    /// What is said where the name of a server that runs was taken for something else, which is not there.
+    /// Returns advice to write `--attach=NAME` if a name that was not found is that of a running server.
     fn advice(&self, answer: &Answer) -> Option<String> {
         let is_missing = |name: &&str| match self {
             Self::Evaluate { .. } => answer.is_error,
             _ => answer.text.contains(&format!("Component {name:?} not found")),
         };
         let missing: Vec<_> = self.names().into_iter().filter(is_missing).collect();
-        let running = if missing.is_empty() { Vec::new() } else { attach::running() };
+        let running = if missing.is_empty() { Vec::new() } else { attach::running_servers() };
         let name = missing.into_iter().find(|name| running.iter().any(|server| server.name == **name))?;
-        Some(format!("sbcl-mcp {}: {name} is a server that runs: --attach={name} joins it.", self.command()))
+        Some(format!("sbcl-mcp {}: {name} is a running server: attach to it with --attach={name}.", self.command()))
     }
 
-    /// The tool and its arguments, or a sentence that says why there is none.
+    /// Returns the tool and its arguments.
+    ///
+    /// # Errors
+    /// A sentence: the request cannot be made.
     fn tool(&self) -> Result<(&'static str, Value), String> {
         match self {
             Self::Evaluate { code, timeout } => {
@@ -116,78 +121,78 @@ impl Request {
     }
 }
 
-/// Calls a tool of a server that runs, or of one for this alone, which has these options.
-pub(super) fn call(attach: Option<Option<String>>, options: Vec<OsString>, request: &Request, stdio: Stdio) -> i32 {
-    let called = || {
-        // Asked before there is a server, which what cannot be asked is not worth.
+/// Calls a tool of a running server, or of a new one with these options. Returns the exit status.
+pub(super) fn call(attach: Option<Option<String>>, options: Vec<OsString>, request: &ToolRequest, stdio: Stdio) -> i32 {
+    let run_request = || {
+        // Checked first, so that no server is started for a request that cannot be made.
         request.tool()?;
         if attach.is_none() {
-            request.check_alone(&options)?;
+            request.check_for_new_image(&options)?;
         }
-        run(client_of(attach, options)?, request, stdio.output)
+        run(connect_or_start(attach, options)?, request, stdio.output)
     };
-    called().unwrap_or_else(|reason| {
+    run_request().unwrap_or_else(|reason| {
         super::say(&format!("sbcl-mcp {}: {reason}", request.command()));
-        IMPOSSIBLE
+        NOT_TRIED
     })
 }
 
-/// Asks, and prints what is answered. Returns the exit status, or a sentence that says why there is no answer.
-pub(super) fn run(mut client: Client, request: &Request, output: OwnedFd) -> Result<i32, String> {
-    let reason = |failure: Failure| failure.to_string();
+/// Sends the request and prints the answer. Returns the exit status, or a sentence that says why there is no answer.
+pub(super) fn run(mut client: Client, request: &ToolRequest, output: OwnedFd) -> Result<i32, String> {
+    let reason = |failure: CallError| failure.to_string();
     let (tool, arguments) = request.tool()?;
-    client.initialize(START).map_err(reason)?;
-    let answer = ask(&mut client, tool, &arguments).map_err(reason)?;
+    client.initialize(START_TIMEOUT).map_err(reason)?;
+    let answer = call_and_show_progress(&mut client, tool, &arguments).map_err(reason)?;
     let text = for_shell(answer.text.trim_end_matches('\n'), client.server().is_none());
     let written = File::from(output).write_all(format!("{text}\n").as_bytes());
-    written.map_err(|error| format!("the answer cannot be written: {error}"))?;
+    written.map_err(|error| format!("cannot write the answer: {error}"))?;
     if let Some(advice) = request.advice(&answer) {
         super::say(&advice);
     }
     Ok(status(request, &answer))
 }
 
-/// An answer in a shell's terms; `lasts`: there will be an image that can be asked for more.
-pub(super) fn for_shell(text: &str, lasts: bool) -> String {
-    let gone = if lasts { &[][..] } else { &ADVICE_ON_WHAT_LASTS };
-    ADVICE.iter().chain(gone).fold(text.to_owned(), |text, (advice, instead)| match Regex::new(advice) {
+/// Rewords an answer for a reader at a shell. `image_lives`: the image can be asked for more afterwards.
+pub(super) fn for_shell(text: &str, image_lives: bool) -> String {
+    let no_image = if image_lives { &[][..] } else { &ADVICE_FOR_LIVE_IMAGE };
+    ADVICE.iter().chain(no_image).fold(text.to_owned(), |text, (advice, instead)| match Regex::new(advice) {
         Ok(advice) => advice.replace_all(&text, *instead).into_owned(),
         Err(_) => text,
     })
 }
 
-/// Calls a tool and waits; what it reports meanwhile goes to stderr, if somebody looks at that.
-fn ask(client: &mut Client, tool: &str, arguments: &Value) -> Result<Answer, Failure> {
-    let is_seen = io::stderr().is_terminal() && tool == "load-system";
+/// Calls a tool and waits for the answer. If stderr is a terminal, progress of a load is shown there.
+fn call_and_show_progress(client: &mut Client, tool: &str, arguments: &Value) -> Result<Answer, CallError> {
+    let shows_progress = io::stderr().is_terminal() && tool == "load-system";
     let id = client.begin_call(tool, arguments)?;
     loop {
         match client.next(None) {
-            Some(Event::Message(message)) => {
-                if let Some(result) = answered(message.clone(), id) {
+            Some(ClientEvent::Message(message)) => {
+                if let Some(result) = response_to(message.clone(), id) {
                     return result.map(|result| Answer::of(&result));
                 }
-                if let Some(report) = message["params"]["message"].as_str().filter(|_| is_seen) {
+                if let Some(report) = message["params"]["message"].as_str().filter(|_| shows_progress) {
                     super::say(report.trim_end());
                 }
             }
-            Some(Event::Interrupted(_)) | None => {}
-            Some(Event::Closed) => return Err(Failure::Closed),
+            Some(ClientEvent::Interrupted(_)) | None => {}
+            Some(ClientEvent::Closed) => return Err(CallError::Closed),
         }
     }
 }
 
-fn status(request: &Request, answer: &Answer) -> i32 {
+fn status(request: &ToolRequest, answer: &Answer) -> i32 {
     match request {
-        _ if answer.content.get("refused").is_some() => IMPOSSIBLE,
-        Request::Test(_) if answer.is_error || is_left_out(&answer.content) => IMPOSSIBLE,
-        Request::Test(_) if test_failures(&answer.content) > 0 => FAILED,
-        Request::Test(_) if is_skipped(&answer.content) => IMPOSSIBLE,
+        _ if answer.content.get("refused").is_some() => NOT_TRIED,
+        ToolRequest::Test(_) if answer.is_error || has_system_without_tests(&answer.content) => NOT_TRIED,
+        ToolRequest::Test(_) if test_failures(&answer.content) > 0 => FAILED,
+        ToolRequest::Test(_) if has_skipped_system(&answer.content) => NOT_TRIED,
         _ if answer.is_error => FAILED,
-        _ => FINE,
+        _ => SUCCEEDED,
     }
 }
 
-/// How many tests did not pass, if the content is of tests.
+/// Returns how many tests did not pass; 0 if the content is not that of tests.
 pub(super) fn test_failures(content: &Value) -> u64 {
     if content.get("tests").is_none() {
         return 0;
@@ -195,7 +200,7 @@ pub(super) fn test_failures(content: &Value) -> u64 {
     ["failed", "errors"].iter().filter_map(|count| content[count].as_u64()).sum()
 }
 
-/// The arguments of a tool that evaluates, with a time limit in seconds if one was given.
+/// Adds the time limit, in seconds, to a tool's arguments, if one was given.
 pub(super) fn with_timeout(mut arguments: Value, timeout: Option<f64>) -> Value {
     if let Some(seconds) = timeout {
         arguments["timeout"] = seconds.into();
@@ -203,8 +208,8 @@ pub(super) fn with_timeout(mut arguments: Value, timeout: Option<f64>) -> Value 
     arguments
 }
 
-/// The tests in the content, of each of several systems or of whatever it is.
-fn tests_of_each(content: &Value) -> Vec<Vec<&Value>> {
+/// Returns the tests in the content, grouped by system.
+fn tests_by_system(content: &Value) -> Vec<Vec<&Value>> {
     let mut systems = BTreeMap::<_, Vec<_>>::new();
     for test in content["tests"].as_array().into_iter().flatten() {
         systems.entry(test["system"].as_str()).or_default().push(test);
@@ -212,18 +217,18 @@ fn tests_of_each(content: &Value) -> Vec<Vec<&Value>> {
     systems.into_values().collect()
 }
 
-/// True when one of several systems has no tests that could be run: that is told of as a test which is called as it is.
-fn is_left_out(content: &Value) -> bool {
+/// Returns true if no test of one of the systems could be run. Such a system is listed as a test with its own name.
+fn has_system_without_tests(content: &Value) -> bool {
     let is_system = |test: &&Value| test["system"].is_string() && test["system"] == test["name"];
-    tests_of_each(content).iter().any(|tests| tests.iter().all(is_system))
+    tests_by_system(content).iter().any(|tests| tests.iter().all(is_system))
 }
 
-/// True when all tests were skipped, if only of one of several systems: nothing is known of what they are to test.
-fn is_skipped(content: &Value) -> bool {
-    tests_of_each(content).iter().any(|tests| tests.iter().all(|test| test["status"] == "skipped"))
+/// Returns true if all tests of a system were skipped, so that nothing is known about it.
+fn has_skipped_system(content: &Value) -> bool {
+    tests_by_system(content).iter().any(|tests| tests.iter().all(|test| test["status"] == "skipped"))
 }
 
-/// What the tool load takes for a file or a system of this name.
+/// Returns the arguments of the tool `load-system` for a file or a system.
 pub(super) fn load_arguments(what: &str) -> Value {
     let path = Path::new(what);
     let is_file = path.is_file() || [".lisp", ".lsp", ".cl", ".fasl"].iter().any(|end| what.ends_with(end));
@@ -233,24 +238,24 @@ pub(super) fn load_arguments(what: &str) -> Value {
     }
 }
 
-/// What the tool run-tests takes for systems, or for a test or package, whose name has a colon in or behind it.
+/// Returns the arguments of the tool `run-tests` for systems, or for one test or package, whose name contains a colon.
 ///
 /// # Errors
-/// A sentence about names of which it takes one at a time.
+/// A sentence: several names were given, and one is that of a test or package.
 pub(super) fn test_arguments(names: &[&str]) -> Result<Value, String> {
     match names {
         [name] if name.ends_with(':') => Ok(json!({"test-package": name.trim_end_matches(':')})),
         [name] if name.contains(':') => Ok(json!({"name": name})),
         _ => match names.iter().find(|name| name.contains(':')) {
             Some(name) => {
-                Err(format!("{name} is no system: several at once must be, a test or a package stands alone."))
+                Err(format!("{name} is not a system: several names must all be systems; give a test or package alone."))
             }
             None => Ok(json!({"system": names.join(", "), "directory": absolute(Path::new("."))})),
         },
     }
 }
 
-/// The path from the root on: a server that was joined may have another working directory.
+/// Returns the absolute path, since an attached server may have another working directory.
 fn absolute(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
 }

@@ -1,11 +1,11 @@
-//! Integers of any size: the types of `num-bigint`.
+//! Conversions of integers of any size, to and from the types of `num-bigint`.
 
 use num_bigint::{BigInt, BigUint, Sign};
 
 use super::convert::{ConversionError, FromLisp, IntoLisp, Reader, Shape, Writer};
 use crate::image::message::Token;
 
-/// Feature `num-bigint`.
+/// Available with the feature `num-bigint`.
 impl FromLisp for BigInt {
     const SHAPE: Shape = Shape::ATOM;
 
@@ -21,7 +21,7 @@ impl FromLisp for BigInt {
     }
 }
 
-/// Feature `num-bigint`.
+/// Available with the feature `num-bigint`.
 impl IntoLisp for BigInt {
     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         if let Ok(value) = i64::try_from(self) {
@@ -37,7 +37,7 @@ impl IntoLisp for BigInt {
     }
 }
 
-/// Feature `num-bigint`.
+/// Available with the feature `num-bigint`.
 impl FromLisp for BigUint {
     const SHAPE: Shape = Shape::ATOM;
 
@@ -49,7 +49,7 @@ impl FromLisp for BigUint {
     }
 }
 
-/// Feature `num-bigint`.
+/// Available with the feature `num-bigint`.
 impl IntoLisp for BigUint {
     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         BigInt::from(self.clone()).write(writer)

@@ -1,4 +1,4 @@
-//! From Lisp objects to Rust's values and back.
+//! Conversions of Lisp objects to Rust values and back.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -9,10 +9,10 @@ use super::error::Error;
 use super::rounding;
 use super::value::Value;
 use crate::image::message::{self, Characters, KeyWithoutValue, Token};
+use crate::image::message_buffer::MessageBuffer;
 use crate::image::program;
-use crate::image::words::Words;
 
-/// A Lisp object that is not what Rust asked for, or a Rust value that no Lisp object can be made of.
+/// A failed conversion: a Lisp object is not what Rust asked for, or a Rust value has no Lisp counterpart.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -23,11 +23,11 @@ use crate::image::words::Words;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct ConversionError {
-    /// What was expected, in words.
+    /// A description of what was expected.
     pub expected: String,
-    /// What there was: the object as printed, cut where it is long.
+    /// The object found instead, as printed and cut off if it is long.
     pub found: String,
-    /// Where in the whole it was, the outermost first: `element 3`, `the key`.
+    /// The position of that object in the one being converted, outermost first, such as `element 3` or `the key`.
     pub place: Vec<String>,
 }
 
@@ -42,58 +42,59 @@ impl fmt::Display for ConversionError {
 }
 
 impl ConversionError {
-    /// Of a value that a program's own conversion does not take.
+    /// Makes an error for a conversion that a program implements itself.
     pub fn new(expected: impl Into<String>, found: impl Into<String>) -> Self {
         Self { expected: expected.into(), found: found.into(), place: Vec::new() }
     }
 
-    /// Adds the place, around those that the error has, that it is in. The innermost of very many are left out.
+    /// Adds an enclosing position to the error. Beyond [`MAX_PLACES`], the innermost positions are dropped.
     pub(super) fn within(mut self, place: impl FnOnce() -> String) -> Self {
-        if self.place.len() == MOST_PLACES {
-            self.place.truncate(MOST_PLACES - 2);
+        if self.place.len() == MAX_PLACES {
+            self.place.truncate(MAX_PLACES - 2);
             self.place.push("…".to_owned());
         }
         self.place.insert(0, place());
         self
     }
 
-    /// The error of an object that is read by a recursion without end, or nearly so.
+    /// Makes the error of an object that is nested too deeply, or contains itself.
     #[cold]
     fn too_deep() -> Self {
-        Self::new("an object that is nested less deeply", "one that is nested too deeply, or holds itself")
+        Self::new("an object that is nested less deeply", "one that is nested too deeply or contains itself")
     }
 }
 
-/// How many places a [`ConversionError`] has at most.
-const MOST_PLACES: usize = 32;
+/// The limit of positions in a [`ConversionError`].
+const MAX_PLACES: usize = 32;
 
-/// The largest number of values that a function returns. SBCL puts them on the control stack; a larger number would overrun
-/// the guard pages at its end.
+/// The limit of values that a function returns. SBCL puts them on the control stack; more values would overrun the guard
+/// pages at its end.
 const MAX_VALUES: usize = 10_000;
 
-/// How many messages may be read one within another, each of an object that is deep within the one before.
-const MOST_FETCHED: u32 = 10_000;
+/// The limit of messages that may be read inside one another, each for an object too deep for the one before.
+const MAX_FETCH_DEPTH: u32 = 10_000;
 
-/// How much of an object is written out for Rust: so many levels of lists, vectors and tables. What is below is a handle:
-/// of a list or an instance, or, when it is opaque, of everything that has an identity.
+/// The depth to which Lisp writes out an object for Rust, in levels of lists, vectors and hash tables.
+///
+/// Below that depth, lists and instances become handles; with an opaque shape, so does every object that has an identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape(u16);
 
 impl Shape {
-    /// Numbers, characters, strings, symbols and vectors of octets.
+    /// No levels: numbers, characters, strings, symbols and vectors of octets.
     pub const ATOM: Self = Self(0);
-    /// A handle.
+    /// A handle of the object itself.
     pub const OPAQUE: Self = Self(256);
-    /// As deep as anything is read.
+    /// The largest depth that Lisp writes.
     pub const DEEP: Self = Self(255);
 
-    /// That of a container of such objects.
+    /// Returns the shape of a container whose elements have this shape.
     #[must_use]
     pub const fn nested(self) -> Self {
         Self(if self.0 & 255 == 255 { self.0 } else { self.0 + 1 })
     }
 
-    /// One in which either can be read.
+    /// Returns the shape in which an object of either shape can be read.
     #[must_use]
     pub const fn or(self, other: Self) -> Self {
         let deeper = if self.0 & 255 > other.0 & 255 { self } else { other };
@@ -106,29 +107,29 @@ impl Shape {
         }
     }
 
-    /// As Lisp takes it.
+    /// Returns the number that Lisp takes for this shape.
     pub(super) const fn code(self) -> u16 {
         self.0
     }
 }
 
-/// Lisp objects as they were written for Rust, to be read one after another.
+/// A reader of the Lisp objects in a message, one after another.
 #[derive(Debug)]
 pub struct Reader<'m> {
     cx: &'m Cx,
-    message: message::Reader<'m>,
-    /// How many messages are being read around this one.
-    fetched: u32,
+    message: message::MessageReader<'m>,
+    /// The number of enclosing messages that are being read.
+    fetch_depth: u32,
 }
 
-/// An object that is being read. Dropping this skips the rest of the object, unless it is read.
-struct Whole<'r, 'a> {
+/// A guard that skips the rest of an object when it is dropped, unless the object has been read.
+struct SkipGuard<'r, 'a> {
     reader: &'r mut Reader<'a>,
     start: usize,
     is_read: bool,
 }
 
-impl Drop for Whole<'_, '_> {
+impl Drop for SkipGuard<'_, '_> {
     #[inline]
     fn drop(&mut self) {
         if !self.is_read {
@@ -139,53 +140,54 @@ impl Drop for Whole<'_, '_> {
 
 impl<'m> Reader<'m> {
     #[inline]
-    pub(super) fn new(cx: &'m Cx, words: &'m [u64]) -> Self {
-        Self { cx, message: message::Reader::new(words), fetched: 0 }
+    pub(super) fn new(cx: &'m Cx, message: &'m [u64]) -> Self {
+        Self { cx, message: message::MessageReader::new(message), fetch_depth: 0 }
     }
 
-    /// Returns an error unless the stack has room for reading one more level.
+    /// Returns an error unless the stack has room to read one more level.
     #[inline]
     pub(super) fn check_room(&self) -> Result<(), ConversionError> {
-        if self.cx.inside().has_room() { Ok(()) } else { Err(ConversionError::too_deep()) }
+        if self.cx.context().has_stack_room() { Ok(()) } else { Err(ConversionError::too_deep()) }
     }
 
     /// Reads the next object.
     ///
     /// # Errors
-    /// When it is not what `T` is read from.
+    /// Fails if the object cannot be read as a `T`.
     #[inline]
     pub fn read<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
         self.check_room()?;
         if T::SHAPE.code() & 256 == 0 && self.message.is_at_handle() {
-            return self.whole(Self::fetch);
+            return self.read_or_skip(Self::fetch);
         }
-        self.whole(T::from_lisp)
+        self.read_or_skip(T::from_lisp)
     }
 
-    /// Reads an object with `read`. Where that fails or panics, the rest of the object is skipped: who goes on reads the next one.
+    /// Reads an object with `read`. If `read` fails or panics, skips the rest of the object, so that the next read starts
+    /// at the next object.
     #[inline]
-    pub(super) fn whole<T, E>(&mut self, read: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
+    pub(super) fn read_or_skip<T, E>(&mut self, read: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
         let start = self.message.position();
-        let mut guard = Whole { reader: self, start, is_read: false };
+        let mut guard = SkipGuard { reader: self, start, is_read: false };
         let result = read(guard.reader);
         guard.is_read = result.is_ok();
         result
     }
 
-    /// Has the object of the handle that is next written out once more, as `T` needs it.
+    /// Reads the next object, a handle, by having Lisp write the object itself in the shape of `T`.
     fn fetch<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
         let Token::Handle(handle) = self.token() else { return T::from_lisp(self) };
-        let value = Value::of_handle(handle);
-        let words = self.write_out(&value, T::SHAPE)?;
-        let mut reader = self.of_words(&words);
-        // Past the token of the values.
+        let value = Value::from_handle(handle);
+        let message = self.write_out(&value, T::SHAPE)?;
+        let mut reader = self.nested_reader(&message);
+        // The first token is the number of values.
         let _ = reader.token();
         T::from_lisp(&mut reader)
     }
 
-    /// Has Lisp write the object of `value` in `shape`.
-    fn write_out(&self, value: &Value, shape: Shape) -> Result<Words, ConversionError> {
-        if self.fetched == MOST_FETCHED {
+    /// Makes Lisp write the object that `value` stands for in `shape`.
+    fn write_out(&self, value: &Value, shape: Shape) -> Result<MessageBuffer, ConversionError> {
+        if self.fetch_depth == MAX_FETCH_DEPTH {
             return Err(ConversionError::too_deep());
         }
         self.cx.write_out(value, shape).map_err(|error| match error.condition() {
@@ -194,9 +196,9 @@ impl<'m> Reader<'m> {
         })
     }
 
-    /// The slots of an instance, written as a property list.
-    pub(super) fn slots_as_list(&self, handle: message::Handle) -> Result<Words, ConversionError> {
-        let value = Value::of_handle(handle);
+    /// Makes Lisp write the slots of an instance as a property list.
+    pub(super) fn slots_as_list(&self, handle: message::Handle) -> Result<MessageBuffer, ConversionError> {
+        let value = Value::from_handle(handle);
         let expected = "a property list, a hash table or an instance";
         match self.cx.call::<Value>("sbcl-host::slots-as-list", (&value,)) {
             Ok(list) => self.write_out(&list, Shape::DEEP),
@@ -207,16 +209,16 @@ impl<'m> Reader<'m> {
         }
     }
 
-    /// What to call for `value`; `None` when it is neither a function nor its name.
+    /// Returns the object to call for `value`, or `None` if `value` is neither a function nor a function's name.
     pub(super) fn callee(&self, value: &Value) -> Option<Value> {
         value.handle()?;
-        let callee: Value = self.cx.ask(Entry::Callee, |writer| value.write(writer)).ok()?;
+        let callee: Value = self.cx.call_entry(Entry::Callee, |writer| value.write(writer)).ok()?;
         if callee.is_nil() { None } else { Some(if callee.handle().is_some() { callee } else { value.clone() }) }
     }
 
-    /// A reader of the message of an object that is within this one.
-    pub(super) fn of_words<'w>(&'w self, words: &'w [u64]) -> Reader<'w> {
-        Reader { fetched: self.fetched + 1, ..Reader::new(self.cx, words) }
+    /// Returns a reader for the message of an object inside this reader's object.
+    pub(super) fn nested_reader<'w>(&'w self, message: &'w [u64]) -> Reader<'w> {
+        Reader { fetch_depth: self.fetch_depth + 1, ..Reader::new(self.cx, message) }
     }
 
     #[inline]
@@ -243,7 +245,7 @@ impl<'m> Reader<'m> {
         }
     }
 
-    /// The text of a name.
+    /// Reads a name; surrogates in it are an error.
     pub(super) fn name(&mut self) -> Result<String, ConversionError> {
         match self.token() {
             Token::String(characters) => Self::text_or_error(characters),
@@ -262,7 +264,7 @@ impl<'m> Reader<'m> {
             .map_err(|code| ConversionError::new("text", format!("a string with the surrogate code point {code:#x}")))
     }
 
-    /// That the object which begins with `token` is not what was expected. The rest of it is skipped.
+    /// Makes the error for an object that begins with `token` and is not what was expected. Skips the rest of the object.
     pub(super) fn unexpected(&mut self, expected: &str, token: Token<'_>) -> ConversionError {
         let (found, more) = match token {
             Token::Nil => ("nil".to_owned(), 0),
@@ -279,14 +281,14 @@ impl<'m> Reader<'m> {
             Token::Keyword => (format!("the keyword :{}", self.text().to_lowercase()), 0),
             Token::Ratio => ("a ratio".to_owned(), 2),
             Token::Complex => ("a complex number".to_owned(), 2),
-            Token::List(count) => (format!("a list of {}", objects(count)), count),
+            Token::List(count) => (format!("a list of {}", count_text(count)), count),
             Token::Dotted(count) => ("a dotted list".to_owned(), count + 1),
-            Token::Vector(count) => (format!("a vector of {}", objects(count)), count),
+            Token::Vector(count) => (format!("a vector of {}", count_text(count)), count),
             Token::Octets(_, count) => (format!("a vector of {count} octets"), 0),
             Token::Table(count) => (format!("a hash table of {count} entries"), count * 2),
             Token::Doubles(words) => (format!("a vector of {} floats", words.len()), 0),
             Token::Values(count) => (format!("{count} values"), count),
-            Token::Handle(handle) => (self.cx.describe(&Value::of_handle(handle)), 0),
+            Token::Handle(handle) => (self.cx.describe(&Value::from_handle(handle)), 0),
         };
         for _ in 0..more {
             self.skip();
@@ -295,7 +297,7 @@ impl<'m> Reader<'m> {
     }
 }
 
-fn objects(count: usize) -> String {
+fn count_text(count: usize) -> String {
     if count == 1 { "1 object".to_owned() } else { format!("{count} objects") }
 }
 
@@ -308,7 +310,7 @@ fn shortened(text: &str) -> String {
     short
 }
 
-/// Objects for Lisp, written one after another.
+/// A writer of Lisp objects into a message, one after another.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -329,8 +331,8 @@ fn shortened(text: &str) -> String {
 /// # Ok::<(), sbcl::Error>(())
 /// ```
 ///
-/// A list, vector or table whose closure fails or panics is not written at all. No writer can take the place of another
-/// one, as each has a lifetime of its own:
+/// If the closure of a list, vector or table fails or panics, nothing of the container is written. Each writer has its
+/// own lifetime, so none can be swapped for another:
 ///
 /// ```compile_fail
 /// use sbcl::{ConversionError, Writer};
@@ -353,19 +355,19 @@ fn shortened(text: &str) -> String {
 /// }
 /// ```
 #[derive(Debug)]
-pub struct Writer<'m>(pub(super) &'m mut message::Writer);
+pub struct Writer<'m>(pub(super) &'m mut message::MessageWriter);
 
 impl Writer<'_> {
-    /// Returns an error unless the stack has room for writing one more level.
+    /// Returns an error unless the stack has room to write one more level.
     #[inline]
     pub(super) fn check_room(&self) -> Result<(), ConversionError> {
-        if program::has_room() { Ok(()) } else { Err(ConversionError::too_deep()) }
+        if program::has_stack_room() { Ok(()) } else { Err(ConversionError::too_deep()) }
     }
 
-    /// Writes a list of what `write` writes.
+    /// Writes a list of the objects that `write` writes.
     ///
     /// # Errors
-    /// What `write` returns; when the stack has no room for one more level.
+    /// The errors of `write`; also fails if the stack has no room for one more level.
     pub fn list(
         &mut self,
         write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
@@ -374,10 +376,10 @@ impl Writer<'_> {
         self.0.list(|inner| write(&mut Writer(inner)))
     }
 
-    /// Writes a hash table (`equal`) of the keys and values that `write` writes in turn.
+    /// Writes a hash table, with the test `equal`, of the keys and values that `write` writes alternately.
     ///
     /// # Errors
-    /// What `write` returns; when it writes a key without a value, or the stack has no room for one more level.
+    /// The errors of `write`; also fails if a key has no value, or the stack has no room for one more level.
     pub fn table(
         &mut self,
         write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
@@ -400,10 +402,10 @@ impl Writer<'_> {
         })
     }
 
-    /// Writes a simple vector of what `write` writes.
+    /// Writes a simple vector of the objects that `write` writes.
     ///
     /// # Errors
-    /// What `write` returns; when the stack has no room for one more level.
+    /// The errors of `write`; also fails if the stack has no room for one more level.
     pub fn vector(
         &mut self,
         write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
@@ -419,26 +421,26 @@ impl From<KeyWithoutValue> for ConversionError {
     }
 }
 
-/// A type that Lisp objects are read as.
+/// A type that can be read from a Lisp object.
 ///
 /// | Rust | Lisp |
 /// |---|---|
 /// | `i8` … `i128`, `u8` … `u128`, `isize`, `usize` | an integer that fits |
-/// | `BigInt`, `BigUint` of `num-bigint`, with that feature | an integer |
-/// | `f64` | a float, an integer, a ratio: the nearest one |
+/// | `BigInt`, `BigUint` of `num-bigint` (feature `num-bigint`) | an integer |
+/// | `f64` | a float, an integer or a ratio, rounded to the nearest `f64` |
 /// | `f32` | a single float, a small integer |
-/// | `bool` | `nil` is false, all else true |
+/// | `bool` | `nil` is false, everything else is true |
 /// | `char`, `String` | a character, a string |
 /// | `Option<T>` | `nil` is `None` |
-/// | `Result<T, Value>` | an object that is a `T`; or else the object, whatever it is |
+/// | `Result<T, Value>` | any object: `Ok` if it is a `T`, otherwise `Err` with a handle of the object |
 /// | `Vec<T>`, `[T; N]` | a list or a vector |
 /// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs |
-/// | tuples | several values; within others, a list, a vector or a pair |
+/// | tuples | multiple values; as elements, a list, a vector or a pair |
 /// | [`Symbol`], [`Ratio`], [`Complex`] | the same |
 /// | [`Value`], [`Function`](super::Function) | any object; a function or its name |
-/// | `()` | whatever comes |
+/// | `()` | any values, ignored |
 ///
-/// A type of your own is read by way of another:
+/// Implement the trait for a type of your own by reading another type:
 ///
 /// ```
 /// use sbcl::{ConversionError, FromLisp, Reader, Shape};
@@ -459,43 +461,49 @@ impl From<KeyWithoutValue> for ConversionError {
 /// # Ok::<(), sbcl::Error>(())
 /// ```
 pub trait FromLisp: Sized {
-    /// How much of an object has to be written out for it.
+    /// The depth to which Lisp must write out an object for this type.
     const SHAPE: Shape;
-    /// The same for several values; only tuples take more than one.
+    /// The shape for reading multiple values; only tuples read more than one.
     const VALUES: Shape = Self::SHAPE;
-    /// True when a parameter of this type may be left out.
+    /// True if a call may omit an argument of this type.
     #[doc(hidden)]
     const OPTIONAL: bool = false;
 
     /// Reads the next object.
     ///
     /// # Errors
-    /// When it is something else.
+    /// Fails if the object cannot be read as this type.
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError>;
 
-    /// Reads as many values as are of interest, of `count` that there are.
+    /// Reads the needed values out of `count` values.
     ///
     /// # Errors
-    /// As [`from_lisp`](Self::from_lisp).
+    /// The errors of [`from_lisp`](Self::from_lisp).
     #[doc(hidden)]
     fn from_values(reader: &mut Reader<'_>, count: usize) -> Result<Self, ConversionError> {
         let _ = count;
-        // Where there are none, NIL is read.
+        // At the end of the message, the reader returns NIL.
         reader.read()
     }
 
-    /// Reads the octets of a vector of them.
+    /// Converts the octets of a vector, if this type is `u8`.
     #[doc(hidden)]
     fn from_octets(_words: &[u64], _count: usize) -> Option<Vec<Self>> {
         None
     }
 }
 
-/// A type whose values can be given to Lisp: the other way round of [`FromLisp`].
+/// A type whose values can be converted to Lisp objects, the counterpart of [`FromLisp`].
 ///
-/// `Vec<T>` and slices are lists, of octets (`u8`) vectors of them; tuples lists; maps hash tables (`equal`); `None` and
-/// `false` are `nil`. References are what they refer to. A `Result` is what a [host function](super::HostFunction) returns:
-/// its `Err` is signalled, as a condition, so no other object is made of one.
+/// | Rust | Lisp |
+/// |---|---|
+/// | `Vec<T>`, slices, arrays | a list; for octets (`u8`) a vector of them |
+/// | tuples | a list |
+/// | `HashMap`, `BTreeMap` | a hash table with the test `equal` |
+/// | `None`, `false`, `()` | `nil` |
+/// | references, `Box<T>` | the object of the value that they refer to |
+///
+/// `Result` does not implement this trait: a [host function](super::HostFunction) that returns `Err` signals a condition.
 ///
 /// ```
 /// use sbcl::{ConversionError, IntoLisp, Writer};
@@ -513,13 +521,13 @@ pub trait FromLisp: Sized {
 /// # Ok::<(), sbcl::Error>(())
 /// ```
 pub trait IntoLisp {
-    /// Writes it, as one object.
+    /// Writes the value as one object.
     ///
     /// # Errors
-    /// When no Lisp object can be made of it. The call that it was for is not made.
+    /// Fails if the value has no Lisp counterpart. The call that the value was meant for is not made.
     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError>;
 
-    /// Writes several as one sequence.
+    /// Writes a slice of values as one sequence.
     #[doc(hidden)]
     fn write_slice(slice: &[Self], writer: &mut Writer<'_>) -> Result<(), ConversionError>
     where
@@ -546,7 +554,7 @@ fn write_elements<T: IntoLisp>(elements: &[T], writer: &mut Writer<'_>) -> Resul
 /// # Ok::<(), sbcl::Error>(())
 /// ```
 pub trait Arguments {
-    /// Writes them.
+    /// Writes the arguments, one object each.
     #[doc(hidden)]
     fn write_arguments(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError>;
 }
@@ -576,7 +584,7 @@ macro_rules! integers {
             fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
                 match i64::try_from(*self) {
                     Ok(value) => writer.0.integer(value),
-                    // All others are of 64 bits.
+                    // Only 64-bit types have values beyond the range of `i64`.
                     Err(_) => writer.0.long_integer(*self as i128),
                 }
                 Ok(())
@@ -644,8 +652,8 @@ impl IntoLisp for u128 {
     }
 }
 
-/// The octets in `count` of them, packed in words.
-pub(super) fn octets(words: &[u64], count: usize) -> Vec<u8> {
+/// Unpacks `count` octets from the words that hold them.
+pub(super) fn unpack_octets(words: &[u64], count: usize) -> Vec<u8> {
     let mut octets = vec![0; words.len() * 8];
     for (target, word) in octets.as_chunks_mut::<8>().0.iter_mut().zip(words) {
         *target = word.to_le_bytes();
@@ -664,7 +672,7 @@ impl FromLisp for u8 {
     }
 
     fn from_octets(words: &[u64], count: usize) -> Option<Vec<Self>> {
-        Some(octets(words, count))
+        Some(unpack_octets(words, count))
     }
 }
 
@@ -685,12 +693,12 @@ impl FromLisp for f64 {
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let token = reader.token();
-        real(reader, token, "a real number")
+        read_real(reader, token, "a real number")
     }
 }
 
-/// The real number that begins with `token`, rounded to the nearest float.
-fn real(reader: &mut Reader<'_>, token: Token<'_>, expected: &str) -> Result<f64, ConversionError> {
+/// Reads the real number that begins with `token`, rounded to the nearest float.
+fn read_real(reader: &mut Reader<'_>, token: Token<'_>, expected: &str) -> Result<f64, ConversionError> {
     let one = [1];
     let quotient = match token {
         Token::Double(value) => return Ok(value),
@@ -790,10 +798,10 @@ impl FromLisp for String {
     }
 }
 
-/// What Lisp says for people to read: surrogates in it are replaced.
-pub(super) struct Text(pub(super) String);
+/// A text that Lisp wrote for people, whose surrogates are replaced.
+pub(super) struct LossyText(pub(super) String);
 
-impl FromLisp for Text {
+impl FromLisp for LossyText {
     const SHAPE: Shape = Shape::ATOM;
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
@@ -862,7 +870,7 @@ impl<T: IntoLisp> IntoLisp for Option<T> {
     }
 }
 
-/// An object of which is not known whether it is a `T`: one that is not stays what it is.
+/// Reads an object that may or may not be a `T`: `Err` has a handle of an object that is not.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -875,15 +883,15 @@ impl<T: IntoLisp> IntoLisp for Option<T> {
 /// # Ok::<(), sbcl::Error>(())
 /// ```
 impl<T: FromLisp> FromLisp for Result<T, Value> {
-    // The object has to be there whatever it is.
+    // A handle in any case, as `Err` returns the object itself.
     const SHAPE: Shape = Shape::OPAQUE;
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let value: Value = reader.read()?;
-        let words = reader.write_out(&value, T::SHAPE).ok();
-        let converted = words.and_then(|words| {
-            let mut reader = reader.of_words(&words);
-            // Past the token of the values.
+        let message = reader.write_out(&value, T::SHAPE).ok();
+        let converted = message.and_then(|message| {
+            let mut reader = reader.nested_reader(&message);
+            // The first token is the number of values.
             let _ = reader.token();
             reader.read().ok()
         });
@@ -901,15 +909,19 @@ impl<T: FromLisp> FromLisp for Vec<T> {
             Token::Octets(words, count) => {
                 return match T::from_octets(words, count) {
                     Some(octets) => Ok(octets),
-                    None => each(reader, octets(words, count), |octet, writer| writer.integer(octet.into())),
+                    None => {
+                        read_elements(reader, unpack_octets(words, count), |octet, writer| writer.integer(octet.into()))
+                    }
                 };
             }
             Token::Doubles(words) => {
-                return each(reader, words.iter().copied().map(f64::from_bits), |double, writer| writer.double(double));
+                return read_elements(reader, words.iter().copied().map(f64::from_bits), |double, writer| {
+                    writer.double(double)
+                });
             }
             token => return Err(reader.unexpected("a list or a vector", token)),
         };
-        // No more than is plausible is reserved before it is seen.
+        // A count from the message reserves no more memory than this before its elements are seen.
         let mut items = Self::with_capacity(count.min(1 << 16));
         for index in 0..count {
             items.push(reader.read().map_err(|error| error.within(|| format!("element {index}")))?);
@@ -918,18 +930,18 @@ impl<T: FromLisp> FromLisp for Vec<T> {
     }
 }
 
-/// The elements of a specialised vector, as `T` reads them.
-fn each<T: FromLisp, E>(
+/// Reads each element of a specialised vector as a `T`.
+fn read_elements<T: FromLisp, E>(
     reader: &Reader<'_>,
     elements: impl IntoIterator<Item = E>,
-    write: impl Fn(E, &mut message::Writer),
+    write: impl Fn(E, &mut message::MessageWriter),
 ) -> Result<Vec<T>, ConversionError> {
     let cx = reader.cx;
     elements
         .into_iter()
         .enumerate()
         .map(|(index, element)| {
-            let mut writer = message::Writer::new();
+            let mut writer = message::MessageWriter::new();
             write(element, &mut writer);
             Reader::new(cx, writer.words()).read().map_err(|error| error.within(|| format!("element {index}")))
         })
@@ -942,7 +954,7 @@ impl<T: FromLisp, const N: usize> FromLisp for [T; N] {
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let items = Vec::from_lisp(reader)?;
         items.try_into().map_err(|items: Vec<T>| {
-            ConversionError::new(format!("a sequence of {}", objects(N)), objects(items.len()))
+            ConversionError::new(format!("a sequence of {}", count_text(N)), count_text(items.len()))
         })
     }
 }
@@ -1053,19 +1065,19 @@ macro_rules! tuples {
     ($($count:literal: $($name:ident . $index:tt),*;)*) => {$(
         impl<$($name: FromLisp),*> FromLisp for ($($name,)*) {
             const SHAPE: Shape = Self::VALUES.nested();
-            const VALUES: Shape = join(&[$($name::SHAPE),*]);
+            const VALUES: Shape = join_shapes(&[$($name::SHAPE),*]);
 
             fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
                 let present = match reader.token() {
                     Token::List($count) | Token::Vector($count) => $count,
                     Token::Dotted(before) if before + 1 == $count => $count,
-                    // A pair whose other half is NIL.
+                    // A list of one object is also a pair whose second half is NIL.
                     Token::List(before) if before == 1 && $count == 2 => 1,
                     token => return Err(reader.unexpected(concat!("a sequence of ", $count, " objects"), token)),
                 };
                 Ok(($({
                     let element =
-                        if $index < present { reader.read::<$name>() } else { reader.of_words(message::NIL).read() };
+                        if $index < present { reader.read::<$name>() } else { reader.nested_reader(message::NIL).read() };
                     element.map_err(|error| error.within(|| format!("element {}", $index)))?
                 },)*))
             }
@@ -1100,7 +1112,7 @@ macro_rules! tuples {
     )*};
 }
 
-const fn join(shapes: &[Shape]) -> Shape {
+const fn join_shapes(shapes: &[Shape]) -> Shape {
     let mut shape = shapes[0];
     let mut index = 1;
     while index < shapes.len() {
@@ -1152,7 +1164,7 @@ impl<T: Arguments + ?Sized> Arguments for &T {
     }
 }
 
-/// A symbol by its names. Given to Lisp, it is interned.
+/// A symbol, given by the names of its package and itself. Conversion to Lisp interns it.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -1163,20 +1175,21 @@ impl<T: Arguments + ?Sized> Arguments for &T {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Symbol {
-    /// Its package's name, `KEYWORD` for a keyword; `None` for a symbol of no package, which Lisp makes anew each time.
+    /// The name of the symbol's package, `KEYWORD` for a keyword. `None` makes a new uninterned symbol each time it is
+    /// written.
     pub package: Option<String>,
-    /// Its name, in upper case as a rule.
+    /// The symbol's name, usually in upper case.
     pub name: String,
 }
 
 impl Symbol {
-    /// The symbol of this name in this package, both taken as they are.
+    /// Makes a symbol from the exact names of its package and itself.
     pub fn new(package: impl Into<String>, name: impl Into<String>) -> Self {
         Self { package: Some(package.into()), name: name.into() }
     }
 }
 
-/// The keyword of this name, in whatever case: `keyword("rate")` is `:RATE`.
+/// Returns the keyword called `name`, in any case: `keyword("rate")` is `:RATE`.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -1188,7 +1201,7 @@ pub fn keyword(name: &str) -> Symbol {
     Symbol::new("KEYWORD", name.chars().map(upper_case).collect::<String>())
 }
 
-/// The character that Lisp's reader makes of this one: characters stay alone, and change only where there is a way back.
+/// Converts a character to upper case as Lisp's reader does: only if the result is one character that converts back.
 fn upper_case(character: char) -> char {
     let mut upper = character.to_uppercase();
     match (upper.next(), upper.next()) {
@@ -1232,7 +1245,7 @@ impl IntoLisp for Symbol {
     }
 }
 
-/// A quotient of two integers. Lisp gives it in lowest terms, the denominator positive; integers have the denominator 1.
+/// A ratio of two integers. One read from Lisp is in lowest terms with a positive denominator, which is 1 for an integer.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -1241,9 +1254,9 @@ impl IntoLisp for Symbol {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ratio {
-    /// What is divided.
+    /// The dividend.
     pub numerator: i128,
-    /// By what; 0 is taken as 1.
+    /// The divisor; 0 counts as 1.
     pub denominator: i128,
 }
 
@@ -1271,7 +1284,7 @@ impl IntoLisp for Ratio {
     }
 }
 
-/// A complex number. Lisp has no complex rationals whose imaginary part is 0: they are real, and read as such here.
+/// A complex number. Lisp has no complex rational with the imaginary part 0; real numbers are read as such.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -1295,7 +1308,7 @@ impl FromLisp for Complex {
                 let (re, im) = (reader.read(), reader.read());
                 Ok(Self { re: re?, im: im? })
             }
-            token => Ok(Self { re: real(reader, token, "a number")?, im: 0.0 }),
+            token => Ok(Self { re: read_real(reader, token, "a number")?, im: 0.0 }),
         }
     }
 }

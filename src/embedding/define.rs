@@ -1,4 +1,4 @@
-//! Rust functions in Lisp.
+//! Host functions: Rust closures that Lisp calls by number.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -15,70 +15,73 @@ use super::enter::{Cx, Entry};
 use super::error::Error;
 use super::function::Function;
 use super::options::Options;
-use super::pool::{self, Failure};
+use super::pool::{self, HostFailure};
 use crate::os::panics::Contained;
 
-/// Numbers below are those of functions that are there from the beginning: `SBCL_PROGRAM_FIRST`.
-const FIRST: u64 = 16;
+/// The lowest number of a defined function: `SBCL_PROGRAM_FIRST`. Lower numbers are those of built-in functions.
+const FIRST_NUMBER: u64 = 16;
 
-/// The functions that were defined, by number. A function that is defined again gets another one: what Lisp's function writes is for the
-/// closure that it was compiled for, and for no other.
-static DEFINED: RwLock<BTreeMap<u64, Definition>> = RwLock::new(BTreeMap::new());
-static NEXT: AtomicU64 = AtomicU64::new(FIRST);
-/// How often that has changed.
-static CHANGES: AtomicU64 = AtomicU64::new(0);
+/// The defined functions by number. Redefining a function gives it a new number, because the Lisp stub writes its
+/// arguments in the shapes of the closure that it was compiled for.
+static DEFINITIONS: RwLock<BTreeMap<u64, Definition>> = RwLock::new(BTreeMap::new());
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(FIRST_NUMBER);
+/// The number of changes made to [`DEFINITIONS`].
+static DEFINITIONS_VERSION: AtomicU64 = AtomicU64::new(0);
 
-/// What a Rust function returns that fails.
+/// An error of any type that a host function returns.
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
-/// Reads the arguments and writes what the function returns.
+/// A closure that reads the arguments, runs the host function and writes its values.
 type Body = dyn Fn(&mut Reader<'_>, &mut Writer<'_>) -> Result<(), AnyError> + Send + Sync;
 
-struct Defined {
+struct HostClosure {
     name: String,
     body: Box<Body>,
 }
 
 struct Definition {
-    defined: Arc<Defined>,
-    /// Lisp calls it.
-    is_taken: bool,
-    /// The functions that this one has replaced, until Lisp is left: a closure may call Lisp when it is dropped.
-    replaced: Vec<Arc<Defined>>,
+    closure: Arc<HostClosure>,
+    /// True once Lisp calls this function by its name.
+    is_installed: bool,
+    /// The closures that this one replaced. They are kept until the defining call has left Lisp, because their
+    /// destructors may call Lisp.
+    replaced: Vec<Arc<HostClosure>>,
 }
 
-/// Numbers from here on are those of functions that belong to a thread.
-const FIRST_LOCAL: u64 = 1 << 32;
+/// The lowest number of a local function, which belongs to one thread.
+const FIRST_LOCAL_NUMBER: u64 = 1 << 32;
 
-static NEXT_LOCAL: AtomicU64 = AtomicU64::new(FIRST_LOCAL);
+static NEXT_LOCAL_NUMBER: AtomicU64 = AtomicU64::new(FIRST_LOCAL_NUMBER);
 
-type Local = Rc<dyn Fn(&mut Reader<'_>, &mut Writer<'_>) -> Result<(), AnyError>>;
+type LocalClosure = Rc<dyn Fn(&mut Reader<'_>, &mut Writer<'_>) -> Result<(), AnyError>>;
 
-/// The functions that were defined after so many changes, as one thread has seen them, in the order of their numbers: a look at
-/// them takes no lock. They are not kept alive by it.
+/// A copy of the defined functions that one thread keeps, sorted by number, so that a call needs no lock. The copy does
+/// not keep the closures alive.
 #[derive(Default)]
-struct Known {
-    changes: u64,
-    defined: Vec<(u64, Weak<Defined>)>,
+struct DefinitionCache {
+    version: u64,
+    closures: Vec<(u64, Weak<HostClosure>)>,
 }
 
 thread_local! {
-    /// The functions that belong to this thread, by number.
-    static LOCAL: RefCell<HashMap<u64, Local>> = RefCell::default();
-    static KNOWN: RefCell<Known> = RefCell::default();
+    /// This thread's local functions by number.
+    static LOCAL_CLOSURES: RefCell<HashMap<u64, LocalClosure>> = RefCell::default();
+    static CACHE: RefCell<DefinitionCache> = RefCell::default();
 }
 
-/// A parameter of a Rust function, as Lisp sees it.
+/// A parameter of a host function, as Lisp sees it.
 #[derive(Debug, Clone, Copy)]
 #[doc(hidden)]
 pub struct Parameter {
     shape: Shape,
-    /// Lisp may leave it out.
+    /// True if a call may omit the argument.
     optional: bool,
 }
 
-/// A Rust closure that Lisp can call: `Fn`, of up to eight arguments, each [`FromLisp`]. It returns something that is
-/// [`IntoLisp`], or a `Result` of that and any error. One that is [defined](super::Lisp::define) is called on any thread of
-/// Lisp's, and several times at once, so it has to be `Send + Sync`; others are [local](Cx::local_function):
+/// A Rust closure that Lisp can call: an `Fn` of up to eight arguments, each [`FromLisp`].
+///
+/// The closure returns a value that is [`IntoLisp`], or a `Result` of such a value and any error. A
+/// [defined](super::Lisp::define) function is called on any Lisp thread, on multiple threads at once, so its closure must
+/// be `Send + Sync`. A [local function](Cx::local_function) need not be. This does not compile:
 ///
 /// ```compile_fail,E0277
 /// let lisp = sbcl::Lisp::get_or_boot().unwrap();
@@ -86,18 +89,18 @@ pub struct Parameter {
 /// lisp.define("host:count", "Count.", move || count.replace(count.get() + 1)).unwrap();
 /// ```
 pub trait HostFunction<Arguments>: 'static {
-    /// Its parameters.
+    /// Returns the closure's parameters.
     #[doc(hidden)]
     fn parameters() -> Vec<Parameter>;
 
-    /// Calls it.
+    /// Reads the arguments, calls the closure and writes its values.
     #[doc(hidden)]
     fn invoke(&self, reader: &mut Reader<'_>, writer: &mut Writer<'_>) -> Result<(), AnyError>;
 }
 
-/// What such a closure may return.
+/// A value that a [`HostFunction`] may return.
 pub trait HostResult {
-    /// Writes it.
+    /// Writes the values, or returns the error.
     #[doc(hidden)]
     fn write_result(self, writer: &mut Writer<'_>) -> Result<(), AnyError>;
 }
@@ -114,7 +117,7 @@ impl<T: IntoLisp, E: Into<AnyError>> HostResult for Result<T, E> {
     }
 }
 
-/// Several values for Lisp, in what a Rust function returns: up to 10,000.
+/// Multiple values, up to 10,000, returned by a host function to Lisp.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -174,7 +177,9 @@ functions! {
     A, B, C, D, E, F, G, H;
 }
 
-/// Defines `name` as `function`, under `options`. `lambda_list` is as in `defun`; without one it is made from the parameters.
+/// Defines the Lisp function `name` as the closure `function`, under `options`.
+///
+/// `lambda_list` is written as in `defun`, with or without parentheses; `None` derives it from the closure's parameters.
 pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
     options: &Arc<Options>,
     name: &str,
@@ -190,56 +195,57 @@ pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         }
         None => lambda_list_of(&parameters),
     };
-    // The last one to have it may be a call that panics.
+    // Contained, because the last owner to drop the closure may be a call that panics.
     let function = Contained::new(function);
-    let defined = Arc::new(Defined {
+    let closure = Arc::new(HostClosure {
         name: name.to_owned(),
         body: Box::new(move |reader, writer| function.invoke(reader, writer)),
     });
-    let number = add(defined);
+    let number = register(closure);
     let shapes: Vec<u16> = parameters.iter().map(|parameter| parameter.shape.code()).collect();
     let result = pool::run_under(options, |cx| {
-        cx.ask_with(Entry::DefineFunction, &(number, name, &lambda_list, documentation, &shapes))
+        cx.call_entry_with(Entry::DefineFunction, &(number, name, &lambda_list, documentation, &shapes))
     });
-    // Lisp may have taken it before something went wrong.
-    settle(number);
+    // Even if the call failed, Lisp may have installed the function before.
+    drop_unused(number);
     result
 }
 
-/// Gives a function a number.
-fn add(defined: Arc<Defined>) -> u64 {
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    DEFINED.write().insert(number, Definition { defined, is_taken: false, replaced: Vec::new() });
-    CHANGES.fetch_add(1, Ordering::AcqRel);
+/// Registers a closure under a new number.
+fn register(closure: Arc<HostClosure>) -> u64 {
+    let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
+    DEFINITIONS.write().insert(number, Definition { closure, is_installed: false, replaced: Vec::new() });
+    DEFINITIONS_VERSION.fetch_add(1, Ordering::AcqRel);
     number
 }
 
-/// Notes that Lisp calls one function from now on, and another one no more: the two numbers that `reader` has.
-pub(super) fn note_taken(mut reader: Reader<'_>) -> Result<(), Failure> {
-    let (taken, replaced): (u64, u64) = (reader.read().unwrap_or(0), reader.read().unwrap_or(0));
-    let mut all = DEFINED.write();
+/// Records that Lisp now calls the function of the first number in `reader` in place of that of the second.
+pub(super) fn note_installed(mut reader: Reader<'_>) -> Result<(), HostFailure> {
+    let (installed, replaced): (u64, u64) = (reader.read().unwrap_or(0), reader.read().unwrap_or(0));
+    let mut all = DEFINITIONS.write();
     let replaced: Option<Definition> = all.remove(&replaced);
-    // Whoever defines it has not returned.
-    if let Some(definition) = all.get_mut(&taken) {
-        definition.is_taken = true;
-        definition.replaced = replaced.into_iter().flat_map(|it| it.replaced.into_iter().chain([it.defined])).collect();
+    // The defining call has not returned yet: its `drop_unused` drops the replaced closures, outside Lisp.
+    if let Some(definition) = all.get_mut(&installed) {
+        definition.is_installed = true;
+        definition.replaced =
+            replaced.into_iter().flat_map(|old| old.replaced.into_iter().chain([old.closure])).collect();
     }
-    CHANGES.fetch_add(1, Ordering::AcqRel);
+    DEFINITIONS_VERSION.fetch_add(1, Ordering::AcqRel);
     Ok(())
 }
 
-/// Drops what nobody calls any more when a definition is over: the closure itself, if Lisp has not taken it, or the one that
-/// it has replaced.
-fn settle(number: u64) {
+/// Drops the closures that Lisp no longer calls after a definition: the replaced ones, or `number` itself if Lisp has not
+/// installed it.
+fn drop_unused(number: u64) {
     let unused = {
-        let mut all = DEFINED.write();
+        let mut all = DEFINITIONS.write();
         match all.get_mut(&number) {
-            Some(definition) if definition.is_taken => (std::mem::take(&mut definition.replaced), None),
+            Some(definition) if definition.is_installed => (std::mem::take(&mut definition.replaced), None),
             _ => (Vec::new(), all.remove(&number)),
         }
     };
-    CHANGES.fetch_add(1, Ordering::AcqRel);
-    // Outside: what a closure holds may use others.
+    DEFINITIONS_VERSION.fetch_add(1, Ordering::AcqRel);
+    // Dropped without the lock: a closure's destructor may define or call other functions.
     drop(unused);
 }
 
@@ -255,49 +261,51 @@ fn lambda_list_of(parameters: &[Parameter]) -> String {
     text.trim_end().to_owned() + ")"
 }
 
-/// The name of a function.
-pub(super) fn name(function: u64) -> String {
-    if function >= FIRST_LOCAL {
+/// Returns the name of a host function, for messages.
+pub(super) fn function_name(function: u64) -> String {
+    if function >= FIRST_LOCAL_NUMBER {
         return "a local function".to_owned();
     }
-    find(function).map_or_else(|| "the program".to_owned(), |defined| defined.name.clone())
+    find(function).map_or_else(|| "the program".to_owned(), |closure| closure.name.clone())
 }
 
-fn find(function: u64) -> Option<Arc<Defined>> {
-    KNOWN.with_borrow_mut(|known| {
-        if known.changes != CHANGES.load(Ordering::Acquire) {
-            let all = DEFINED.read();
-            // No change is made meanwhile.
-            known.changes = CHANGES.load(Ordering::Acquire);
-            known.defined = all.iter().map(|(number, it)| (*number, Arc::downgrade(&it.defined))).collect();
+fn find(function: u64) -> Option<Arc<HostClosure>> {
+    CACHE.with_borrow_mut(|cache| {
+        if cache.version != DEFINITIONS_VERSION.load(Ordering::Acquire) {
+            let all = DEFINITIONS.read();
+            // The read lock excludes changes, so this version belongs to `all`.
+            cache.version = DEFINITIONS_VERSION.load(Ordering::Acquire);
+            cache.closures =
+                all.iter().map(|(number, definition)| (*number, Arc::downgrade(&definition.closure))).collect();
         }
-        let place = known.defined.binary_search_by_key(&function, |(number, _)| *number).ok()?;
-        known.defined[place].1.upgrade()
+        let index = cache.closures.binary_search_by_key(&function, |(number, _)| *number).ok()?;
+        cache.closures[index].1.upgrade()
     })
 }
 
-/// Calls a function for Lisp.
-pub(super) fn call(cx: &Cx, function: u64, message: &[u64], writer: &mut Writer<'_>) -> Result<(), Failure> {
+/// Runs the host function of number `function` for Lisp.
+pub(super) fn call(cx: &Cx, function: u64, message: &[u64], writer: &mut Writer<'_>) -> Result<(), HostFailure> {
     let mut reader = Reader::new(cx, message);
-    let result = if function >= FIRST_LOCAL {
-        match LOCAL.with_borrow(|local| local.get(&function).cloned()) {
+    let result = if function >= FIRST_LOCAL_NUMBER {
+        match LOCAL_CLOSURES.with_borrow(|local| local.get(&function).cloned()) {
             Some(local) => local(&mut reader, writer),
-            None => Err("it belongs to another thread, or is dropped".into()),
+            None => Err("it belongs to another thread or was dropped".into()),
         }
     } else {
         match find(function) {
-            Some(defined) => (defined.body)(&mut reader, writer),
-            None => return Err(Failure::Missing),
+            Some(closure) => (closure.body)(&mut reader, writer),
+            None => return Err(HostFailure::Missing),
         }
     };
-    if cx.inside().is_unwinding() {
-        return Err(Failure::Unwinding);
+    if cx.context().is_unwinding() {
+        return Err(HostFailure::Unwinding);
     }
-    result.map_err(|error| Failure::of(name(function), error))
+    result.map_err(|error| HostFailure::from_error(function_name(function), error))
 }
 
-/// A Lisp function that is a Rust closure of this thread's, as [`Cx::local_function`] makes one. When it is dropped, so is
-/// the closure, and calls of the function fail from then on.
+/// A Lisp function backed by a closure of one Rust thread, made by [`Cx::local_function`].
+///
+/// Dropping a `LocalFunction` drops the closure; calls of the Lisp function fail from then on.
 #[derive(Debug)]
 pub struct LocalFunction<'cx> {
     function: Function,
@@ -307,22 +315,22 @@ pub struct LocalFunction<'cx> {
 
 impl LocalFunction<'_> {
     pub(super) fn new<Arguments, F: HostFunction<Arguments>>(cx: &Cx, function: F) -> Result<Self, Error> {
-        let number = NEXT_LOCAL.fetch_add(1, Ordering::Relaxed);
+        let number = NEXT_LOCAL_NUMBER.fetch_add(1, Ordering::Relaxed);
         let parameters = F::parameters();
         let shapes: Vec<u16> = parameters.iter().map(|parameter| parameter.shape.code()).collect();
         let function = Contained::new(function);
-        let function_object = cx.ask_with(Entry::LocalFunction, &(number, required(&parameters), &shapes))?;
-        LOCAL.with_borrow_mut(|local| {
+        let function_object = cx.call_entry_with(Entry::LocalFunction, &(number, required(&parameters), &shapes))?;
+        LOCAL_CLOSURES.with_borrow_mut(|local| {
             local.insert(number, Rc::new(move |reader, writer| function.invoke(reader, writer)));
         });
-        Ok(Self { function: Function::of(function_object), number, thread: PhantomData })
+        Ok(Self { function: Function::from_value(function_object), number, thread: PhantomData })
     }
 }
 
 impl Drop for LocalFunction<'_> {
     fn drop(&mut self) {
-        // Dropped outside: what the closure holds may use others.
-        let closure = LOCAL.with_borrow_mut(|local| local.remove(&self.number));
+        // Dropped after the borrow: the closure's destructor may use other local functions.
+        let closure = LOCAL_CLOSURES.with_borrow_mut(|local| local.remove(&self.number));
         drop(closure);
     }
 }
@@ -341,7 +349,7 @@ impl IntoLisp for LocalFunction<'_> {
     }
 }
 
-/// How many of `parameters` Lisp may not leave out: those are the last ones.
+/// Returns how many leading parameters a call must supply.
 fn required(parameters: &[Parameter]) -> usize {
     parameters.iter().rposition(|parameter| !parameter.optional).map_or(0, |last| last + 1)
 }

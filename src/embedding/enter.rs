@@ -1,9 +1,9 @@
-//! On a Lisp thread: direct calls.
+//! The context of a Lisp thread, [`Cx`], whose calls into Lisp are direct.
 
 use std::marker::PhantomData;
 use std::panic::resume_unwind;
 
-use super::convert::{Arguments, ConversionError, FromLisp, IntoLisp, Reader, Shape, Text, Writer};
+use super::convert::{Arguments, ConversionError, FromLisp, IntoLisp, LossyText, Reader, Shape, Writer};
 use super::define::{HostFunction, LocalFunction};
 use super::error::{Condition, Error};
 use super::function::Function;
@@ -11,11 +11,11 @@ use super::pool;
 use super::value::{self, Value};
 use crate::image::borrow::borrow_octets;
 use crate::image::message::{self, Token};
-use crate::image::program::{CallStatus, Inside};
-use crate::image::words::Words;
+use crate::image::message_buffer::MessageBuffer;
+use crate::image::program::{CallContext, CallStatus};
 use crate::os::panics;
 
-/// Functions of Lisp's that this side calls: `enum sbcl_entry` of `ffi/sbcl_host.h`.
+/// Lisp functions that the host calls by number: `enum sbcl_entry` of `ffi/sbcl_host.h`.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Entry {
     RunUnderConditions = 1,
@@ -45,10 +45,10 @@ pub(super) enum Entry {
     CurrentThread,
 }
 
-/// Proof that this thread is one of Lisp's: [`Lisp::enter`](super::Lisp::enter) lends it.
+/// Proof that the current thread is a Lisp thread; [`Lisp::enter`](super::Lisp::enter) lends it to its closure.
 ///
-/// Calls by it are direct: no other thread has to be woken, and nothing waits. It cannot leave its thread, nor outlive the
-/// closure that got it:
+/// Calls through a `Cx` are direct: they wake no other thread and wait for none. A `Cx` cannot leave its thread or outlive
+/// the closure that received it:
 ///
 /// ```compile_fail,E0521
 /// let lisp = sbcl::Lisp::get_or_boot().unwrap();
@@ -61,7 +61,7 @@ pub(super) enum Entry {
 /// lisp.enter(|cx| std::thread::scope(|scope| scope.spawn(|| cx.eval::<i64>("1")).join().unwrap())).unwrap();
 /// ```
 ///
-/// Nor does what a call returns come to a thread that it must not come to:
+/// A closure cannot return a value that is not [`Send`], either:
 ///
 /// ```compile_fail,E0277
 /// let lisp = sbcl::Lisp::get_or_boot().unwrap();
@@ -69,24 +69,24 @@ pub(super) enum Entry {
 /// ```
 #[derive(Debug)]
 pub struct Cx {
-    inside: Inside,
+    context: CallContext,
     not_send: PhantomData<*mut ()>,
 }
 
 impl Cx {
     #[inline]
-    pub(super) fn new(inside: Inside) -> Self {
-        Self { inside, not_send: PhantomData }
+    pub(super) fn new(context: CallContext) -> Self {
+        Self { context, not_send: PhantomData }
     }
 
-    pub(super) fn inside(&self) -> &Inside {
-        &self.inside
+    pub(super) fn context(&self) -> &CallContext {
+        &self.context
     }
 
-    /// What this thread's proof is, when it is a Lisp thread that has called Rust.
+    /// Returns the proof for the current thread if it is a Lisp thread that has called Rust.
     #[inline]
     pub(super) fn current() -> Option<Self> {
-        Inside::current().map(Self::new)
+        CallContext::current().map(Self::new)
     }
 
     /// Evaluates the forms in `code` and reads the values of the last one.
@@ -98,12 +98,12 @@ impl Cx {
     /// ```
     ///
     /// # Errors
-    /// As [`Lisp::eval`](super::Lisp::eval).
+    /// The errors of [`Lisp::eval`](super::Lisp::eval).
     pub fn eval<T: FromLisp>(&self, code: &str) -> Result<T, Error> {
-        self.ask(Entry::EvaluateText, |writer| code.write(writer))
+        self.call_entry(Entry::EvaluateText, |writer| code.write(writer))
     }
 
-    /// Calls the function `name`.
+    /// Calls the Lisp function `name` with `arguments` and reads its values.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -112,13 +112,13 @@ impl Cx {
     /// ```
     ///
     /// # Errors
-    /// As [`Lisp::call`](super::Lisp::call).
+    /// The errors of [`Lisp::call`](super::Lisp::call).
     pub fn call<T: FromLisp>(&self, name: &str, arguments: impl Arguments) -> Result<T, Error> {
-        let function: Value = self.ask(Entry::FindFunction, |writer| name.write(writer))?;
+        let function: Value = self.call_entry(Entry::FindFunction, |writer| name.write(writer))?;
         self.apply(&function, &arguments)
     }
 
-    /// Looks up the function `name`.
+    /// Looks up the Lisp function `name`.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -128,12 +128,12 @@ impl Cx {
     /// ```
     ///
     /// # Errors
-    /// As [`Lisp::function`](super::Lisp::function).
+    /// The errors of [`Lisp::function`](super::Lisp::function).
     pub fn function(&self, name: &str) -> Result<Function, Error> {
-        self.ask(Entry::FindFunction, |writer| name.write(writer)).map(Function::of)
+        self.call_entry(Entry::FindFunction, |writer| name.write(writer)).map(Function::from_value)
     }
 
-    /// Makes a Lisp object of `object` and returns its handle.
+    /// Converts `object` to a Lisp object and returns a handle of it.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -143,13 +143,16 @@ impl Cx {
     /// ```
     ///
     /// # Errors
-    /// When it names a package that there is none of; [`Error::Conversion`] when no object can be made of it.
+    /// [`Error::Condition`] if `object` names a package that does not exist; [`Error::Conversion`] if it has no Lisp
+    /// counterpart.
     pub fn value(&self, object: impl IntoLisp) -> Result<Value, Error> {
-        self.ask(Entry::Objects, |writer| object.write(writer))
+        self.call_entry(Entry::Objects, |writer| object.write(writer))
     }
 
-    /// Makes a Lisp function of a Rust closure that need be neither `Send` nor `Sync`: only this thread may call it, as
-    /// long as what is returned lives. Elsewhere and afterwards calls fail with a `rust:host-error`.
+    /// Makes a Lisp function from a Rust closure that need be neither `Send` nor `Sync`.
+    ///
+    /// Only this thread may call the function, and only while the returned [`LocalFunction`] lives. Calls from other
+    /// threads, and later calls, signal a `rust:host-error`.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -165,7 +168,7 @@ impl Cx {
     /// # Ok::<(), sbcl::Error>(())
     /// ```
     ///
-    /// It cannot leave the thread:
+    /// The function cannot leave the thread:
     ///
     /// ```compile_fail,E0277
     /// let lisp = sbcl::Lisp::get_or_boot().unwrap();
@@ -177,7 +180,7 @@ impl Cx {
     /// ```
     ///
     /// # Errors
-    /// When something unwinds.
+    /// [`Error::Unwinding`] if Lisp is unwinding.
     pub fn local_function<Arguments, F: HostFunction<Arguments>>(
         &self,
         function: F,
@@ -185,15 +188,15 @@ impl Cx {
         LocalFunction::new(self, function)
     }
 
-    /// How many octets a vector of them has.
+    /// Returns the number of octets in a vector of octets (`(unsigned-byte 8)`).
     ///
     /// # Errors
-    /// A `type-error` of anything else.
+    /// A `type-error` if `octets` is anything else.
     pub fn len(&self, octets: &Value) -> Result<usize, Error> {
-        self.ask(Entry::OctetCount, |writer| octets.write(writer))
+        self.call_entry(Entry::OctetCount, |writer| octets.write(writer))
     }
 
-    /// Copies the octets of a vector into `target`, at the speed of memory.
+    /// Copies the octets of a vector into `target`, as fast as memory can be copied.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -208,17 +211,20 @@ impl Cx {
     /// ```
     ///
     /// # Errors
-    /// When it is no vector of octets (`(unsigned-byte 8)`), or has not as many as `target` has room for.
+    /// [`Error::Condition`] if `octets` is no vector of octets (`(unsigned-byte 8)`), or its length differs from that of
+    /// `target`.
     pub fn copy_bytes(&self, octets: &Value, target: &mut [u8]) -> Result<(), Error> {
         let Some(handle) = octets.handle() else {
-            return self.ask(Entry::OctetCount, |writer| octets.write(writer)).map(|_: usize| ());
+            return self.call_entry(Entry::OctetCount, |writer| octets.write(writer)).map(|_: usize| ());
         };
-        let answer = self.inside.call_with_buffer(Entry::CopyOctets as u64, message::handle_token(handle), target);
+        let answer = self.context.call_with_buffer(Entry::CopyOctets as u64, message::handle_token(handle), target);
         self.read(answer)
     }
 
-    /// Lends `work` the octets of a vector where Lisp has them, without copying: [`copy_bytes`](Self::copy_bytes) is the safe
-    /// way, at the speed of memory. The vector may be of any length; one with a fill pointer has the octets below it.
+    /// Lends `work` the octets of a vector in place, without copying them.
+    ///
+    /// The vector may be of any length. If it has a fill pointer, `work` gets only the octets below it. The safe
+    /// alternative is [`copy_bytes`](Self::copy_bytes), which copies as fast as memory allows.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -232,16 +238,16 @@ impl Cx {
     /// ```
     ///
     /// # Safety
-    /// Until `work` returns, nothing may write to the vector: neither this thread, in what `work` calls, nor any other one
-    /// of Lisp's or of the program's. That the vector stays where it is, is seen to: no collection moves it meanwhile, and
-    /// other threads collect as ever.
+    /// Until `work` returns, nothing may write to the vector: neither this thread, through what `work` calls, nor any other
+    /// thread of Lisp or of the program. The vector itself is pinned: no garbage collection moves it meanwhile, and other
+    /// threads can collect as usual.
     ///
     /// # Errors
-    /// A `type-error` of anything but a vector of octets (`(unsigned-byte 8)`); [`Error::Unwinding`] when Lisp unwinds in
-    /// what `work` calls. An interruption waits until `work` returns.
+    /// A `type-error` if `octets` is no vector of octets (`(unsigned-byte 8)`); [`Error::Unwinding`] if Lisp unwinds in
+    /// what `work` calls. An interruption takes effect when `work` has returned.
     ///
     /// # Panics
-    /// When `work` does.
+    /// Panics if `work` panics.
     #[allow(unsafe_code, reason = "the caller's promise is handed on")]
     pub unsafe fn borrow_bytes<R>(&self, octets: &Value, work: impl FnOnce(&[u8]) -> R) -> Result<R, Error> {
         let pin = |task, place: usize| {
@@ -254,12 +260,12 @@ impl Cx {
         match unsafe { borrow_octets(work, pin) }? {
             Some(Ok(result)) => Ok(result),
             Some(Err(panic)) => resume_unwind(panic),
-            // Lisp has not called back, and says nothing of it.
+            // Lisp did not call back and reported no error.
             None => Err(Error::Aborted),
         }
     }
 
-    /// `object` as `prin1` has it, at most `limit` characters.
+    /// Prints `object` as `prin1` does, cut off after `limit` characters.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -268,16 +274,16 @@ impl Cx {
     /// ```
     ///
     /// # Errors
-    /// When something unwinds.
+    /// [`Error::Unwinding`] if Lisp is unwinding.
     pub fn print(&self, object: &Value, limit: usize) -> Result<String, Error> {
-        self.ask_with(Entry::Print, &(object, limit, true)).map(|Text(text)| text)
+        self.call_entry_with(Entry::Print, &(object, limit, true)).map(|LossyText(text)| text)
     }
 
     pub(super) fn describe(&self, value: &Value) -> String {
         value::describe(self, value)
     }
 
-    /// Calls `function` with `arguments`.
+    /// Calls `function` with `arguments` and reads its values.
     #[inline]
     pub(super) fn apply<T: FromLisp>(
         &self,
@@ -286,16 +292,17 @@ impl Cx {
     ) -> Result<T, Error> {
         match function.handle() {
             Some(handle) => self.call_handle(handle.number(), |writer| arguments.write_arguments(writer)),
-            // Lisp says what is wrong with it.
+            // A value without a handle is no function: looking it up makes Lisp signal the fitting error.
             None => {
-                let function: Value = self.ask(Entry::FindFunction, |writer| function.to_string().write(writer))?;
+                let function: Value =
+                    self.call_entry(Entry::FindFunction, |writer| function.to_string().write(writer))?;
                 self.apply(&function, arguments)
             }
         }
     }
 
-    /// Calls one of Lisp's own functions with what `write` writes.
-    pub(super) fn ask<T: FromLisp>(
+    /// Calls one of the [`Entry`] functions with the objects that `write` writes.
+    pub(super) fn call_entry<T: FromLisp>(
         &self,
         entry: Entry,
         write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
@@ -303,7 +310,7 @@ impl Cx {
         self.call_handle(entry as u64, write)
     }
 
-    pub(super) fn ask_with<T: FromLisp>(&self, entry: Entry, arguments: &impl Arguments) -> Result<T, Error> {
+    pub(super) fn call_entry_with<T: FromLisp>(&self, entry: Entry, arguments: &impl Arguments) -> Result<T, Error> {
         self.call_handle(entry as u64, |writer| arguments.write_arguments(writer))
     }
 
@@ -316,71 +323,72 @@ impl Cx {
         if message::has_many_released() {
             self.release_handles();
         }
-        let mut message = message::Writer::new();
+        let mut message = message::MessageWriter::new();
         write(&mut Writer(&mut message))?;
-        let answer = self.inside.call(handle, T::VALUES.code(), message.words());
+        let answer = self.context.call(handle, T::VALUES.code(), message.words());
         self.read(answer)
     }
 
-    /// Has Lisp let go of what dropped handles kept alive, or of some of it. That is not interrupted.
+    /// Makes Lisp release all or some of the objects whose handles were dropped. This call cannot be interrupted.
     #[cold]
     pub(super) fn release_handles(&self) {
-        // Otherwise they wait: those of a call that fails would be lost.
-        if self.inside.is_unwinding() || !self.inside.has_room_for_lisp() {
+        // A call that fails would lose these handles; otherwise they stay queued for a later call.
+        if self.context.is_unwinding() || !self.context.has_stack_room_for_lisp() {
             return;
         }
         let released = message::take_released();
         if released.is_empty() {
             return;
         }
-        let mut message = message::Writer::new();
+        let mut message = message::MessageWriter::new();
         let written = released.write_arguments(&mut Writer(&mut message)).map_err(Error::from);
         let result = written.and_then(|()| {
-            self.read::<()>(self.inside.call(Entry::Release as u64, <()>::VALUES.code(), message.words()))
+            self.read::<()>(self.context.call(Entry::Release as u64, <()>::VALUES.code(), message.words()))
         });
         if let Err(error) = result {
             panics::caught(|| tracing::error!("handles could not be released: {error}"));
         }
     }
 
-    /// Reads the answer of a call.
+    /// Reads the values of a call from its answer, or its error.
     #[inline]
-    pub(super) fn read<T: FromLisp>(&self, (status, words): (CallStatus, Words)) -> Result<T, Error> {
+    pub(super) fn read<T: FromLisp>(&self, (status, message): (CallStatus, MessageBuffer)) -> Result<T, Error> {
         match status {
             CallStatus::Values => {
-                let mut reader = Reader::new(self, &words);
+                let mut reader = Reader::new(self, &message);
                 let count = match reader.token() {
                     Token::Values(count) => count,
                     _ => 0,
                 };
                 Ok(T::from_values(&mut reader, count)?)
             }
-            CallStatus::Failed | CallStatus::Panicked | CallStatus::Missing => Err(self.read_condition(&words)),
+            CallStatus::Failed | CallStatus::Panicked | CallStatus::Missing => Err(self.read_condition(&message)),
             CallStatus::Unwinding => Err(Error::Unwinding),
         }
     }
 
     #[cold]
-    fn read_condition(&self, words: &Words) -> Error {
-        Condition::read(self, words).map_or_else(Error::from, Error::from)
+    fn read_condition(&self, message: &MessageBuffer) -> Error {
+        Condition::read(self, message).map_or_else(Error::from, Error::from)
     }
 
-    /// Has Lisp write the object of `value` in `shape`.
-    pub(super) fn write_out(&self, value: &Value, shape: Shape) -> Result<Words, Error> {
-        let mut message = message::Writer::new();
-        value.put(&mut message);
-        match self.inside.call(Entry::Objects as u64, shape.code(), message.words()) {
-            (CallStatus::Values, words) => Ok(words),
+    /// Makes Lisp write the object that `value` stands for in `shape`.
+    pub(super) fn write_out(&self, value: &Value, shape: Shape) -> Result<MessageBuffer, Error> {
+        let mut message = message::MessageWriter::new();
+        value.write_token(&mut message);
+        match self.context.call(Entry::Objects as u64, shape.code(), message.words()) {
+            (CallStatus::Values, message) => Ok(message),
             (CallStatus::Unwinding, _) => Err(Error::Unwinding),
-            (CallStatus::Failed | CallStatus::Panicked | CallStatus::Missing, words) => {
-                Err(self.read_condition(&words))
+            (CallStatus::Failed | CallStatus::Panicked | CallStatus::Missing, message) => {
+                Err(self.read_condition(&message))
             }
         }
     }
 
-    /// Returns Lisp's own error when the control stack is nearly used up: Lisp wants more room than Rust does.
+    /// Returns Lisp's own error if the control stack is nearly used up. Lisp needs more stack than Rust does, so any call of
+    /// Lisp then signals it.
     #[inline]
     pub(super) fn check_room(&self) -> Result<(), Error> {
-        if self.inside.has_room() { Ok(()) } else { self.ask(Entry::Objects, |_| Ok(())) }
+        if self.context.has_stack_room() { Ok(()) } else { self.call_entry(Entry::Objects, |_| Ok(())) }
     }
 }

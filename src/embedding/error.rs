@@ -1,16 +1,16 @@
-//! What can go wrong between a program and its image, and Lisp's conditions.
+//! [`Error`], which calls of the library return, and Lisp's conditions.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::convert::{ConversionError, FromLisp, Reader, Text};
+use super::convert::{ConversionError, FromLisp, LossyText, Reader};
 use super::enter::Cx;
 use super::value::Value;
 use crate::error::BootError;
-use crate::image::words::Words;
+use crate::image::message_buffer::MessageBuffer;
 
-/// Why a call of the library failed.
+/// The reason why a call of the library failed.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -29,58 +29,62 @@ pub enum Error {
     /// Lisp signalled an error that nothing in Lisp handled.
     #[error("{0}")]
     Condition(Box<Condition>),
-    /// A Lisp object is not what Rust asked for, or no Lisp object can be made of a Rust value.
+    /// A Lisp object is not what Rust asked for, or a Rust value has no Lisp counterpart.
     #[error(transparent)]
     Conversion(#[from] ConversionError),
-    /// The handle's time limit passed.
+    /// The call took longer than the handle's time limit.
     #[error("the call took longer than its time limit of {limit:?}")]
     Timeout {
-        /// The limit.
+        /// The time limit.
         limit: Duration,
     },
-    /// It was interrupted, by an [`InterruptHandle`](super::InterruptHandle).
+    /// The call was interrupted by an [`InterruptHandle`](super::InterruptHandle).
     #[error("the call was interrupted")]
     Interrupted,
-    /// Lisp invoked the restart ABORT, or ended the thread that the call was in.
+    /// Lisp invoked the restart ABORT, or ended the thread that ran the call.
     #[error("the call was aborted by Lisp")]
     Aborted,
-    /// Lisp is unwinding to a frame further out (by a `throw`, a `return-from`, a restart): what has called Rust goes on
-    /// with it as soon as Rust returns. Until then every call fails with this. Pass it on.
-    #[error("Lisp unwinds past this function")]
+    /// Lisp is unwinding to an outer frame, by a `throw`, a `return-from` or a restart.
+    ///
+    /// The unwinding continues as soon as the Rust function that Lisp has called returns; until then every call fails
+    /// with this error. Return it to the caller.
+    #[error("Lisp is unwinding past this function")]
     Unwinding,
-    /// All Lisp threads that there may be are inside functions of the program, which none of them has left for some
-    /// seconds: they may be waiting for this very call. [`Builder::spare_threads`](super::Builder::spare_threads) allows
-    /// more of them.
-    #[error("no Lisp thread: all are inside functions of the program, and none comes back")]
+    /// No Lisp thread is free: all of them are inside functions of the program, and none has come back for some seconds.
+    ///
+    /// They may be waiting for this call. [`Builder::spare_threads`](super::Builder::spare_threads) allows more threads.
+    #[error("no Lisp thread is free: all are inside the program's functions and none has returned")]
     NoThread,
-    /// A stream or a warning hook that was given to the [`Builder`](super::Builder) called Lisp. The calls that print, read or
-    /// warn wait for it, perhaps this very one.
-    #[error("a stream or a warning hook of Lisp's called Lisp, which may be waiting for it")]
+    /// A stream or a warning hook of the [`Builder`](super::Builder) called Lisp.
+    ///
+    /// Calls that print, read or warn wait for the stream, so the call might wait for itself.
+    #[error("a stream or warning hook called Lisp, which may be waiting for it")]
     CalledByStream,
-    /// The image could not be saved: the disk is full, a process could not be had, or the like.
+    /// The image could not be saved, for example because the disk is full or the process could not be copied.
     #[error("the image was not saved in {}: {reason}", path.display())]
     Save {
-        /// Where it was to be saved. What was there before still is.
+        /// The file that the image was to be saved in. A previous file of that name is unchanged.
         path: PathBuf,
-        /// What the process that saves it said, or how it ended.
+        /// The message of the process that saves the image, or how it ended.
         reason: String,
     },
     /// SBCL could not be booted.
     #[error(transparent)]
     Boot(#[from] BootError),
-    /// The image works for no program: it was booted by [`Session::start`](crate::Session::start), or not at all.
-    #[error("no Lisp was booted for this program: call Lisp::boot")]
+    /// No image was booted with a [`Builder`](super::Builder); one booted by [`Session::start`](crate::Session::start)
+    /// cannot serve these calls.
+    #[error("Lisp was not booted for this program: call Lisp::boot")]
     NotBooted,
-    /// The system refused something.
+    /// An operation of the operating system failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// Another error, of a function that was given to the library.
+    /// An error of another type, returned by a function that was passed to the library.
     #[error(transparent)]
     Other(Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl Error {
-    /// The condition, if it is one.
+    /// Returns the Lisp condition, if this error is one.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -98,7 +102,7 @@ impl Error {
     }
 }
 
-/// A Lisp condition, as it was where it was signalled.
+/// A Lisp condition, recorded where it was signalled.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -117,23 +121,23 @@ pub struct Condition {
     frames: Vec<Frame>,
 }
 
-/// A restart that was there where a condition was signalled.
+/// A restart that was available where a condition was signalled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RestartOffer {
-    /// Its name, without package, in upper case as a rule.
+    /// The restart's name, without a package and usually in upper case.
     pub name: String,
-    /// What it says it does.
+    /// The description of what the restart does.
     pub description: String,
 }
 
-/// A function call that was under way where a condition was signalled.
+/// A function call that was active where a condition was signalled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Frame {
-    /// The call as printed: `(PRICE 3)`.
+    /// The call as printed, such as `(PRICE 3)`.
     pub call: String,
-    /// Where the function was defined, if that is known: `path:line`.
+    /// The place where the function was defined, as `path:line`, if known.
     pub source: Option<String>,
 }
 
@@ -148,46 +152,52 @@ impl fmt::Display for Frame {
 }
 
 impl Condition {
-    /// Reads what Lisp wrote of one.
-    pub(super) fn read(cx: &Cx, words: &Words) -> Result<Self, ConversionError> {
-        // It may tell that the stack is used up.
-        let cx = Cx::new(cx.inside().regardless_of_room());
-        Self::read_from(&mut Reader::new(&cx, words))
+    /// Reads a condition from a message of Lisp's.
+    pub(super) fn read(cx: &Cx, message: &MessageBuffer) -> Result<Self, ConversionError> {
+        // The stack check is off: the condition may report that the stack is used up.
+        let cx = Cx::new(cx.context().without_stack_limit());
+        Self::read_from(&mut Reader::new(&cx, message))
     }
 
     pub(super) fn read_from(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         Ok(Self {
             object: reader.read()?,
-            classes: reader.read::<Vec<Text>>()?.into_iter().map(|Text(class)| class).collect(),
-            message: reader.read::<Text>()?.0,
+            classes: reader.read::<Vec<LossyText>>()?.into_iter().map(|LossyText(class)| class).collect(),
+            message: reader.read::<LossyText>()?.0,
             restarts: reader
-                .read::<Vec<(Text, Text)>>()?
+                .read::<Vec<(LossyText, LossyText)>>()?
                 .into_iter()
-                .map(|(Text(name), Text(description))| RestartOffer { name, description })
+                .map(|(LossyText(name), LossyText(description))| RestartOffer { name, description })
                 .collect(),
             frames: reader
-                .read::<Vec<(Text, Text)>>()?
+                .read::<Vec<(LossyText, LossyText)>>()?
                 .into_iter()
-                .map(|(Text(call), Text(source))| Frame { call, source: (!source.is_empty()).then_some(source) })
+                .map(|(LossyText(call), LossyText(source))| Frame {
+                    call,
+                    source: (!source.is_empty()).then_some(source),
+                })
                 .collect(),
         })
     }
 
-    /// The name of its class, in lower case, with its package where that is not `common-lisp-user`'s own business:
-    /// `division-by-zero`, `my-app:out-of-stock`.
+    /// Returns the name of the condition's class in lower case, such as `division-by-zero` or `my-app:out-of-stock`.
+    ///
+    /// The name has a package prefix unless its symbol is accessible in `common-lisp-user`.
     #[must_use]
     pub fn class(&self) -> &str {
         self.classes.first().map_or("condition", String::as_str)
     }
 
-    /// The names of its class and of all classes above it, the nearest first.
+    /// Returns the names of the condition's class and its superclasses, most specific first.
     #[must_use]
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
 
-    /// True when it is of the class `name`, or of one below it: `error`, `arithmetic-error`, `my-app:out-of-stock`. Case
-    /// does not matter; without a package any will do.
+    /// Returns true if the condition is of the class `name` or a subclass of it, such as `error` or
+    /// `my-app:out-of-stock`.
+    ///
+    /// Case is ignored. A name without a package matches a class of any package.
     #[must_use]
     pub fn is(&self, name: &str) -> bool {
         self.classes.iter().any(|class| {
@@ -196,13 +206,13 @@ impl Condition {
         })
     }
 
-    /// What it reports of itself, at most 10,000 characters.
+    /// Returns the text that the condition reports, at most 10,000 characters.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// The restarts that were there, the innermost first.
+    /// Returns the restarts that were available, innermost first.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -216,13 +226,15 @@ impl Condition {
         &self.restarts
     }
 
-    /// The calls that were under way, the innermost first, at most 30. None of an exhausted stack or heap.
+    /// Returns the calls that were active, innermost first and at most 30.
+    ///
+    /// The list is empty if the stack or the heap was exhausted.
     #[must_use]
     pub fn frames(&self) -> &[Frame] {
         &self.frames
     }
 
-    /// The frames as text, one a line.
+    /// Returns the frames as text, one per line.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -237,13 +249,13 @@ impl Condition {
         lines.join("\n")
     }
 
-    /// The condition object itself.
+    /// Returns a handle of the condition object.
     #[must_use]
     pub fn object(&self) -> &Value {
         &self.object
     }
 
-    /// What its slot `name` holds.
+    /// Reads the condition's slot `name`.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -253,15 +265,16 @@ impl Condition {
     /// ```
     ///
     /// # Errors
-    /// When there is no such slot, it is unbound, or holds something else.
+    /// [`Error::Condition`] if there is no such slot or it is unbound; [`Error::Conversion`] if its value cannot be read
+    /// as a `T`.
     pub fn slot<T: FromLisp + Send>(&self, name: &str) -> Result<T, Error> {
         self.object.slot(name)
     }
 
-    /// The names of its slots that are bound, and what they hold, printed.
+    /// Returns the names of the condition's bound slots with their printed values, at most 100 of them.
     ///
     /// # Errors
-    /// When Lisp does not answer.
+    /// Errors of a call that cannot run or complete, such as [`Error::NoThread`].
     pub fn slots(&self) -> Result<Vec<(String, String)>, Error> {
         self.object.slots()
     }

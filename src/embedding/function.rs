@@ -1,4 +1,4 @@
-//! Lisp functions.
+//! [`Function`]: a Lisp function that Rust calls.
 
 use std::sync::Arc;
 
@@ -9,8 +9,10 @@ use super::options::Options;
 use super::pool;
 use super::value::Value;
 
-/// A Lisp function, looked up once. One that was looked up by its name follows its redefinition, and its calls have the
-/// options of the handle that looked it up: its time limit, handler, package and variables.
+/// A Lisp function that has been looked up.
+///
+/// A function that was looked up by name follows its redefinition. Its calls have the options of the handle that looked
+/// it up: time limit, handler, package and variables.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -27,16 +29,17 @@ pub struct Function {
 }
 
 impl Function {
-    pub(super) fn of(value: Value) -> Self {
+    pub(super) fn from_value(value: Value) -> Self {
         Self { value, options: None }
     }
 
-    /// The same, called under `options`.
-    pub(super) fn under(self, options: &Arc<Options>) -> Self {
+    /// Returns this function with `options` for its calls.
+    pub(super) fn with_options(self, options: &Arc<Options>) -> Self {
         Self { options: Some(options.clone()), ..self }
     }
 
-    /// Calls it: directly on a Lisp thread, elsewhere on one of the threads that work for this program.
+    /// Calls the function: directly if this is a Lisp thread that has called Rust, otherwise on a Lisp thread of the
+    /// program.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -47,8 +50,8 @@ impl Function {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] when it fails, [`Error::Conversion`] when what it returns is no `T`; [`Error::Timeout`] and
-    /// the like of the handle's options.
+    /// [`Error::Condition`] if the function fails; [`Error::Conversion`] if its values cannot be read as a `T`;
+    /// [`Error::Timeout`] or [`Error::Interrupted`] if the options or an interrupt handle end the call.
     pub fn call<T: FromLisp + Send>(&self, arguments: impl Arguments + Sync) -> Result<T, Error> {
         let work = |cx: &Cx| cx.apply(&self.value, &arguments);
         match &self.options {
@@ -57,7 +60,7 @@ impl Function {
         }
     }
 
-    /// The function, or its name, as an object.
+    /// Returns the function, or its name, as an object.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -76,7 +79,7 @@ impl FromLisp for Function {
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
         let value: Value = reader.read()?;
         match reader.callee(&value) {
-            Some(callee) => Ok(Self::of(callee)),
+            Some(callee) => Ok(Self::from_value(callee)),
             None => Err(ConversionError::new("a function or its name", format!("{value}"))),
         }
     }

@@ -1,4 +1,4 @@
-//! Calls as futures, of no particular runtime.
+//! Calls as futures, independent of any asynchronous runtime.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -14,75 +14,75 @@ use super::enter::Cx;
 use super::error::Error;
 use super::handle::Lisp;
 use super::pool::{self, End};
-use crate::image::program::{Inside, Rest, Task};
+use crate::image::program::{CallContext, Followup, Task};
 use crate::os::panics;
 
-/// A call that is under way since it was made. Dropping it interrupts it.
+/// A call that has been started, as a future. Dropping it interrupts the call.
 ///
-/// A Lisp thread wakes its waker, or a thread of the library's own when the call has ended without having begun. Where that
-/// blocks, time limits of other calls are enforced all the same.
+/// The future's waker is called on the Lisp thread that ran the call, or on a thread of the library if the call ended
+/// before it began. A waker that blocks does not delay the time limits of other calls.
 #[derive(Debug)]
 #[must_use = "dropping it interrupts the call"]
 pub struct Call<R> {
-    shared: Arc<Mutex<Shared<R>>>,
-    /// Its number; an error where it could not begin.
+    state: Arc<Mutex<CallState<R>>>,
+    /// The number of the call, or the error that kept it from being submitted, until `poll` has returned that error.
     call: Result<u64, Option<Error>>,
 }
 
 #[derive(Debug)]
-struct Shared<R> {
+struct CallState<R> {
     result: Option<std::thread::Result<Result<R, Error>>>,
-    over: bool,
+    is_over: bool,
     waker: Option<Waker>,
 }
 
-struct Work<F, R> {
+struct CallTask<F, R> {
     work: Option<F>,
     result: Option<std::thread::Result<Result<R, Error>>>,
-    /// `None` once the call is settled.
-    shared: Option<Arc<Mutex<Shared<R>>>>,
+    /// The state shared with [`Call`], or `None` once the call is settled.
+    state: Option<Arc<Mutex<CallState<R>>>>,
     limit: Option<Duration>,
 }
 
-impl<R> Shared<R> {
-    /// Ends the call, and returns who is to be woken.
+impl<R> CallState<R> {
+    /// Records the call's result, and returns the waker to be called.
     fn end(&mut self, result: std::thread::Result<Result<R, Error>>) -> Option<Waker> {
         self.result = Some(result);
-        self.over = true;
+        self.is_over = true;
         self.waker.take()
     }
 }
 
-impl<F, R> Task<Error> for Work<F, R>
+impl<F, R> Task<Error> for CallTask<F, R>
 where
     F: FnOnce(&Cx) -> Result<R, Error> + Send + 'static,
     R: Send + 'static,
 {
-    fn run(&mut self, inside: &Inside) {
+    fn run(&mut self, context: &CallContext) {
         if let Some(work) = self.work.take() {
-            let cx = Cx::new(*inside);
+            let cx = Cx::new(*context);
             self.result = Some(catch_unwind(AssertUnwindSafe(|| work(&cx))));
         }
     }
 
-    fn settle(&mut self, end: End) -> Option<Rest> {
-        let shared = self.shared.take()?;
-        let waker = shared.lock().end(pool::settled(end, &mut self.result, self.limit));
+    fn settle(&mut self, end: End) -> Option<Followup> {
+        let state = self.state.take()?;
+        let waker = state.lock().end(pool::call_result(end, &mut self.result, self.limit));
         let (work, result) = (self.work.take(), self.result.take());
         Some(Box::new(move || {
-            // Each by itself: a second panic while one unwinds would end the process.
+            // Caught one by one: a second panic during unwinding would end the process.
             panics::caught(|| waker.map(Waker::wake));
             panics::discard(work);
             panics::discard(result);
-            panics::discard(shared);
+            panics::discard(state);
         }))
     }
 }
 
-impl<F, R> Drop for Work<F, R> {
+impl<F, R> Drop for CallTask<F, R> {
     fn drop(&mut self) {
-        if let Some(shared) = self.shared.take() {
-            let waker = shared.lock().end(Ok(Err(Error::Aborted)));
+        if let Some(state) = self.state.take() {
+            let waker = state.lock().end(Ok(Err(Error::Aborted)));
             panics::caught(|| waker.map(Waker::wake));
         }
     }
@@ -95,22 +95,22 @@ impl<R> Future for Call<R> {
         if let Err(error) = &mut self.call {
             return Poll::Ready(Err(error.take().unwrap_or(Error::Aborted)));
         }
-        // Wakers are cloned and dropped without the lock: both run code of the program's.
+        // The waker is cloned and dropped without the lock, as both run code of the program.
         let waker = context.waker().clone();
-        let mut shared = self.shared.lock();
-        if !shared.over {
-            let before = shared.waker.replace(waker);
-            drop(shared);
+        let mut state = self.state.lock();
+        if !state.is_over {
+            let before = state.waker.replace(waker);
+            drop(state);
             drop(before);
             return Poll::Pending;
         }
-        let result = shared.result.take();
-        drop(shared);
+        let result = state.result.take();
+        drop(state);
         drop(waker);
         match result {
             Some(Ok(result)) => Poll::Ready(result),
             Some(Err(panic)) => resume_unwind(panic),
-            // It was taken before.
+            // An earlier `poll` returned the result.
             None => Poll::Ready(Err(Error::Aborted)),
         }
     }
@@ -119,7 +119,7 @@ impl<R> Future for Call<R> {
 impl<R> Drop for Call<R> {
     fn drop(&mut self) {
         if let Ok(call) = self.call
-            && !self.shared.lock().over
+            && !self.state.lock().is_over
         {
             pool::interrupt_call(call);
         }
@@ -127,7 +127,7 @@ impl<R> Drop for Call<R> {
 }
 
 impl Lisp {
-    /// Begins [`enter`](Self::enter) and does not wait for it.
+    /// Starts [`enter`](Self::enter) and returns a future of its result.
     ///
     /// ```
     /// # fn block_on<T>(future: impl std::future::Future<Output = T>) -> T {
@@ -147,14 +147,14 @@ impl Lisp {
         &self,
         work: impl FnOnce(&Cx) -> Result<R, Error> + Send + 'static,
     ) -> Call<R> {
-        let shared = Arc::new(Mutex::new(Shared { result: None, over: false, waker: None }));
+        let state = Arc::new(Mutex::new(CallState { result: None, is_over: false, waker: None }));
         let limit = self.options().timeout;
-        let task = Work { work: Some(work), result: None, shared: Some(shared.clone()), limit };
+        let task = CallTask { work: Some(work), result: None, state: Some(state.clone()), limit };
         let call = pool::submit(self.options(), Box::new(task)).map_err(Some);
-        Call { shared, call }
+        Call { state, call }
     }
 
-    /// Begins [`eval`](Self::eval) and does not wait for it.
+    /// Starts [`eval`](Self::eval) and returns a future of its result.
     ///
     /// ```
     /// # fn block_on<T>(future: impl std::future::Future<Output = T>) -> T {
@@ -175,7 +175,7 @@ impl Lisp {
         self.enter_async(move |cx| cx.eval(&code))
     }
 
-    /// Begins [`call`](Self::call) and does not wait for it.
+    /// Starts [`call`](Self::call) and returns a future of its result.
     ///
     /// ```
     /// # fn block_on<T>(future: impl std::future::Future<Output = T>) -> T {

@@ -1,4 +1,4 @@
-//! The handle on the image.
+//! [`Lisp`], the handle on the image, and [`Builder`], which boots it.
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use super::enter::{Cx, Entry};
 use super::error::{Condition, Error};
 use super::function::Function;
 use super::options::{Options, Restart};
-use super::output::{Served, Streams, Traced};
+use super::output::{StreamThreads, Streams, TracingWriter};
 use super::pool::{self, Pool};
 use super::save;
 use super::value::Value;
@@ -23,11 +23,11 @@ use crate::error::BootError;
 use crate::os::panics::Contained;
 use crate::session::Session;
 
-/// Common Lisp in this process. Clones are handles on the same image; they may be used from any thread.
+/// Common Lisp in this process.
 ///
-/// Calls from threads of Rust's go to one of the Lisp threads that work for the program, of which there are
-/// [`threads`](Builder::threads); from within [`enter`](Self::enter), and from a Rust function that Lisp has called, they
-/// are direct.
+/// Clones are handles on the same image and may be used from any thread. Calls from ordinary Rust threads go to one of
+/// the program's Lisp threads, whose number is set by [`threads`](Builder::threads). Calls from within
+/// [`enter`](Self::enter), and from a Rust function that Lisp has called, are direct.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -43,13 +43,13 @@ pub struct Lisp {
     options: Arc<Options>,
 }
 
-/// The image of this process, if it was booted for a program.
+/// The image of this process, if it was booted through a [`Builder`].
 static LISP: OnceCell<Lisp> = OnceCell::new();
 
-/// Locked by the thread that boots.
+/// A lock held while an image is being booted.
 static BOOTING: Mutex<()> = Mutex::new(());
 
-/// How an image is booted.
+/// Settings of an image, and the boot itself.
 ///
 /// ```no_run
 /// let lisp = sbcl::Lisp::builder().heap(2 << 30).threads(2).boot()?;
@@ -87,50 +87,58 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// The heap in bytes: 128 MiB to 64 GiB, 8 GiB unless it is set, or that of the saved core that is booted. It is
-    /// address space until it is used.
+    /// Sets the size of the heap in bytes: 128 MiB to 64 GiB.
+    ///
+    /// The default is 8 GiB, or for a saved core the size that it was saved under. The heap is only address space until
+    /// it is used.
     pub fn heap(mut self, bytes: u64) -> Self {
         self.heap = Some(bytes);
         self
     }
 
-    /// The control stack of each Lisp thread in bytes: 2 MiB to 4 GiB, 256 MiB unless it is set. Address space as well.
+    /// Sets the size of each Lisp thread's control stack in bytes: 2 MiB to 4 GiB, 256 MiB by default.
+    ///
+    /// The stack is only address space until it is used.
     pub fn control_stack(mut self, bytes: u64) -> Self {
         self.image.control_stack = bytes;
         self
     }
 
-    /// What to boot in place of the core that this program carries: a file that [`Lisp::save`] has made, or a directory
-    /// with an `sbcl.core`.
+    /// Sets the core to boot in place of the one in this program: a file that [`Lisp::save`] wrote, or a directory with
+    /// an `sbcl.core`.
     ///
-    /// The runtime is always the `libsbcl` that the program was built with. Another one in the directory is refused, and so
-    /// is a core of another build of SBCL, before any of their code has run. A core that passes is Lisp code, which can do
-    /// what [evaluated code](crate::guide::safety) can: boot none that you would not load.
+    /// The runtime is always the `libsbcl` that the program was built with. A different one in the directory is refused,
+    /// and so is a core from another build of SBCL, before any of their code runs. A core that is accepted is Lisp code
+    /// and can do what [evaluated code](crate::guide::safety) can: boot no core that you do not trust.
     pub fn core(mut self, path: impl Into<PathBuf>) -> Self {
         self.core = Some(path.into());
         self
     }
 
-    /// How many Lisp threads work for the program, side by side: at least 1, at most 256; 1 unless it is set.
+    /// Sets how many Lisp threads run the program's calls in parallel: 1 to 256, 1 by default.
     ///
-    /// One that is inside a Rust function, or the closure of an [`enter`](Lisp::enter), runs no Lisp meanwhile: when calls
-    /// wait for some 10 ms and fewer threads than these are in Lisp, another one is started. So a closure may wait for a thread
-    /// that calls Lisp itself.
+    /// A thread inside a Rust function, or inside the closure of [`enter`](Lisp::enter), does not count, as it runs no
+    /// Lisp. When calls have waited for about 10 ms and fewer than `count` threads are in Lisp, a [spare
+    /// thread](Self::spare_threads) is started. So a closure may wait for a thread that calls Lisp itself.
     pub fn threads(mut self, count: u32) -> Self {
         self.threads = count;
         self
     }
 
-    /// How many more threads than [`threads`](Self::threads) there may be while those are inside Rust: at most 256; 64
-    /// unless it is set. One is started when it is needed, and rests when it no longer is. Where there are no more, calls
-    /// wait; when none has begun for five seconds, they fail with [`Error::NoThread`].
+    /// Sets how many spare Lisp threads there may be besides [`threads`](Self::threads): at most 256, 64 by default.
+    ///
+    /// Spare threads run calls while other threads are inside Rust. A spare thread is started when it is needed and parks
+    /// when it is not. When no more threads are allowed, calls wait; when none of them has begun for five seconds, they
+    /// fail with [`Error::NoThread`].
     pub fn spare_threads(mut self, count: u32) -> Self {
         self.spare_threads = count;
         self
     }
 
-    /// The grace period of cleanup forms: how long they may take when a call is interrupted, by its time limit or otherwise;
-    /// 5 seconds unless it is set. Then they are interrupted, too, and so are those further out.
+    /// Sets the grace period of cleanup forms in an interrupted call, 5 seconds by default.
+    ///
+    /// Cleanup forms that take longer are interrupted as well, and so are the cleanup forms of outer frames. The grace
+    /// period applies to calls that ended by their time limit, too.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -143,12 +151,12 @@ impl Builder {
         self
     }
 
-    /// Where what Lisp prints to `*standard-output*` goes: to this process' own standard output unless it is set.
+    /// Sets the destination of `*standard-output*`, by default this process' standard output.
     ///
-    /// A thread of the library's own writes to it, and whoever prints waits until that is done, so a call that has returned has
-    /// its output written. One that is interrupted, by its time limit or otherwise, waits no longer: what it prints
-    /// from then on is written later, up to 1 MiB; what is more is lost. Calls of Lisp from there fail with
-    /// [`Error::CalledByStream`].
+    /// A thread of the library writes to the stream, and a Lisp thread that prints waits for it, so the output of a call
+    /// has been written when the call returns. A call that is being interrupted, by its time limit or otherwise, does not
+    /// wait: what it prints from then on is written later, up to 1 MiB, and lost beyond that. Calls of Lisp from the
+    /// stream fail with [`Error::CalledByStream`].
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().stdout(std::fs::File::create("lisp.log")?).boot()?;
@@ -159,16 +167,19 @@ impl Builder {
         self
     }
 
-    /// Where what Lisp prints to `*error-output*` goes: to this process' own standard error unless it is set. The rest is as
-    /// of [`stdout`](Self::stdout).
+    /// Sets the destination of `*error-output*`, by default this process' standard error.
+    ///
+    /// Output is written as described for [`stdout`](Self::stdout).
     pub fn stderr(mut self, stream: impl Write + Send + 'static) -> Self {
         self.streams.stderr = Some(Box::new(stream));
         self
     }
 
-    /// What Lisp prints to `*standard-output*` and `*error-output*` are events of `tracing`, one a line: of the target
-    /// `sbcl::stdout` and level `INFO`, and of `sbcl::stderr` and level `WARN`. A line is one when it has ended, or is longer
-    /// than 8 KiB. The subscriber runs where a [`stdout`](Self::stdout) would.
+    /// Turns each line that Lisp prints into a `tracing` event.
+    ///
+    /// Lines of `*standard-output*` have the target `sbcl::stdout` and level `INFO`; those of `*error-output*` have the
+    /// target `sbcl::stderr` and level `WARN`. An unfinished line is emitted when it is longer than 8 KiB. The subscriber
+    /// runs on the thread that would write to [`stdout`](Self::stdout).
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().trace_output().boot()?;
@@ -176,11 +187,13 @@ impl Builder {
     /// # Ok::<(), sbcl::Error>(())
     /// ```
     pub fn trace_output(self) -> Self {
-        self.stdout(Traced::stdout()).stderr(Traced::stderr())
+        self.stdout(TracingWriter::stdout()).stderr(TracingWriter::stderr())
     }
 
-    /// Where `*standard-input*` comes from, as UTF-8; it is empty unless it is set. A thread of the library's own reads from
-    /// it; a call that waits for that can be interrupted. Calls of Lisp from there fail with [`Error::CalledByStream`].
+    /// Sets the source of `*standard-input*`, read as UTF-8; empty by default.
+    ///
+    /// A thread of the library reads from the stream; a call that waits for input can be interrupted. Calls of Lisp from
+    /// the stream fail with [`Error::CalledByStream`].
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().stdin(std::io::stdin()).boot()?;
@@ -191,9 +204,11 @@ impl Builder {
         self
     }
 
-    /// What is told of the warnings of code that is evaluated or loaded: their class and what they report. Unless it is
-    /// set they are events of `tracing`, of the target `sbcl`. It runs where a [`stdout`](Self::stdout) does, one
-    /// after the other with that.
+    /// Sets the function that receives warnings from evaluated and loaded code: the warning's class and its text.
+    ///
+    /// By default warnings are `tracing` events of the target `sbcl`. The hook runs on the thread that writes to
+    /// [`stdout`](Self::stdout), in order with the output. Calls of Lisp from the hook fail with
+    /// [`Error::CalledByStream`].
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().on_warning(|class, text| eprintln!("{class}: {text}")).boot()?;
@@ -204,7 +219,7 @@ impl Builder {
         self
     }
 
-    /// Boots, which takes 10 to 30 ms.
+    /// Boots the image, which takes 10 to 30 ms.
     ///
     /// ```no_run
     /// use sbcl::{BootError, Error};
@@ -217,19 +232,20 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Boot`]: [`BootError::AlreadyBooted`](crate::BootError::AlreadyBooted) when this process has an image, which [`Lisp::get_or_boot`] gives;
-    /// sizes out of range; no usable core; of a saved one [`OtherBuild`](crate::BootError::OtherBuild),
-    /// [`OtherHeap`](crate::BootError::OtherHeap), or [`Core`](crate::BootError::Core) when it is no saved core or not
-    /// whole. After these another boot may be tried.
+    /// [`Error::Boot`]: [`AlreadyBooted`](crate::BootError::AlreadyBooted) if this process has an image
+    /// ([`Lisp::get_or_boot`] returns it), or the reason why this one cannot be booted, such as a size out of range or no
+    /// usable core. A saved core can be refused with [`OtherBuild`](crate::BootError::OtherBuild),
+    /// [`OtherHeap`](crate::BootError::OtherHeap), or [`Core`](crate::BootError::Core) if it is no saved core or
+    /// incomplete. After an error about a size or the core, another boot may be tried.
     pub fn boot(mut self) -> Result<Lisp, Error> {
         let booting = BOOTING.lock();
         let booted = self.boot_alone();
-        // Before the streams and the hook of a boot that failed are dropped, which may use the image.
+        // Unlocked before the streams and the hook of a failed boot are dropped, as their destructors may use the image.
         drop(booting);
         booted
     }
 
-    /// Boots while [`BOOTING`] is locked.
+    /// Boots the image; the caller holds [`BOOTING`].
     fn boot_alone(&mut self) -> Result<Lisp, Error> {
         let saved = match self.core.take() {
             Some(file) if file.is_file() => Some(file),
@@ -252,10 +268,10 @@ impl Builder {
         let cleanup = self.cleanup.min(Duration::from_secs_f64(Limits::MAX_TIMEOUT_SECONDS));
         let pool = Arc::new(Pool::new(threads, self.spare_threads.min(256), cleanup));
         let limits = Limits { cleanup, ..Limits::default() };
-        let served = Served::start(std::mem::take(&mut self.streams))?;
+        let stream_threads = StreamThreads::start(std::mem::take(&mut self.streams))?;
         let session = Session::start_with(&self.image, limits, Some((pool.clone(), threads)))?;
-        // Not before: when it fails, another boot may be tried.
-        served.install();
+        // Installed only now: after a failed start another boot may be tried.
+        stream_threads.install();
         pool::install(pool);
         let options = Options { group: Options::new_group(), ..Options::default() };
         let lisp = Lisp { session, options: Arc::new(options) };
@@ -264,20 +280,22 @@ impl Builder {
 }
 
 impl Lisp {
-    /// What can be chosen for an image.
+    /// Returns a [`Builder`] with the default settings.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// Boots an image as it is by default.
+    /// Boots an image with the default settings.
     ///
     /// # Errors
-    /// As [`Builder::boot`].
+    /// The errors of [`Builder::boot`].
     pub fn boot() -> Result<Self, Error> {
         Self::builder().boot()
     }
 
-    /// The image of this process; it is booted if there is none. For tests, and libraries that share one.
+    /// Returns the image of this process, and boots it with the default settings if there is none.
+    ///
+    /// Tests, and libraries that share one image, use this function.
     ///
     /// ```
     /// let (one, other) = (sbcl::Lisp::get_or_boot()?, sbcl::Lisp::get_or_boot()?);
@@ -287,7 +305,7 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// As [`Builder::boot`].
+    /// The errors of [`Builder::boot`].
     pub fn get_or_boot() -> Result<Self, Error> {
         let _booting = BOOTING.lock();
         match LISP.get() {
@@ -296,7 +314,9 @@ impl Lisp {
         }
     }
 
-    /// The session that the same image serves: code and outcomes as text, one evaluation after another, with the debugger.
+    /// Returns the session of the same image.
+    ///
+    /// A session takes code and returns outcomes as text, one evaluation after another, and has a debugger.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -309,7 +329,9 @@ impl Lisp {
         &self.session
     }
 
-    /// Does `work` on a Lisp thread, where calls are direct: on this one, if it is one that has called Rust.
+    /// Runs `work` on a Lisp thread, where calls are direct.
+    ///
+    /// If the current thread is a Lisp thread that has called Rust, `work` runs on it.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -322,15 +344,18 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// What `work` returns; [`Error::Timeout`] and the like of this handle's options.
+    /// The errors of `work`; [`Error::Timeout`], [`Error::Interrupted`] and the like if the call is ended or cannot
+    /// begin.
     ///
     /// # Panics
-    /// When `work` does.
+    /// Panics if `work` panics.
     pub fn enter<R: Send>(&self, work: impl FnOnce(&Cx) -> Result<R, Error> + Send) -> Result<R, Error> {
         pool::run_under(&self.options, work)
     }
 
-    /// Evaluates the forms in `code`, in `COMMON-LISP-USER` or the handle's package, and reads the values of the last one.
+    /// Evaluates the forms in `code` and reads the values of the last one.
+    ///
+    /// The forms are read in the handle's [package](Self::with_package), `COMMON-LISP-USER` by default.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -339,12 +364,14 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] when it fails, [`Error::Conversion`] when its values are no `T`.
+    /// [`Error::Condition`] if a form fails; [`Error::Conversion`] if the values cannot be read as a `T`.
     pub fn eval<T: FromLisp + Send>(&self, code: &str) -> Result<T, Error> {
         self.enter(|cx| cx.eval(code))
     }
 
-    /// Calls the function `name`, `package:name` or `(setf name)`, in any case.
+    /// Calls the function `name` with `arguments` and reads its values.
+    ///
+    /// The name is written as `name`, `package:name` or `(setf name)`, in any case.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -353,13 +380,13 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] when there is no such function, or it fails; [`Error::Conversion`] when what it returns is no
-    /// `T`.
+    /// [`Error::Condition`] if there is no such function or it fails; [`Error::Conversion`] if its values cannot be read
+    /// as a `T`.
     pub fn call<T: FromLisp + Send>(&self, name: &str, arguments: impl Arguments + Sync) -> Result<T, Error> {
         self.enter(|cx| cx.call(name, &arguments))
     }
 
-    /// Looks up the function `name`, as [`call`](Self::call) takes it.
+    /// Looks up the function `name`, written as for [`call`](Self::call).
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -369,12 +396,12 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] when there is none.
+    /// [`Error::Condition`] if there is no such function.
     pub fn function(&self, name: &str) -> Result<Function, Error> {
-        self.enter(|cx| cx.function(name)).map(|function| function.under(&self.options))
+        self.enter(|cx| cx.function(name)).map(|function| function.with_options(&self.options))
     }
 
-    /// Makes a Lisp object of `object` and returns its handle.
+    /// Converts `object` to a Lisp object and returns a handle of it.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -384,13 +411,13 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] when it names a package that there is none of, [`Error::Conversion`] when no object can be made
-    /// of it.
+    /// [`Error::Condition`] if `object` names a package that does not exist; [`Error::Conversion`] if it has no Lisp
+    /// counterpart.
     pub fn value(&self, object: impl IntoLisp + Sync) -> Result<Value, Error> {
         self.enter(|cx| cx.value(&object))
     }
 
-    /// Loads the forms in `code` as `load` does those of a file: `(in-package …)` holds until its end.
+    /// Loads the forms in `code` as `load` does those of a file: an `(in-package …)` applies to the rest of `code`.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -400,12 +427,12 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] when one of them fails; those before it are done.
+    /// [`Error::Condition`] if a form fails; the forms before it keep their effects.
     pub fn load_str(&self, code: &str) -> Result<(), Error> {
-        self.enter(|cx| cx.ask(Entry::LoadText, |writer| code.write(writer)))
+        self.enter(|cx| cx.call_entry(Entry::LoadText, |writer| code.write(writer)))
     }
 
-    /// Loads a file, source or compiled.
+    /// Loads a source or compiled file of Lisp.
     ///
     /// ```no_run
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -414,20 +441,23 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] when there is no such file, or one of its forms fails; [`Error::Io`] when its name is no UTF-8.
+    /// [`Error::Condition`] if there is no such file or a form in it fails; [`Error::Io`] if the file name is not UTF-8.
     pub fn load_file(&self, path: impl AsRef<Path>) -> Result<(), Error> {
-        // Of this process' directory, not of the one that Lisp was booted in.
+        // Relative to this process' directory now; Lisp would use the one that it was booted in.
         let path = std::path::absolute(path.as_ref())?;
-        let name = path.to_str().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidFilename, "no UTF-8"))?;
-        self.enter(|cx| cx.ask(Entry::LoadFile, |writer| name.write(writer)))
+        let name =
+            path.to_str().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidFilename, "it is not valid UTF-8"))?;
+        self.enter(|cx| cx.call_entry(Entry::LoadFile, |writer| name.write(writer)))
     }
 
-    /// Defines a Lisp function in Rust. Its package is made if there is none of that name, and the name exported.
+    /// Defines the Lisp function `name` as a Rust closure.
     ///
-    /// Lisp may call it on any thread, and several at once. What it returns as `Err` is signalled there, as a
-    /// `rust:host-error` with the restart `use-value`, or, when it is an [`Error::Condition`] that came from Lisp, as that
-    /// condition; a panic is a `rust:host-panic`. While it runs, neither garbage collection nor other Lisp threads wait
-    /// for it. It cannot be interrupted before it returns.
+    /// A package that does not exist is created, and the name is exported from it. Lisp may call the function on any
+    /// thread, on multiple threads at once. While the function runs, neither garbage collection nor other Lisp threads
+    /// wait for it. A running function cannot be interrupted before it returns.
+    ///
+    /// An `Err` is signalled in Lisp as a `rust:host-error` with the restart `use-value`; an [`Error::Condition`] that
+    /// came from Lisp is signalled as that condition. A panic is signalled as a `rust:host-panic`.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -438,7 +468,7 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] when Lisp does not let that name be defined.
+    /// [`Error::Condition`] if Lisp does not allow the name to be defined.
     pub fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         &self,
         name: &str,
@@ -448,9 +478,11 @@ impl Lisp {
         define::define(&self.options, name, None, documentation, function)
     }
 
-    /// The same with a lambda list, whose variables are the closure's parameters in their order: those after `&optional`
-    /// and `&key` are best an `Option`, that after `&rest` a `Vec`. There are as many of them as there are parameters, but for
-    /// those after `&aux` and those that say whether there was an argument.
+    /// Defines the Lisp function `name` as a Rust closure, with a lambda list.
+    ///
+    /// The variables of `lambda_list` correspond to the closure's parameters in order. Parameters after `&optional` and
+    /// `&key` are best declared as `Option`, that after `&rest` as `Vec`. Variables after `&aux`, and supplied-p
+    /// variables, have no parameter. Everything else is as for [`define`](Self::define).
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -462,8 +494,8 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// As [`define`](Self::define); and when it is no lambda list, or one of more or fewer variables. A function that was
-    /// there stays then.
+    /// The errors of [`define`](Self::define); also if `lambda_list` is no lambda list, or its variables do not match the
+    /// parameters in number. An existing function of that name is kept then.
     pub fn define_as<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         &self,
         name: &str,
@@ -480,13 +512,14 @@ impl Lisp {
         Self { session: self.session.clone(), options: Arc::new(options) }
     }
 
-    /// A handle whose calls take at most `limit`, waiting for a thread included: then they fail with [`Error::Timeout`].
-    /// Lisp unwinds, with its cleanup forms, which have a [grace period](Builder::cleanup); a Rust function that Lisp has
-    /// called is waited for.
+    /// Returns a handle whose calls fail with [`Error::Timeout`] after `limit`, which includes the wait for a thread.
     ///
-    /// The limit does not end code that always leaves the unwinding, as `(loop (block a (unwind-protect (loop) (return-from a))))`
-    /// does. It has no effect where SBCL has interrupts disabled, as within `without-interrupts`, or in a function
-    /// that `interrupt-thread` or a timer has a busy thread call.
+    /// Lisp unwinds and runs cleanup forms, which have a [grace period](Builder::cleanup). A Rust function that Lisp has
+    /// called runs to its end first.
+    ///
+    /// The limit does not end code whose cleanup forms always leave the unwinding by a non-local exit, such as
+    /// `(loop (block a (unwind-protect (loop) (return-from a))))`. The limit has no effect while SBCL has interrupts
+    /// disabled: in `without-interrupts`, or in a function that a busy thread runs for `interrupt-thread` or a timer.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -501,7 +534,7 @@ impl Lisp {
         self.derive(|options| options.timeout = Some(limit))
     }
 
-    /// A handle whose calls evaluate, and look functions up, in this package.
+    /// Returns a handle whose calls evaluate code and look up functions in the package `name`.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -514,9 +547,10 @@ impl Lisp {
         self.derive(|options| options.package = Some(name.to_owned()))
     }
 
-    /// A handle whose calls ask `handler` about each error that nothing in Lisp handles, where it is signalled and before
-    /// anything is unwound. It may choose a restart; with `None`, or when it panics, the call fails. It may call Lisp; it is
-    /// not asked about errors of that.
+    /// Returns a handle whose calls pass each error that nothing in Lisp handles to `handler`.
+    ///
+    /// `handler` is called where the error is signalled, before anything is unwound, and may choose a restart. If it
+    /// returns `None` or panics, the call fails. `handler` may call Lisp; errors in those calls are not passed to it.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -533,7 +567,9 @@ impl Lisp {
         self.derive(|options| options.handler = Some(Arc::new(move |condition| handler(condition))))
     }
 
-    /// A handle whose calls have these dynamic variables bound: pairs of a symbol's name, with its package, and a value.
+    /// Returns a handle whose calls bind dynamic variables.
+    ///
+    /// Each binding is a symbol's name, with its package if necessary, and a value.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -543,10 +579,10 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] when there is no such symbol.
+    /// [`Error::Condition`] if there is no such symbol.
     pub fn with_bindings(&self, bindings: &[(&str, Value)]) -> Result<Self, Error> {
         let symbols: Vec<Symbol> = self.enter(|cx| {
-            bindings.iter().map(|(name, _)| cx.ask(Entry::Symbol, |writer| name.write(writer))).collect()
+            bindings.iter().map(|(name, _)| cx.call_entry(Entry::Symbol, |writer| name.write(writer))).collect()
         })?;
         Ok(self.derive(|options| {
             options.variables.extend(symbols);
@@ -554,13 +590,13 @@ impl Lisp {
         }))
     }
 
-    /// What ends the calls that are made by this handle, its clones, and those derived from it.
+    /// Returns a handle that interrupts the calls made with this handle, its clones, and handles derived from it.
     #[must_use]
     pub fn interrupt_handle(&self) -> InterruptHandle {
         InterruptHandle { group: self.options.group }
     }
 
-    /// A handle with an interrupt handle of its own.
+    /// Returns a handle that has its own [interrupt handle](Self::interrupt_handle).
     #[must_use]
     pub fn separate(&self) -> Self {
         self.derive(|options| options.group = Options::new_group())
@@ -571,7 +607,7 @@ impl Lisp {
     }
 }
 
-/// Ends calls from any thread: they fail with [`Error::Interrupted`].
+/// A handle that ends calls from any thread: they fail with [`Error::Interrupted`].
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -591,13 +627,15 @@ pub struct InterruptHandle {
 }
 
 impl InterruptHandle {
-    /// Ends what waits or runs now. Lisp unwinds, with its cleanup forms, which have a [grace period](Builder::cleanup); a
-    /// Rust function that Lisp has called is waited for. Returns at once; once more does nothing more.
+    /// Interrupts all calls that wait or run now, and returns at once.
+    ///
+    /// Lisp unwinds and runs cleanup forms, which have a [grace period](Builder::cleanup). A Rust function that Lisp has
+    /// called runs to its end first. Interrupting a call again has no effect.
     pub fn interrupt(&self) {
         pool::interrupt_group(self.group);
     }
 }
 
-// What a panic leaves is what another thread may see at any time.
+// A panic leaves the image in a state that any other thread might see at any time.
 impl std::panic::UnwindSafe for Lisp {}
 impl std::panic::RefUnwindSafe for Lisp {}

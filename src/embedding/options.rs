@@ -1,4 +1,4 @@
-//! What a handle's calls are made under.
+//! The options of a handle's calls, and the restarts that handlers choose.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use super::error::Condition;
 use super::value::Value;
 use crate::os::panics::Contained;
 
-/// Asked about a condition where it is signalled.
+/// A function that is called with each unhandled error where it is signalled, and may choose a restart.
 pub(super) type Handler = Arc<dyn Fn(&Condition) -> Option<Restart> + Send + Sync>;
 
 #[derive(Clone, Default)]
@@ -20,28 +20,28 @@ pub(super) struct Options {
     pub(super) handler: Option<Handler>,
     pub(super) variables: Vec<Symbol>,
     pub(super) values: Vec<Value>,
-    /// Whose interrupt handle its calls listen to.
+    /// The group of calls that one interrupt handle ends.
     pub(super) group: u64,
 }
 
 impl Options {
-    /// None at all.
+    /// Returns the empty options.
     pub(super) fn none() -> Arc<Self> {
         static NONE: LazyLock<Arc<Options>> = LazyLock::new(Arc::default);
         NONE.clone()
     }
 
-    /// True when a call under them is like any other, but for who may interrupt it.
+    /// Returns true if these options change nothing about a call except its group.
     pub(super) fn is_empty(&self) -> bool {
         self.timeout.is_none() && !self.has_bindings()
     }
 
-    /// True when Lisp binds variables for them.
+    /// Returns true if Lisp has to bind variables or a handler for these options.
     pub(super) fn has_bindings(&self) -> bool {
         self.package.is_some() || self.handler.is_some() || !self.variables.is_empty()
     }
 
-    /// A group that there has not been.
+    /// Returns a group number that was not used before.
     pub(super) fn new_group() -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         NEXT.fetch_add(1, Ordering::Relaxed)
@@ -59,7 +59,7 @@ impl fmt::Debug for Options {
     }
 }
 
-/// Which restart a handler chooses, and what it is given.
+/// The restart that a handler chooses, with its arguments.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -75,7 +75,7 @@ pub struct Restart {
     arguments: Vec<Argument>,
 }
 
-/// An argument of any type, until it is written.
+/// A restart's argument of any type, converted when the restart is written.
 struct Argument(Contained<Box<dyn IntoLisp + Send>>);
 
 impl fmt::Debug for Argument {
@@ -85,14 +85,15 @@ impl fmt::Debug for Argument {
 }
 
 impl Restart {
-    /// The innermost restart of this name, in whatever case and package, with one argument. Where that cannot be converted,
-    /// the call fails with a `rust:host-error` that says so.
+    /// Chooses the innermost restart called `name`, in any case and package, and passes it one argument.
+    ///
+    /// If the argument cannot be converted, the call fails with a `rust:host-error` that says so.
     #[must_use]
     pub fn invoke(name: &str, argument: impl IntoLisp + Send + 'static) -> Self {
         Self { name: name.to_owned(), arguments: vec![Argument(Contained::new(Box::new(argument)))] }
     }
 
-    /// The same, without arguments.
+    /// Chooses the innermost restart called `name`, in any case and package, without arguments.
     #[must_use]
     pub fn named(name: &str) -> Self {
         Self { name: name.to_owned(), arguments: Vec::new() }

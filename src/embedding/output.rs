@@ -1,4 +1,4 @@
-//! What Lisp prints and warns of on the threads that work for the program.
+//! Output, warnings and input of the Lisp threads that run the program's calls.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,14 +12,14 @@ use crate::image::Event;
 use crate::os::panics;
 use crate::session::reentry::serve_stream;
 
-/// Bytes that wait to be written; calls that are being ended lose what they print beyond that.
-const MAX_WAITING: usize = 1 << 20;
+/// The limit of queued output in bytes. A call that is being ended loses what it prints beyond the limit.
+const MAX_QUEUED: usize = 1 << 20;
 
 type Sink = Box<dyn Write + Send>;
-/// Told of a warning's class and of what it reports.
+/// A function that receives a warning's class and text.
 type WarningHook = Box<dyn Fn(&str, &str) + Send + Sync>;
 
-/// Where it all goes.
+/// The program's streams and warning hook. Without a stream, output goes to the standard streams of the process.
 #[derive(Default)]
 pub(super) struct Streams {
     pub(super) stdout: Option<Sink>,
@@ -28,15 +28,15 @@ pub(super) struct Streams {
     pub(super) warnings: Option<WarningHook>,
 }
 
-/// A stream whose lines are events of `tracing`.
-pub(super) struct Traced {
+/// A writer that turns each line into a `tracing` event.
+pub(super) struct TracingWriter {
     line: String,
     event: fn(&str),
 }
 
-impl Traced {
-    /// How long a line may become that does not end.
-    const LONGEST: usize = 8192;
+impl TracingWriter {
+    /// The length in bytes at which an unfinished line is emitted.
+    const MAX_LINE: usize = 8192;
 
     pub(super) fn stdout() -> Self {
         Self { line: String::new(), event: |line| tracing::info!(target: "sbcl::stdout", "{line}") }
@@ -47,14 +47,14 @@ impl Traced {
     }
 }
 
-impl Write for Traced {
+impl Write for TracingWriter {
     fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
         self.line.push_str(&String::from_utf8_lossy(octets));
         while let Some(end) = self.line.find('\n') {
             (self.event)(&self.line[..end]);
             self.line.drain(..=end);
         }
-        if self.line.len() > Self::LONGEST {
+        if self.line.len() > Self::MAX_LINE {
             (self.event)(&std::mem::take(&mut self.line));
         }
         Ok(octets.len())
@@ -65,45 +65,47 @@ impl Write for Traced {
     }
 }
 
-/// The threads that serve the streams, so that a Lisp thread which waits for one of them can stop waiting: no stream of a
-/// program's can be interrupted. They end when this is dropped before it is installed.
-pub(super) struct Served {
+/// The threads that serve the program's streams.
+///
+/// A stream of the program cannot be interrupted, but a Lisp thread that waits for one of these threads can. The threads
+/// end if this value is dropped before it is installed.
+pub(super) struct StreamThreads {
     output: Arc<Output>,
     input: Option<Arc<Input>>,
 }
 
-/// Of the one image of this process.
-static SERVED: OnceLock<Served> = OnceLock::new();
+/// The stream threads of the image in this process.
+static STREAM_THREADS: OnceLock<StreamThreads> = OnceLock::new();
 
 thread_local! {
-    /// The class of the warning whose text is to come.
+    /// The class of the warning whose text comes with the next event.
     static WARNING: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-impl Served {
-    /// Starts the threads.
+impl StreamThreads {
+    /// Starts one thread for output, and one for input if the program has set a source.
     ///
     /// # Errors
-    /// The system has none.
+    /// The system cannot start a thread.
     pub(super) fn start(mut streams: Streams) -> io::Result<Self> {
         let stdin = streams.stdin.take();
-        // Whatever fails here, dropping it ends what was started.
-        let served = Self { output: Arc::default(), input: stdin.is_some().then(Arc::default) };
-        let output = served.output.clone();
+        // If a thread cannot be started, dropping this value ends the other one.
+        let threads = Self { output: Arc::default(), input: stdin.is_some().then(Arc::default) };
+        let output = threads.output.clone();
         std::thread::Builder::new().name("sbcl-output".to_owned()).spawn(move || output.serve(streams))?;
-        if let Some((input, stdin)) = served.input.clone().zip(stdin) {
+        if let Some((input, stdin)) = threads.input.clone().zip(stdin) {
             std::thread::Builder::new().name("sbcl-input".to_owned()).spawn(move || input.serve(stdin))?;
         }
-        Ok(served)
+        Ok(threads)
     }
 
-    /// Serves the image of this process from now on.
+    /// Makes these the threads that serve the image of this process.
     pub(super) fn install(self) {
-        let _ = SERVED.set(self);
+        let _ = STREAM_THREADS.set(self);
     }
 }
 
-impl Drop for Served {
+impl Drop for StreamThreads {
     fn drop(&mut self) {
         self.output.state.lock().closed = true;
         self.output.pushed.notify_one();
@@ -114,15 +116,15 @@ impl Drop for Served {
     }
 }
 
-/// Something that waits for the thread that serves the output.
-enum Piece {
+/// A piece of output that is queued for the output thread.
+enum Chunk {
     Stdout(String),
     Stderr(String),
     /// A warning's class and text.
     Warning(String, String),
 }
 
-impl Piece {
+impl Chunk {
     fn len(&self) -> usize {
         match self {
             Self::Stdout(text) | Self::Stderr(text) => text.len(),
@@ -135,56 +137,58 @@ impl Piece {
 struct Output {
     state: Mutex<OutputState>,
     pushed: Condvar,
-    /// For those that wait: something was written, or a call is to end.
+    /// Notified when a chunk has been written, and when waiting calls must check whether they are to end.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct OutputState {
-    pieces: VecDeque<Piece>,
-    /// Bytes of the pieces, of the one that is being written too.
+    chunks: VecDeque<Chunk>,
+    /// The size in bytes of the queued chunks and the one that is being written.
     size: usize,
-    /// How many pieces there were, and how many of them are written.
+    /// The number of chunks ever queued.
     pushed: u64,
+    /// The number of chunks written.
     written: u64,
-    /// Number of lost bytes that no warning has reported yet.
+    /// The number of lost bytes that no warning has reported yet.
     lost: usize,
     closed: bool,
 }
 
 impl Output {
-    /// Writes what comes, for ever.
+    /// Writes queued chunks until the output is closed.
     fn serve(&self, mut streams: Streams) {
         serve_stream();
         let mut state = self.state.lock();
         while !state.closed {
-            let Some(piece) = state.pieces.pop_front() else {
+            let Some(chunk) = state.chunks.pop_front() else {
                 self.pushed.wait(&mut state);
                 continue;
             };
             let lost = std::mem::take(&mut state.lost);
             drop(state);
-            // A panic of the stream has no caller to reach.
-            panics::caught(|| write(&mut streams, &piece));
+            // A panic of the stream ends here: no caller is left to receive it.
+            panics::caught(|| write(&mut streams, &chunk));
             if lost > 0 {
                 panics::caught(|| {
                     tracing::warn!(
-                        "{lost} bytes that interrupted calls printed were lost: the stream took none for too long"
+                        "{lost} bytes printed by interrupted calls were lost: the stream accepted no output for too \
+                         long"
                     );
                 });
             }
             state = self.state.lock();
-            state.size -= piece.len();
+            state.size -= chunk.len();
             state.written += 1;
             self.changed.notify_all();
         }
     }
 
-    /// Has a piece written and waits until that is done, or the caller's call is to end.
-    fn write(&self, piece: Piece, is_ending: &dyn Fn() -> bool) {
-        let size = piece.len();
+    /// Queues a chunk and waits until it is written, or `is_ending` says that the caller's call is to end.
+    fn write(&self, chunk: Chunk, is_ending: &dyn Fn() -> bool) {
+        let size = chunk.len();
         let mut state = self.state.lock();
-        while state.size > 0 && state.size + size > MAX_WAITING {
+        while state.size > 0 && state.size + size > MAX_QUEUED {
             if is_ending() {
                 state.lost += size;
                 return;
@@ -192,7 +196,7 @@ impl Output {
             self.changed.wait(&mut state);
         }
         state.size += size;
-        state.pieces.push_back(piece);
+        state.chunks.push_back(chunk);
         state.pushed += 1;
         let number = state.pushed;
         self.pushed.notify_one();
@@ -202,49 +206,49 @@ impl Output {
     }
 }
 
-/// Writes a piece. Errors of the stream are ignored: no caller could handle them.
-fn write(streams: &mut Streams, piece: &Piece) {
+/// Writes a chunk. Errors of the stream are ignored: no caller could handle them.
+fn write(streams: &mut Streams, chunk: &Chunk) {
     fn to(sink: Option<&mut Sink>, mut standard: impl Write, text: &str) {
         let _ = match sink {
             Some(sink) => sink.write_all(text.as_bytes()).and_then(|()| sink.flush()),
             None => standard.write_all(text.as_bytes()).and_then(|()| standard.flush()),
         };
     }
-    match piece {
-        Piece::Stdout(text) => to(streams.stdout.as_mut(), io::stdout(), text),
-        Piece::Stderr(text) => to(streams.stderr.as_mut(), io::stderr(), text),
-        Piece::Warning(class, text) => match &streams.warnings {
+    match chunk {
+        Chunk::Stdout(text) => to(streams.stdout.as_mut(), io::stdout(), text),
+        Chunk::Stderr(text) => to(streams.stderr.as_mut(), io::stderr(), text),
+        Chunk::Warning(class, text) => match &streams.warnings {
             Some(hook) => hook(class, text),
             None => tracing::warn!(target: "sbcl", "{class}: {text}"),
         },
     }
 }
 
-/// Takes what a thread prints, or warns of, and waits until it is written; not while `is_ending` says that the thread's call
-/// is to end.
-pub(super) fn take(event: Event<'_>, is_ending: &dyn Fn() -> bool) {
-    let piece = match event {
-        Event::Stdout(text) => Piece::Stdout(text.to_owned()),
-        Event::Stderr(text) => Piece::Stderr(text.to_owned()),
+/// Writes a thread's output or warning and waits until that is done, or `is_ending` says that the thread's call is to
+/// end.
+pub(super) fn write_event(event: Event<'_>, is_ending: &dyn Fn() -> bool) {
+    let chunk = match event {
+        Event::Stdout(text) => Chunk::Stdout(text.to_owned()),
+        Event::Stderr(text) => Chunk::Stderr(text.to_owned()),
         Event::Warning(class, _) => return WARNING.set(class.to_owned()),
-        Event::WarningText { text, .. } => Piece::Warning(WARNING.take().to_lowercase(), text.to_owned()),
+        Event::WarningText { text, .. } => Chunk::Warning(WARNING.take().to_lowercase(), text.to_owned()),
         Event::Notice(text) => return tracing::info!(target: "sbcl", "{}", text.to_owned()),
         _ => return,
     };
-    match SERVED.get() {
-        Some(served) => served.output.write(piece, is_ending),
-        // It still boots.
-        None => write(&mut Streams::default(), &piece),
+    match STREAM_THREADS.get() {
+        Some(threads) => threads.output.write(chunk, is_ending),
+        // The image is still booting, so the stream threads are not installed.
+        None => write(&mut Streams::default(), &chunk),
     }
 }
 
-/// Has those who wait for a stream look whether their call is to end.
-pub(super) fn stop_waiting() {
-    let Some(served) = SERVED.get() else { return };
-    // With the locks: who has just looked waits by then.
-    drop(served.output.state.lock());
-    served.output.changed.notify_all();
-    if let Some(input) = &served.input {
+/// Makes threads that wait for a stream check whether their call is to end.
+pub(super) fn recheck_waiting_calls() {
+    let Some(threads) = STREAM_THREADS.get() else { return };
+    // Taking the lock ensures that a thread which has just checked is waiting, and so receives the notification.
+    drop(threads.output.state.lock());
+    threads.output.changed.notify_all();
+    if let Some(input) = &threads.input {
         drop(input.state.lock());
         input.changed.notify_all();
     }
@@ -256,43 +260,43 @@ struct Input {
     changed: Condvar,
 }
 
-/// What came of reading: the next part of the input, or `None` at its end.
-type Part = std::thread::Result<Option<String>>;
+/// The result of one read: a chunk of input, `None` at its end, or the panic of the stream.
+type ReadResult = std::thread::Result<Option<String>>;
 
 #[derive(Default)]
 struct InputState {
-    /// Somebody waits for it.
+    /// True when a thread waits for input.
     wanted: bool,
-    /// What was read and nobody has taken.
-    part: Option<Part>,
+    /// The result that no thread has taken yet.
+    result: Option<ReadResult>,
     closed: bool,
 }
 
 impl Input {
-    /// Reads when that is wanted, for ever.
+    /// Reads a chunk each time one is wanted, until the input is closed.
     fn serve(&self, mut stdin: Box<dyn Read + Send>) {
         serve_stream();
         let mut state = self.state.lock();
         while !state.closed {
-            if !state.wanted || state.part.is_some() {
+            if !state.wanted || state.result.is_some() {
                 self.changed.wait(&mut state);
                 continue;
             }
             state.wanted = false;
             drop(state);
-            let part = catch_unwind(AssertUnwindSafe(|| read_part(&mut *stdin)));
+            let result = catch_unwind(AssertUnwindSafe(|| read_chunk(&mut *stdin)));
             state = self.state.lock();
-            state.part = Some(part);
+            state.result = Some(result);
             self.changed.notify_all();
         }
     }
 
-    /// The next part. `None` when the caller's call is to end.
-    fn read(&self, is_ending: &dyn Fn() -> bool) -> Option<Part> {
+    /// Waits for the next chunk. Returns `None` if the caller's call is to end.
+    fn read(&self, is_ending: &dyn Fn() -> bool) -> Option<ReadResult> {
         let mut state = self.state.lock();
         loop {
-            if let Some(part) = state.part.take() {
-                return Some(part);
+            if let Some(result) = state.result.take() {
+                return Some(result);
             }
             if is_ending() {
                 return None;
@@ -304,16 +308,16 @@ impl Input {
     }
 }
 
-/// The next part of the input; `None` at its end, or where there is none. It is empty when the thread's call is to end, which
-/// `is_ending` says.
+/// Returns the next chunk of input, or `None` at its end or without a source. The chunk is empty if `is_ending` says that
+/// the thread's call is to end.
 pub(super) fn read(is_ending: &dyn Fn() -> bool) -> Option<String> {
-    match SERVED.get()?.input.as_ref()?.read(is_ending) {
+    match STREAM_THREADS.get()?.input.as_ref()?.read(is_ending) {
         None => Some(String::new()),
-        Some(part) => part.unwrap_or_else(|panic| resume_unwind(panic)),
+        Some(result) => result.unwrap_or_else(|panic| resume_unwind(panic)),
     }
 }
 
-fn read_part(stdin: &mut dyn Read) -> Option<String> {
+fn read_chunk(stdin: &mut dyn Read) -> Option<String> {
     let mut octets = Vec::new();
     let mut buffer = [0; 4096];
     loop {
@@ -330,7 +334,7 @@ fn read_part(stdin: &mut dyn Read) -> Option<String> {
     }
 }
 
-/// True when the last character is one of which more octets have to follow.
+/// Returns true if `octets` end within a character.
 fn is_unfinished(octets: &[u8]) -> bool {
     let last = octets.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
     std::str::from_utf8(last).is_err_and(|error| error.error_len().is_none())

@@ -1,4 +1,7 @@
-//! The Lisp threads that work for this program, and what they are given to do.
+//! The pool: the Lisp threads that run the program's calls.
+//!
+//! Pool threads take requests from a queue, any number of them in parallel. The monitor, Lisp thread number 0, interrupts
+//! calls and starts spare threads; it runs no code of the program.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -12,14 +15,14 @@ use once_cell::sync::OnceCell;
 use parking_lot::{Condvar, Mutex};
 
 use super::convert::{ConversionError, IntoLisp, Reader, Writer};
-use super::define::{self, name};
+use super::define::{self, function_name};
 use super::enter::{Cx, Entry};
 use super::error::{Condition, Error};
 use super::options::Options;
 use super::output;
 use super::value::Value;
 use crate::image::interruption::{self, Interruption};
-use crate::image::program::{self, CallStatus, Inside, Place, Program, Rest, Task};
+use crate::image::program::{self, CallContext, CallStatus, Followup, Program, Task, TaskEnd, ThreadState};
 use crate::image::{Event, message};
 use crate::os::clock::Clock;
 use crate::os::helper_threads;
@@ -27,31 +30,33 @@ use crate::os::panics::{self, Contained};
 use crate::os::thread_supply::ThreadSupply;
 use crate::session::reentry::serves_stream;
 
-/// How often a thread that has nothing to do looks out for something before it gives way to others: as long as a short call
+/// The number of times that an idle thread checks for work before it yields the processor: about as long as a short call
 /// takes.
-const LOOKS: u32 = 25;
-/// How long a request waits before it is looked whether there are too few threads, and until the next look.
-const CROWDED: Duration = Duration::from_millis(10);
-/// How long none of the threads may come back, with no more of them to be had, until those that wait are given up.
-const STUCK: Duration = Duration::from_secs(5);
-/// How many calls whose time limits are yet to come may be over before these are forgotten; as many more as there are others.
-const MAX_OVER: usize = 1024;
-/// The one pool of this process.
+const CHECKS_PER_YIELD: u32 = 25;
+/// The time that a request waits before the monitor checks whether there are too few threads, and the time between
+/// checks.
+const THREAD_CHECK_INTERVAL: Duration = Duration::from_millis(10);
+/// The time after which a waiting request fails if no pool thread comes back and no more may be started.
+const NO_THREAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// The number of scheduled checks, beyond twice those that the last sweep left, at which those of finished calls are
+/// swept out.
+const MAX_STALE_CHECKS: usize = 1024;
+/// The pool of the image in this process.
 static POOL: OnceCell<Arc<Pool>> = OnceCell::new();
 
-/// How a call ended.
-pub(super) type End = program::End<Error>;
+/// The way in which a call ended.
+pub(super) type End = TaskEnd<Error>;
 
-/// What a thread is to do next.
-enum Next {
+/// The next step of a pool thread.
+enum NextStep {
     Request(Request),
-    /// Have handles let go of.
+    /// Make Lisp release objects whose handles were dropped.
     Release,
-    /// Rest until it is called: it is a spare one, and one too many.
-    Rest,
+    /// Park until unparked: this is a spare thread that is not needed.
+    Park,
 }
 
-/// Something to do, under options.
+/// A task to run on a Lisp thread, under options.
 struct Request {
     call: u64,
     task: Box<dyn Task<Error>>,
@@ -59,260 +64,263 @@ struct Request {
 }
 
 impl Request {
-    /// Tells whoever waits how it ended, without running code of the program's: [`Left::finish`] does that.
-    fn settle(self, end: End) -> Option<Left> {
+    /// Reports how the request ended to its caller. Code of the program does not run here but in [`Completion::run`].
+    fn settle(self, end: End) -> Option<Completion> {
         let Self { mut task, options, .. } = self;
-        let Some(rest) = task.settle(end) else {
-            // A caller waits until the task is dropped, and lends the options until then.
+        let Some(followup) = task.settle(end) else {
+            // The caller lends the options until the task is dropped, so this is not the last reference to them, and no
+            // destructor runs here.
             drop(options);
             return None;
         };
-        Some(Left { rest, options })
+        Some(Completion { followup, options })
     }
 }
 
-/// What is left of a request that is over: code of the program's (a waker, destructors), which may block or panic.
-struct Left {
-    rest: Rest,
+/// Code of the program that remains to run for a finished request: a waker and destructors, which may block or panic.
+struct Completion {
+    followup: Followup,
     options: Arc<Options>,
 }
 
-impl Left {
-    /// Runs that code. Nobody waits for it.
-    fn finish(self) {
-        panics::caught(self.rest);
+impl Completion {
+    /// Runs the remaining code. No caller waits for it.
+    fn run(self) {
+        panics::caught(self.followup);
         panics::discard(self.options);
     }
 }
 
-/// A call that is under way.
-struct Running {
+/// A call that is running.
+struct RunningCall {
     call: u64,
-    /// Whose interrupt handle it listens to.
+    /// The group of calls that one interrupt handle ends.
     group: u64,
-    thread: Thread,
-    /// The thread's [`LispThread`].
+    thread: CallThread,
+    /// The [`ThreadId`] of the thread that runs the call.
     thread_id: u64,
-    interruption: Interruption<Reason>,
-    /// When that is looked at next.
-    look: Option<Instant>,
+    interruption: Interruption<EndReason>,
+    /// The time of the next scheduled check of the interruption.
+    next_check: Option<Instant>,
 }
 
-/// Why a call is to end, as Lisp is told and tells.
+/// The reason why a call is to end. Lisp passes its number back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Reason {
+enum EndReason {
     Interrupted = 1,
     Timeout,
 }
 
-impl Reason {
-    fn of(number: i64) -> Option<Self> {
+impl EndReason {
+    fn from_code(number: i64) -> Option<Self> {
         [Self::Interrupted, Self::Timeout].into_iter().find(|reason| *reason as i64 == number)
     }
 }
 
-impl From<Reason> for End {
-    fn from(reason: Reason) -> Self {
+impl From<EndReason> for End {
+    fn from(reason: EndReason) -> Self {
         match reason {
-            Reason::Interrupted => Self::Interrupted,
-            Reason::Timeout => Self::Timeout,
+            EndReason::Interrupted => Self::Interrupted,
+            EndReason::Timeout => Self::Timeout,
         }
     }
 }
 
 #[derive(Default)]
 pub(super) struct Pool {
-    queue: Mutex<Queue>,
+    state: Mutex<PoolState>,
     pushed: Condvar,
-    /// Tells spare threads that rest that one of them is called.
-    called: Condvar,
-    /// How many requests wait.
+    /// Notified when a parked spare thread is needed.
+    unparked: Condvar,
+    /// The number of requests that wait.
     waiting: AtomicUsize,
-    /// How many threads wait for requests, asleep or not.
+    /// The number of threads that wait for requests, awake or asleep.
     idle: AtomicUsize,
-    /// How many requests were taken.
+    /// The number of requests ever taken by a pool thread.
     taken: AtomicUsize,
-    /// How many threads there are at least, and how many more there may be.
+    /// The number of Lisp threads that may run in parallel; `spare_threads` more may exist while threads are inside Rust.
     threads: u32,
     spare_threads: u32,
-    /// How long the cleanup forms of an interrupted call may take.
+    /// The grace period of an interrupted call's cleanup forms.
     cleanup: Duration,
-    watch: Mutex<Watch>,
-    /// Wakes the thread that looks after calls and threads.
+    monitor: Mutex<MonitorState>,
+    /// Wakes the monitor.
     clock: Clock,
     next_call: AtomicU64,
 }
 
-/// The requests that wait, the calls that they become, and the threads that wait for them.
+/// Waiting requests, running calls and the number of threads in each state.
 #[derive(Default)]
-struct Queue {
+struct PoolState {
     requests: VecDeque<Request>,
-    running: Vec<Running>,
-    /// The interruptions that were on their way when their calls ended: the call, and the thread that is yet to take it.
-    late: Vec<(u64, u64)>,
-    /// How many threads look out for requests: each takes one before it sleeps.
+    running: Vec<RunningCall>,
+    /// Interruptions that were still under way when their calls ended: the call, and the thread that has not yet taken
+    /// it.
+    orphaned_interruptions: Vec<(u64, u64)>,
+    /// The number of idle threads that check for requests. Each takes a request, if there is one, before it sleeps.
     awake: usize,
     asleep: usize,
-    /// The number of spare threads that rest, and of those among them that are called and have not noticed it yet.
-    resting: usize,
-    called: usize,
+    /// The number of parked spare threads.
+    parked: usize,
+    /// The number of parked threads that have been unparked and have not noticed yet.
+    unpark_requests: usize,
 }
 
-impl Queue {
-    /// True when a thread has to be woken, since there are more requests than threads that look out for them.
+impl PoolState {
+    /// Returns true if a thread must be woken: there are more requests than threads awake to take them.
     fn needs_another(&self) -> bool {
         self.asleep > 0 && self.requests.len() > self.awake
     }
 
-    /// Calls a spare thread that rests. False when there is none.
-    fn call_spare(&mut self) -> bool {
-        let rests = self.called < self.resting;
-        self.called += usize::from(rests);
-        rests
+    /// Unparks a spare thread. Returns false if none is parked.
+    fn unpark_spare(&mut self) -> bool {
+        let can_unpark = self.unpark_requests < self.parked;
+        self.unpark_requests += usize::from(can_unpark);
+        can_unpark
     }
 
-    /// Notes that `thread` begins to do what is requested.
-    fn begin(&mut self, request: &Request, thread: Thread) {
+    /// Records that the current thread begins to run `request`.
+    fn begin(&mut self, request: &Request, thread: CallThread) {
         let (call, group) = (request.call, request.options.group);
-        let thread_id = LispThread::id();
-        self.running.push(Running {
+        let thread_id = ThreadId::current();
+        self.running.push(RunningCall {
             call,
             group,
             thread,
             thread_id,
             interruption: Interruption::default(),
-            look: None,
+            next_check: None,
         });
     }
 
-    /// Notes that a call is over.
+    /// Records that a call has ended.
     fn end(&mut self, call: u64) {
-        if let Some(place) = self.running.iter().position(|running| running.call == call) {
-            let running = self.running.swap_remove(place);
+        if let Some(index) = self.running.iter().position(|running| running.call == call) {
+            let running = self.running.swap_remove(index);
             if running.interruption.is_under_way() {
-                self.late.push((call, running.thread_id));
+                self.orphaned_interruptions.push((call, running.thread_id));
             }
         }
     }
 
-    fn find(&mut self, call: u64) -> Option<&mut Running> {
+    fn find(&mut self, call: u64) -> Option<&mut RunningCall> {
         self.running.iter_mut().find(|running| running.call == call)
     }
 
-    /// True while an interruption is on its way to a thread, for whichever of its calls.
+    /// Returns true while an interruption is under way to a thread, for any of its calls.
     fn is_interrupting(&self, thread_id: u64) -> bool {
-        self.late.iter().any(|(_, of)| *of == thread_id)
+        self.orphaned_interruptions.iter().any(|(_, thread)| *thread == thread_id)
             || self.running.iter().any(|running| running.thread_id == thread_id && running.interruption.is_under_way())
     }
 
-    /// True when a call that this thread is in is to end.
+    /// Returns true if any call on this thread is to end.
     fn is_ending(&self, thread_id: u64) -> bool {
         self.running.iter().any(|running| running.thread_id == thread_id && running.interruption.reason().is_some())
     }
 }
 
-/// What the thread that interrupts others is to look after.
+/// The monitor's schedule.
 #[derive(Default)]
-struct Watch {
-    /// When which calls are looked at, those that are over included, until they are swept out.
-    due: BinaryHeap<Reverse<(Instant, u64, Due)>>,
-    /// How many of them were left by that.
-    swept: usize,
-    /// When to look whether there are too few threads.
-    look: Option<Instant>,
-    /// How many requests had been taken when there were found to be too few, and when that was.
-    stuck: Option<(usize, Instant)>,
+struct MonitorState {
+    /// Scheduled checks of calls: time, call and reason. Checks of finished calls stay until they are swept out.
+    checks: BinaryHeap<Reverse<(Instant, u64, CheckReason)>>,
+    /// The number of checks that the last sweep left.
+    kept_by_sweep: usize,
+    /// The time of the next check for too few threads.
+    thread_check: Option<Instant>,
+    /// The value of [`Pool::taken`] when requests were first found waiting for a thread, and the time of that.
+    stalled: Option<(usize, Instant)>,
     supply: ThreadSupply,
 }
 
-impl Watch {
-    /// Has a call that is to be interrupted looked at.
-    fn look_at(&mut self, running: &mut Running, at: Instant) {
-        running.look = Some(at);
-        self.due.push(Reverse((at, running.call, Due::Interruption)));
+impl MonitorState {
+    /// Schedules a check of a call that is being interrupted.
+    fn schedule_check(&mut self, running: &mut RunningCall, at: Instant) {
+        running.next_check = Some(at);
+        self.checks.push(Reverse((at, running.call, CheckReason::Interruption)));
     }
 }
 
-/// Why a call is looked at.
+/// The reason for checking a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Due {
-    /// Its time limit has passed.
+enum CheckReason {
+    /// The call's time limit has passed.
     Limit,
-    /// It is being interrupted.
+    /// The call is being interrupted.
     Interruption,
 }
 
-/// What the thread that interrupts others is to do.
-enum Duty {
+/// An action of the monitor.
+enum MonitorAction {
     /// Interrupt a call.
-    Interrupt(Thread, u64, Reason),
-    /// Start a thread of this number.
-    Start(u32),
+    Interrupt(CallThread, u64, EndReason),
+    /// Start a spare thread with this number.
+    StartThread(u32),
 }
 
-/// Where a call runs.
+/// The thread that a call runs on.
 #[derive(Clone)]
-enum Thread {
-    /// One of this pool's.
-    Own(u32),
-    /// Another one of Lisp's.
+enum CallThread {
+    /// A thread of the pool, by number.
+    Pool(u32),
+    /// Any other Lisp thread.
     Other(Value),
 }
 
-impl IntoLisp for Thread {
+impl IntoLisp for CallThread {
     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
         match self {
-            Self::Own(number) => number.write(writer),
+            Self::Pool(number) => number.write(writer),
             Self::Other(thread) => thread.write(writer),
         }
     }
 }
 
 thread_local! {
-    /// What the closures that Lisp is to have run are kept in, by number.
+    /// Tasks that Lisp is to call back on this thread, by number.
     static TASKS: RefCell<Vec<Option<Box<dyn Task<Error>>>>> = const { RefCell::new(Vec::new()) };
     /// The options of the calls that this thread is in, innermost last.
     static OPTIONS: RefCell<Vec<Arc<Options>>> = const { RefCell::new(Vec::new()) };
     /// This thread's number in the pool.
-    static NUMBER: Cell<Option<u32>> = const { Cell::new(None) };
+    static POOL_THREAD: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// A thread of Lisp's that calls are made on. Unlike a number of the pool's, its own is never another thread's.
-struct LispThread(u64);
+/// The identity of a Lisp thread that runs calls. Unlike a thread's number in the pool, an identity is never reused.
+struct ThreadId(u64);
 
 thread_local! {
-    static LISP_THREAD: LispThread = LispThread::new();
+    static THREAD_ID: ThreadId = ThreadId::new();
 }
 
-impl LispThread {
+impl ThreadId {
     fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// This thread's; 0 when it is ending.
-    fn id() -> u64 {
-        LISP_THREAD.try_with(|thread| thread.0).unwrap_or(0)
+    /// Returns the current thread's identity, or 0 if the thread is ending.
+    fn current() -> u64 {
+        THREAD_ID.try_with(|thread| thread.0).unwrap_or(0)
     }
 }
 
-impl Drop for LispThread {
-    /// Interruptions that it has not taken end with it.
+impl Drop for ThreadId {
+    /// Discards the interruptions that the ending thread has not taken.
     fn drop(&mut self) {
         if let Some(pool) = POOL.get() {
-            pool.queue.lock().late.retain(|(_, thread)| *thread != self.0);
+            pool.state.lock().orphaned_interruptions.retain(|(_, thread)| *thread != self.0);
         }
     }
 }
 
-/// Has calls come to `pool` from now on: that of the boot that succeeded.
+/// Makes `pool` the one that receives all calls, once the image has booted.
 pub(super) fn install(pool: Arc<Pool>) {
     let woken = pool.clone();
     message::wake_with(move || _ = woken.pushed.notify_one());
     let _ = POOL.set(pool);
 }
 
-/// The pool, unless this thread is one that the pool's may be waiting for.
+/// Returns the pool. Fails on a thread that serves a stream, because pool threads may be waiting for it.
 fn pool() -> Result<&'static Arc<Pool>, Error> {
     if serves_stream() {
         return Err(Error::CalledByStream);
@@ -320,58 +328,58 @@ fn pool() -> Result<&'static Arc<Pool>, Error> {
     POOL.get().ok_or(Error::NotBooted)
 }
 
-/// Does `work` on a Lisp thread: this one, if it is one that has called Rust.
+/// Runs `work` on a Lisp thread: the current one if it is a Lisp thread that has called Rust.
 pub(super) fn run<R: Send>(work: impl FnOnce(&Cx) -> Result<R, Error> + Send) -> Result<R, Error> {
     match Cx::current() {
         Some(cx) => cx.check_room().and_then(|()| work(&cx)),
-        None => elsewhere(&Options::none(), work),
+        None => run_request(&Options::none(), work),
     }
 }
 
-/// Does `work` on a Lisp thread under `options`.
+/// Runs `work` on a Lisp thread under `options`.
 pub(super) fn run_under<R: Send>(
     options: &Arc<Options>,
     work: impl FnOnce(&Cx) -> Result<R, Error> + Send,
 ) -> Result<R, Error> {
     match Cx::current() {
         Some(cx) if options.is_empty() && is_in_group(options.group) => cx.check_room().and_then(|()| work(&cx)),
-        _ => elsewhere(options, work),
+        _ => run_request(options, work),
     }
 }
 
-/// True when a call that this thread is in is one of the group already: what ends the group's ends it.
+/// Returns true if this thread is in a call of the group: interrupting the group then also ends calls made here.
 fn is_in_group(group: u64) -> bool {
     OPTIONS.with_borrow(|all| all.iter().any(|options| options.group == group))
 }
 
-/// A closure and what becomes of it. All of it is the caller's, who waits: what is not used is dropped there.
-struct Work<F, R> {
+/// A closure and its result, both owned by the caller, who waits for the call and drops what is left of them.
+struct BlockingTask<F, R> {
     work: Option<F>,
     result: Option<std::thread::Result<Result<R, Error>>>,
     end: Option<End>,
 }
 
-impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task<Error> for &mut Work<F, R> {
-    fn run(&mut self, inside: &Inside) {
+impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task<Error> for &mut BlockingTask<F, R> {
+    fn run(&mut self, context: &CallContext) {
         if let Some(work) = self.work.take() {
-            let cx = Cx::new(*inside);
+            let cx = Cx::new(*context);
             self.result = Some(catch_unwind(AssertUnwindSafe(|| work(&cx))));
         }
     }
 
-    fn settle(&mut self, end: End) -> Option<Rest> {
+    fn settle(&mut self, end: End) -> Option<Followup> {
         self.end = Some(end);
         None
     }
 }
 
-/// What a call comes to that ended so. It takes the call's own `result` where that counts.
-pub(super) fn settled<R>(
+/// Returns the result of a call that ended with `end`. Takes the call's own `result` if it completed or panicked.
+pub(super) fn call_result<R>(
     end: End,
     result: &mut Option<std::thread::Result<Result<R, Error>>>,
     limit: Option<Duration>,
 ) -> std::thread::Result<Result<R, Error>> {
-    // A panic is more than an end.
+    // A panic takes precedence over the way in which the call ended.
     if let Some(result) = result.take_if(|result| result.is_err() || matches!(end, End::Done)) {
         return result;
     }
@@ -385,29 +393,30 @@ pub(super) fn settled<R>(
     }))
 }
 
-fn elsewhere<R: Send>(options: &Arc<Options>, work: impl FnOnce(&Cx) -> Result<R, Error> + Send) -> Result<R, Error> {
+fn run_request<R: Send>(options: &Arc<Options>, work: impl FnOnce(&Cx) -> Result<R, Error> + Send) -> Result<R, Error> {
     let pool = pool()?;
-    let mut task = Work { work: Some(work), result: None, end: None };
+    let mut task = BlockingTask { work: Some(work), result: None, end: None };
     program::scoped(&mut task, |task| {
         let request = pool.request(options, task);
         match Cx::current() {
-            Some(cx) => pool.perform_here(&cx, request),
+            Some(cx) => pool.perform_nested(&cx, request),
             None => pool.push(request),
         }
     });
-    // Without an end: the threads have ended.
-    let result = settled(task.end.unwrap_or(End::Aborted), &mut task.result, options.timeout);
+    // Without an end, the threads of the pool have ended and the task was dropped.
+    let result = call_result(task.end.unwrap_or(End::Aborted), &mut task.result, options.timeout);
     result.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// Ends a request that was not begun, on the thread that interrupts others: no code of the program's may run there.
-fn settle_elsewhere(request: Request, end: End) {
-    if let Some(left) = request.settle(end) {
-        helper_threads::run(|| left.finish());
+/// Settles a request that has not begun, on the monitor. Code of the program runs on a helper thread, never on the
+/// monitor.
+fn settle_from_monitor(request: Request, end: End) {
+    if let Some(completion) = request.settle(end) {
+        helper_threads::run(|| completion.run());
     }
 }
 
-/// Has `task` done on a Lisp thread. The number of the call, by which it can be ended.
+/// Queues `task` for a Lisp thread. Returns the number of the call, for [`interrupt_call`].
 pub(super) fn submit(options: &Arc<Options>, task: Box<dyn Task<Error>>) -> Result<u64, Error> {
     let pool = pool()?;
     let request = pool.request(options, task);
@@ -416,14 +425,14 @@ pub(super) fn submit(options: &Arc<Options>, task: Box<dyn Task<Error>>) -> Resu
     Ok(call)
 }
 
-/// Has Lisp run `task` in what pins a vector, which `write` writes with where to put its address.
+/// Makes Lisp pin a vector and run `task` meanwhile. `write` writes the vector and the place for its address.
 pub(super) fn call_with_task(
     cx: &Cx,
     task: Box<dyn Task<Error>>,
     write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
 ) -> Result<(), Error> {
     let number = keep_task(task);
-    let result = cx.ask(Entry::BorrowOctets, |writer| {
+    let result = cx.call_entry(Entry::BorrowOctets, |writer| {
         number.write(writer)?;
         write(writer)
     });
@@ -431,7 +440,7 @@ pub(super) fn call_with_task(
     result
 }
 
-/// Keeps `task` until Lisp asks for it by the number that this returns. The last one that is kept is the first to go.
+/// Stores `task` and returns the number by which Lisp calls it back. Tasks are removed in reverse order.
 fn keep_task(task: Box<dyn Task<Error>>) -> usize {
     TASKS.with_borrow_mut(|tasks| {
         tasks.push(Some(task));
@@ -439,14 +448,14 @@ fn keep_task(task: Box<dyn Task<Error>>) -> usize {
     })
 }
 
-/// Ends a call, if it is not over.
+/// Interrupts a call, if it has not ended.
 pub(super) fn interrupt_call(call: u64) {
     if let Some(pool) = POOL.get() {
         pool.end_calls(|number, _| number == call);
     }
 }
 
-/// Ends the calls of a group.
+/// Interrupts the calls of a group.
 pub(super) fn interrupt_group(group: u64) {
     if let Some(pool) = POOL.get() {
         pool.end_calls(|_, group_of_call| group_of_call == group);
@@ -465,201 +474,207 @@ impl Pool {
 
     fn push(&self, request: Request) {
         let (call, limit) = (request.call, request.options.timeout);
-        let mut queue = self.queue.lock();
-        queue.requests.push_back(request);
+        let mut state = self.state.lock();
+        state.requests.push_back(request);
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        let needs_another = queue.needs_another();
-        drop(queue);
+        let needs_another = state.needs_another();
+        drop(state);
         if needs_another {
             self.pushed.notify_one();
         }
-        self.limit(call, limit);
-        self.look_if_crowded();
+        self.schedule_timeout(call, limit);
+        self.schedule_thread_check();
     }
 
-    /// Has a call, which waits or runs, ended when its time limit has passed.
-    fn limit(&self, call: u64, limit: Option<Duration>) {
-        let Some(due) = limit.and_then(|limit| Instant::now().checked_add(limit)) else { return };
-        let mut watch = self.watch.lock();
-        watch.due.push(Reverse((due, call, Due::Limit)));
-        if watch.due.len() > 2 * watch.swept + MAX_OVER {
-            let queue = self.queue.lock();
-            let waiting = queue.requests.iter().map(|request| request.call);
-            let live: HashSet<u64> = queue.running.iter().map(|running| running.call).chain(waiting).collect();
-            drop(queue);
-            watch.due.retain(|Reverse((_, call, _))| live.contains(call));
-            watch.swept = watch.due.len();
+    /// Schedules the end of a call, waiting or running, for the time when its limit has passed.
+    fn schedule_timeout(&self, call: u64, limit: Option<Duration>) {
+        let Some(deadline) = limit.and_then(|limit| Instant::now().checked_add(limit)) else { return };
+        let mut monitor = self.monitor.lock();
+        monitor.checks.push(Reverse((deadline, call, CheckReason::Limit)));
+        if monitor.checks.len() > 2 * monitor.kept_by_sweep + MAX_STALE_CHECKS {
+            let state = self.state.lock();
+            let waiting = state.requests.iter().map(|request| request.call);
+            let live: HashSet<u64> = state.running.iter().map(|running| running.call).chain(waiting).collect();
+            drop(state);
+            monitor.checks.retain(|Reverse((_, call, _))| live.contains(call));
+            monitor.kept_by_sweep = monitor.checks.len();
         }
-        drop(watch);
-        self.clock.arm(due);
+        drop(monitor);
+        self.clock.arm(deadline);
     }
 
-    /// Has it looked after, if a request waits and no thread does.
-    fn look_if_crowded(&self) {
+    /// Schedules a check for too few threads if a request waits and no thread is idle.
+    fn schedule_thread_check(&self) {
         if self.idle.load(Ordering::SeqCst) == 0 && self.waiting.load(Ordering::SeqCst) > 0 {
-            let mut watch = self.watch.lock();
-            if watch.look.is_none() {
-                let look = Instant::now() + CROWDED;
-                watch.look = Some(look);
-                self.clock.arm(look);
+            let mut monitor = self.monitor.lock();
+            if monitor.thread_check.is_none() {
+                let at = Instant::now() + THREAD_CHECK_INTERVAL;
+                monitor.thread_check = Some(at);
+                self.clock.arm(at);
             }
         }
     }
 
-    /// Waits for what thread `number` is to do next.
-    fn next(&self, number: u32) -> Next {
+    /// Waits for the next step of thread `number`.
+    fn next_step(&self, number: u32) -> NextStep {
         self.idle.fetch_add(1, Ordering::SeqCst);
-        self.queue.lock().awake += 1;
+        self.state.lock().awake += 1;
         let next = self.next_while_idle(number);
-        if !matches!(next, Next::Request(_)) {
-            // A request may count on this thread.
-            let mut queue = self.queue.lock();
-            queue.awake -= 1;
-            if queue.needs_another() {
-                drop(queue);
+        if !matches!(next, NextStep::Request(_)) {
+            // This thread counted as awake, so a request may have been left to it.
+            let mut state = self.state.lock();
+            state.awake -= 1;
+            if state.needs_another() {
+                drop(state);
                 self.pushed.notify_one();
             }
         }
         self.idle.fetch_sub(1, Ordering::SeqCst);
-        // Another one may count on this thread.
-        self.look_if_crowded();
+        // This thread counted as idle, so a check may not have been scheduled.
+        self.schedule_thread_check();
         next
     }
 
-    /// [`Pool::next`] of a thread that is awake; it is no more if this is a request.
-    fn next_while_idle(&self, number: u32) -> Next {
+    /// Waits for the next step of a thread that counts as awake. When a request is returned, [`Pool::take`] has already
+    /// stopped counting the thread as awake.
+    fn next_while_idle(&self, number: u32) -> NextStep {
         let is_spare = number > self.threads;
         loop {
-            let mut looks = 0;
-            let found = crate::os::busy_poll::look(LOOKS, || {
-                if is_spare && (self.waiting.load(Ordering::SeqCst) == 0 || self.are_enough()) {
-                    return Some(Next::Rest);
+            let mut checks = 0;
+            let found = crate::os::busy_poll::poll_briefly(CHECKS_PER_YIELD, || {
+                if is_spare && (self.waiting.load(Ordering::SeqCst) == 0 || self.has_enough_threads()) {
+                    return Some(NextStep::Park);
                 }
                 if let Some(request) = self.take(number) {
-                    return Some(Next::Request(request));
+                    return Some(NextStep::Request(request));
                 }
-                looks += 1;
-                // A program that makes one call after another has handles let go of in between, many at a time.
-                (looks >= LOOKS && message::has_released()).then_some(Next::Release)
+                checks += 1;
+                // While a program makes one call after another, its dropped handles are released here, many at a time.
+                (checks >= CHECKS_PER_YIELD && message::has_released()).then_some(NextStep::Release)
             });
             if let Some(next) = found {
                 return next;
             }
-            let mut queue = self.queue.lock();
-            if queue.requests.is_empty() {
-                queue.awake -= 1;
-                queue.asleep += 1;
-                self.pushed.wait(&mut queue);
-                queue.asleep -= 1;
-                queue.awake += 1;
-                drop(queue);
+            let mut state = self.state.lock();
+            if state.requests.is_empty() {
+                state.awake -= 1;
+                state.asleep += 1;
+                self.pushed.wait(&mut state);
+                state.asleep -= 1;
+                state.awake += 1;
+                drop(state);
                 if message::has_released() {
-                    // What they keep may be in the way of what waits.
-                    return Next::Release;
+                    // Objects behind dropped handles may take up heap that waiting calls need.
+                    return NextStep::Release;
                 }
             }
         }
     }
 
-    /// Takes the first request that waits, if there is one, for thread `number`, which is awake and will not be idle any more.
+    /// Takes the first waiting request, if any, for thread `number`, which then no longer counts as awake.
     fn take(&self, number: u32) -> Option<Request> {
         if self.waiting.load(Ordering::SeqCst) == 0 {
             return None;
         }
-        let mut queue = self.queue.lock();
-        let request = queue.requests.pop_front()?;
-        queue.begin(&request, Thread::Own(number));
-        queue.awake -= 1;
+        let mut state = self.state.lock();
+        let request = state.requests.pop_front()?;
+        state.begin(&request, CallThread::Pool(number));
+        state.awake -= 1;
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         self.taken.fetch_add(1, Ordering::Relaxed);
         Some(request)
     }
 
-    /// Has this spare thread rest until it is called. It does not end: the program's thread-local destructors may block, or
-    /// call Lisp, and whatever starts a thread in Lisp waits for those that are ending (SBCL's `allocate-thread-memory`).
-    fn rest(&self) {
-        let mut queue = self.queue.lock();
-        queue.resting += 1;
-        while queue.called == 0 {
-            self.called.wait(&mut queue);
+    /// Parks this spare thread until it is needed. The thread does not end instead, because thread-local destructors of the
+    /// program may block or call Lisp, and starting a thread in Lisp waits for those that are ending (SBCL's
+    /// `allocate-thread-memory`).
+    fn park(&self) {
+        let mut state = self.state.lock();
+        state.parked += 1;
+        while state.unpark_requests == 0 {
+            self.unparked.wait(&mut state);
         }
-        queue.called -= 1;
-        queue.resting -= 1;
+        state.unpark_requests -= 1;
+        state.parked -= 1;
     }
 
-    /// Has the calls ended that `matches` by number and group.
+    /// Ends the calls for which `matches` returns true, given their number and group.
     fn end_calls(&self, matches: impl Fn(u64, u64) -> bool) {
         let now = Instant::now();
-        let mut watch = self.watch.lock();
-        let mut queue = self.queue.lock();
-        for running in queue.running.iter_mut().filter(|running| matches(running.call, running.group)) {
-            if running.interruption.want(Reason::Interrupted, self.cleanup, now) {
-                watch.look_at(running, now);
+        let mut monitor = self.monitor.lock();
+        let mut state = self.state.lock();
+        for running in state.running.iter_mut().filter(|running| matches(running.call, running.group)) {
+            if running.interruption.request(EndReason::Interrupted, self.cleanup, now) {
+                monitor.schedule_check(running, now);
             }
         }
-        let waiting: Vec<Request> =
-            std::iter::from_fn(|| self.withdraw(&mut queue, |request| matches(request.call, request.options.group)))
-                .collect();
-        drop(queue);
-        drop(watch);
+        let waiting: Vec<Request> = std::iter::from_fn(|| {
+            self.remove_request(&mut state, |request| matches(request.call, request.options.group))
+        })
+        .collect();
+        drop(state);
+        drop(monitor);
         self.clock.arm(now);
-        output::stop_waiting();
-        // All of them first: what is left may block.
-        let left: Vec<Left> = waiting.into_iter().filter_map(|request| request.settle(End::Interrupted)).collect();
-        left.into_iter().for_each(Left::finish);
+        output::recheck_waiting_calls();
+        // All requests are settled before any completion runs, as completions may block.
+        let completions: Vec<Completion> =
+            waiting.into_iter().filter_map(|request| request.settle(End::Interrupted)).collect();
+        completions.into_iter().for_each(Completion::run);
     }
 
-    /// Notes that the interruption which was sent to end `call` was taken. Whatever else its thread is in may be interrupted
+    /// Records that the interruption sent for `call` has been taken. Other calls on the same thread can be interrupted
     /// from now on.
-    fn interrupted(&self, call: u64) {
+    fn note_interruption_taken(&self, call: u64) {
         let now = Instant::now();
-        let mut watch = self.watch.lock();
-        let mut queue = self.queue.lock();
-        let thread_id = match queue.find(call) {
+        let mut monitor = self.monitor.lock();
+        let mut state = self.state.lock();
+        let thread_id = match state.find(call) {
             Some(running) => {
-                running.interruption.taken(now);
+                running.interruption.note_taken(now);
                 running.thread_id
             }
-            None => match queue.late.iter().position(|(late, _)| *late == call) {
-                Some(place) => queue.late.swap_remove(place).1,
+            None => match state.orphaned_interruptions.iter().position(|(orphan, _)| *orphan == call) {
+                Some(index) => state.orphaned_interruptions.swap_remove(index).1,
                 None => return,
             },
         };
-        let wanted = |running: &&mut Running| running.thread_id == thread_id && running.interruption.reason().is_some();
-        queue.running.iter_mut().filter(wanted).for_each(|running| watch.look_at(running, now));
+        let is_to_end =
+            |running: &&mut RunningCall| running.thread_id == thread_id && running.interruption.reason().is_some();
+        state.running.iter_mut().filter(is_to_end).for_each(|running| monitor.schedule_check(running, now));
         self.clock.arm(now);
     }
 
-    /// Notes that `call` begins to unwind.
-    fn unwinds(&self, call: u64) {
-        if let Some(running) = self.queue.lock().find(call) {
-            running.interruption.unwinds(Instant::now());
+    /// Records that `call` has begun to unwind.
+    fn note_unwinding(&self, call: u64) {
+        if let Some(running) = self.state.lock().find(call) {
+            running.interruption.note_unwinding(Instant::now());
         }
     }
 
-    /// True when a call that this thread is in is to end.
+    /// Returns true if any call on the current thread is to end.
     pub(super) fn is_ending(&self) -> bool {
-        self.queue.lock().is_ending(LispThread::id())
+        self.state.lock().is_ending(ThreadId::current())
     }
 
-    /// Does what is requested on this thread, which Lisp has called Rust on.
-    fn perform_here(&self, cx: &Cx, request: Request) {
-        let thread = match NUMBER.get() {
-            Some(number) => Thread::Own(number),
-            None => Thread::Other(cx.ask_with(Entry::CurrentThread, &()).unwrap_or_else(|_| Value::nil())),
+    /// Runs a request on the current thread, a Lisp thread that has called Rust.
+    fn perform_nested(&self, cx: &Cx, request: Request) {
+        let thread = match POOL_THREAD.get() {
+            Some(number) => CallThread::Pool(number),
+            None => CallThread::Other(cx.call_entry_with(Entry::CurrentThread, &()).unwrap_or_else(|_| Value::nil())),
         };
-        self.queue.lock().begin(&request, thread);
-        self.limit(request.call, request.options.timeout);
-        self.perform(cx.inside(), request, false);
+        self.state.lock().begin(&request, thread);
+        self.schedule_timeout(request.call, request.options.timeout);
+        self.perform(cx.context(), request, false);
     }
 
-    /// Does what is requested, and noted as begun, on this thread: one of the pool's `own`, in no call yet, or another.
-    fn perform(&self, inside: &Inside, request: Request, own: bool) {
+    /// Runs a request that was recorded as begun. `is_outermost` is true if the current thread is a pool thread in no
+    /// other call.
+    fn perform(&self, context: &CallContext, request: Request, is_outermost: bool) {
         let Request { call, task, options } = request;
-        let cx = Cx::new(*inside);
+        let cx = Cx::new(*context);
         let number = keep_task(task);
         OPTIONS.with_borrow_mut(|all| all.push(options.clone()));
-        let result = cx.ask::<Option<i64>>(Entry::RunUnderConditions, |writer| {
+        let result = cx.call_entry::<Option<i64>>(Entry::RunUnderConditions, |writer| {
             call.write(writer)?;
             number.write(writer)?;
             if options.has_bindings() {
@@ -674,35 +689,37 @@ impl Pool {
         let task = TASKS.with_borrow_mut(|tasks| tasks.pop().flatten());
         let end = match result {
             Ok(None) => End::Done,
-            Ok(Some(number)) => Reason::of(number).map_or(End::Aborted, End::from),
-            Err(Error::Unwinding) if own => End::Aborted,
+            Ok(Some(number)) => EndReason::from_code(number).map_or(End::Aborted, End::from),
+            Err(Error::Unwinding) if is_outermost => End::Aborted,
             Err(Error::Unwinding) => End::Unwound,
             Err(error) => End::Failed(Box::new(error)),
         };
-        self.queue.lock().end(call);
-        if let Some(left) = task.and_then(|task| Request { call, task, options }.settle(end)) {
-            if inside.is_unwinding() {
-                // Here it could not call Lisp.
-                helper_threads::run(|| left.finish());
+        self.state.lock().end(call);
+        if let Some(completion) = task.and_then(|task| Request { call, task, options }.settle(end)) {
+            if context.is_unwinding() {
+                // On this thread, which is unwinding, the completion could not call Lisp.
+                helper_threads::run(|| completion.run());
             } else {
-                left.finish();
+                completion.run();
             }
         }
     }
 
-    /// Interrupts calls whose time has come, and sees to it that there are threads enough, for ever.
-    fn look_after(&self, cx: &Cx) {
+    /// Runs the monitor: interrupts calls when they are due and starts threads when there are too few, for ever.
+    fn run_monitor(&self, cx: &Cx) {
         loop {
-            let result: Result<(), Error> = match self.next_duty() {
-                Duty::Interrupt(thread, call, reason) => cx.ask_with(Entry::Interrupt, &(thread, call, reason as i64)),
-                Duty::Start(number) => {
-                    let started = cx.ask_with(Entry::StartThread, &(number,));
-                    let mut watch = self.watch.lock();
+            let result: Result<(), Error> = match self.next_action() {
+                MonitorAction::Interrupt(thread, call, reason) => {
+                    cx.call_entry_with(Entry::Interrupt, &(thread, call, reason as i64))
+                }
+                MonitorAction::StartThread(number) => {
+                    let started = cx.call_entry_with(Entry::StartThread, &(number,));
+                    let mut monitor = self.monitor.lock();
                     if started.is_ok() {
-                        watch.supply.arrived();
+                        monitor.supply.arrived();
                     } else {
-                        Place::give_back(number);
-                        watch.supply.refused(Instant::now());
+                        ThreadState::release(number);
+                        monitor.supply.refused(Instant::now());
                     }
                     started
                 }
@@ -715,176 +732,183 @@ impl Pool {
         }
     }
 
-    fn next_duty(&self) -> Duty {
-        let mut watch = self.watch.lock();
+    fn next_action(&self) -> MonitorAction {
+        let mut monitor = self.monitor.lock();
         loop {
             let now = Instant::now();
-            if watch.look.is_some_and(|look| look <= now) {
-                let (more, given_up) = self.look_at_threads(&mut watch, now);
-                if let Some(request) = given_up {
-                    parking_lot::MutexGuard::unlocked(&mut watch, || settle_elsewhere(request, End::NoThread));
+            if monitor.thread_check.is_some_and(|at| at <= now) {
+                let (thread_to_start, failed_request) = self.check_threads(&mut monitor, now);
+                if let Some(request) = failed_request {
+                    parking_lot::MutexGuard::unlocked(&mut monitor, || settle_from_monitor(request, End::NoThread));
                 }
-                if let Some(number) = more {
-                    return Duty::Start(number);
+                if let Some(number) = thread_to_start {
+                    return MonitorAction::StartThread(number);
                 }
                 continue;
             }
-            let first = watch.due.peek().map(|Reverse((at, ..))| *at);
+            let first = monitor.checks.peek().map(|Reverse((at, ..))| *at);
             if first.is_none_or(|first| first > now) {
-                if let Some(wake) = first.into_iter().chain(watch.look).min() {
+                if let Some(wake) = first.into_iter().chain(monitor.thread_check).min() {
                     self.clock.arm(wake);
                 }
-                parking_lot::MutexGuard::unlocked(&mut watch, || self.clock.wait());
+                parking_lot::MutexGuard::unlocked(&mut monitor, || self.clock.wait());
                 continue;
             }
-            let Some(Reverse((at, call, due))) = watch.due.pop() else { continue };
-            let mut queue = self.queue.lock();
-            if queue.find(call).is_some() {
-                let duty = self.look_at_call(&mut watch, &mut queue, (at, call, due), now);
-                drop(queue);
-                if due == Due::Limit {
-                    output::stop_waiting();
+            let Some(Reverse((at, call, reason))) = monitor.checks.pop() else { continue };
+            let mut state = self.state.lock();
+            if state.find(call).is_some() {
+                let action = self.check_call(&mut monitor, &mut state, (at, call, reason), now);
+                drop(state);
+                if reason == CheckReason::Limit {
+                    output::recheck_waiting_calls();
                 }
-                match duty {
-                    Some(duty) => return duty,
+                match action {
+                    Some(action) => return action,
                     None => continue,
                 }
             }
-            let waiting = match due {
-                Due::Limit => self.withdraw(&mut queue, |request| request.call == call),
-                Due::Interruption => None,
+            let waiting = match reason {
+                CheckReason::Limit => self.remove_request(&mut state, |request| request.call == call),
+                CheckReason::Interruption => None,
             };
-            drop(queue);
+            drop(state);
             if let Some(request) = waiting {
-                parking_lot::MutexGuard::unlocked(&mut watch, || settle_elsewhere(request, End::Timeout));
+                parking_lot::MutexGuard::unlocked(&mut monitor, || settle_from_monitor(request, End::Timeout));
             }
         }
     }
 
-    /// Looks at a running call, for what was due, and whether it is to be interrupted now.
-    fn look_at_call(
+    /// Checks a running call for `reason`, and returns the interruption to be sent now, if any.
+    fn check_call(
         &self,
-        watch: &mut Watch,
-        queue: &mut Queue,
-        (at, call, due): (Instant, u64, Due),
+        monitor: &mut MonitorState,
+        state: &mut PoolState,
+        (at, call, reason): (Instant, u64, CheckReason),
         now: Instant,
-    ) -> Option<Duty> {
-        let running = queue.find(call)?;
-        match due {
-            Due::Limit => {
-                if !running.interruption.want(Reason::Timeout, self.cleanup, now) {
+    ) -> Option<MonitorAction> {
+        let running = state.find(call)?;
+        match reason {
+            CheckReason::Limit => {
+                if !running.interruption.request(EndReason::Timeout, self.cleanup, now) {
                     return None;
                 }
             }
-            // It was looked at meanwhile.
-            Due::Interruption if running.look != Some(at) => return None,
-            Due::Interruption => {}
+            // The call was checked in the meantime, or its check was rescheduled.
+            CheckReason::Interruption if running.next_check != Some(at) => return None,
+            CheckReason::Interruption => {}
         }
-        running.look = None;
+        running.next_check = None;
         let thread_id = running.thread_id;
-        if queue.is_interrupting(thread_id) {
-            // It is looked at again when the thread has taken that one.
+        if state.is_interrupting(thread_id) {
+            // The call is checked again when the thread has taken the earlier interruption.
             return None;
         }
-        let running = queue.find(call)?;
+        let running = state.find(call)?;
         match running.interruption.step(now) {
             interruption::Step::Send => {
                 let reason = running.interruption.reason()?;
-                Some(Duty::Interrupt(running.thread.clone(), call, reason))
+                Some(MonitorAction::Interrupt(running.thread.clone(), call, reason))
             }
             interruption::Step::Wait(until) => {
-                watch.look_at(running, until);
+                monitor.schedule_check(running, until);
                 None
             }
-            interruption::Step::Rest => None,
+            interruption::Step::Idle => None,
         }
     }
 
-    /// Takes the first request that `matches` out of the queue.
-    fn withdraw(&self, queue: &mut Queue, matches: impl Fn(&Request) -> bool) -> Option<Request> {
-        let place = queue.requests.iter().position(matches)?;
-        let request = queue.requests.remove(place)?;
+    /// Removes the first waiting request for which `matches` returns true.
+    fn remove_request(&self, state: &mut PoolState, matches: impl Fn(&Request) -> bool) -> Option<Request> {
+        let index = state.requests.iter().position(matches)?;
+        let request = state.requests.remove(index)?;
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         Some(request)
     }
 
-    /// True when as many threads as there are to be side by side are in Lisp.
-    fn are_enough(&self) -> bool {
-        Place::count_in_lisp() >= self.threads as usize
+    /// Returns true if as many threads are in Lisp as may run in parallel.
+    fn has_enough_threads(&self) -> bool {
+        ThreadState::count_in_lisp() >= self.threads as usize
     }
 
-    /// Looks whether requests wait because too many threads are inside Rust, and calls a spare one then. The number of one
-    /// that is to be started; a request that is to be given up.
-    fn look_at_threads(&self, watch: &mut Watch, now: Instant) -> (Option<u32>, Option<Request>) {
+    /// Unparks a spare thread if requests wait because too many threads are inside Rust. If none is parked, returns the
+    /// number of a thread to start, or a request that has waited too long.
+    fn check_threads(&self, monitor: &mut MonitorState, now: Instant) -> (Option<u32>, Option<Request>) {
         if self.waiting.load(Ordering::SeqCst) == 0 {
-            (watch.look, watch.stuck) = (None, None);
+            (monitor.thread_check, monitor.stalled) = (None, None);
             return (None, None);
         }
-        watch.look = Some(now + CROWDED);
-        if self.idle.load(Ordering::SeqCst) > 0 || self.are_enough() {
-            watch.stuck = None;
+        monitor.thread_check = Some(now + THREAD_CHECK_INTERVAL);
+        if self.idle.load(Ordering::SeqCst) > 0 || self.has_enough_threads() {
+            monitor.stalled = None;
             return (None, None);
         }
         let taken = self.taken.load(Ordering::Relaxed);
-        let Some((_, since)) = watch.stuck.filter(|(before, _)| *before == taken) else {
-            // They may have been about to take something.
-            watch.stuck = Some((taken, now));
+        let Some((_, since)) = monitor.stalled.filter(|(before, _)| *before == taken) else {
+            // A thread may be about to take a request: the pool is stalled only if none is taken until the next check.
+            monitor.stalled = Some((taken, now));
             return (None, None);
         };
-        if self.queue.lock().call_spare() {
-            self.called.notify_one();
-            watch.stuck = None;
+        if self.state.lock().unpark_spare() {
+            self.unparked.notify_one();
+            monitor.stalled = None;
             return (None, None);
         }
-        let spare = (self.threads + 1..=self.threads + self.spare_threads).find(|number| Place::is_free(*number));
+        let spare = (self.threads + 1..=self.threads + self.spare_threads).find(|number| ThreadState::is_free(*number));
         if let Some(number) = spare
-            && watch.supply.start(1, now)
+            && monitor.supply.start(1, now)
         {
-            Place::take(number);
+            ThreadState::reserve(number);
             return (Some(number), None);
         }
-        let given_up = if now < since + STUCK { None } else { self.withdraw(&mut self.queue.lock(), |_| true) };
-        (None, given_up)
+        let failed_request =
+            if now < since + NO_THREAD_TIMEOUT { None } else { self.remove_request(&mut self.state.lock(), |_| true) };
+        (None, failed_request)
     }
 }
 
 impl Program for Pool {
-    fn serve(&self, inside: &Inside, thread: u32) -> bool {
-        let cx = Cx::new(*inside);
+    fn serve(&self, context: &CallContext, thread: u32) -> bool {
+        let cx = Cx::new(*context);
         if thread == 0 {
-            self.look_after(&cx);
+            self.run_monitor(&cx);
             return false;
         }
-        NUMBER.set(Some(thread));
+        POOL_THREAD.set(Some(thread));
         loop {
             cx.release_handles();
-            if inside.is_unwinding() {
+            if context.is_unwinding() {
                 return true;
             }
-            match self.next(thread) {
-                Next::Request(request) => {
-                    self.perform(inside, request, true);
-                    if inside.is_unwinding() {
+            match self.next_step(thread) {
+                NextStep::Request(request) => {
+                    self.perform(context, request, true);
+                    if context.is_unwinding() {
                         return true;
                     }
                 }
-                Next::Release => {}
-                Next::Rest => self.rest(),
+                NextStep::Release => {}
+                NextStep::Park => self.park(),
             }
         }
     }
 
-    fn call(&self, inside: &Inside, function: u64, message: &[u64], answer: &mut message::Writer) -> CallStatus {
-        let cx = Cx::new(*inside);
+    fn call(
+        &self,
+        context: &CallContext,
+        function: u64,
+        message: &[u64],
+        answer: &mut message::MessageWriter,
+    ) -> CallStatus {
+        let cx = Cx::new(*context);
         let work = || {
             let mut writer = Writer(answer);
             match function {
                 RUN => run_task(&cx, message),
-                ASK => ask(&cx, message, &mut writer),
-                DEFINED => define::note_taken(Reader::new(&cx, message)),
+                ASK => ask_handler(&cx, message, &mut writer),
+                DEFINED => define::note_installed(Reader::new(&cx, message)),
                 READ_INPUT => output::read(&|| self.is_ending())
                     .write(&mut writer)
-                    .map_err(|error| Failure::of(name(function), error.into())),
+                    .map_err(|error| HostFailure::from_error(function_name(function), error.into())),
                 _ => define::call(&cx, function, message, &mut writer),
             }
         };
@@ -895,12 +919,12 @@ impl Program for Pool {
         match result {
             Ok(Ok(())) => CallStatus::Values,
             Ok(Err(failure)) => {
-                *answer = message::Writer::new();
+                *answer = message::MessageWriter::new();
                 failure.write(answer)
             }
             Err(text) => {
-                *answer = message::Writer::new();
-                answer.string_pair(&name(function), &text);
+                *answer = message::MessageWriter::new();
+                answer.string_pair(&function_name(function), &text);
                 CallStatus::Panicked
             }
         }
@@ -908,32 +932,33 @@ impl Program for Pool {
 
     fn event(&self, event: Event<'_>) {
         match event {
-            Event::Interrupted(call) => self.interrupted(call),
-            Event::Unwinding(call) => self.unwinds(call),
-            event => output::take(event, &|| self.is_ending()),
+            Event::Interrupted(call) => self.note_interruption_taken(call),
+            Event::Unwinding(call) => self.note_unwinding(call),
+            event => output::write_event(event, &|| self.is_ending()),
         }
     }
 }
 
-/// Numbers of the functions that are there from the beginning: `enum sbcl_program_function`.
+/// The numbers of the program's built-in functions: `enum sbcl_program_function`.
 const RUN: u64 = 0;
 const ASK: u64 = 1;
 const READ_INPUT: u64 = 2;
 const DEFINED: u64 = 3;
 
-/// Why a function of the program's has no value.
-pub(super) enum Failure {
-    /// It returned an error.
+/// The reason why a host function returned no values.
+pub(super) enum HostFailure {
+    /// The function returned an error: the condition, or nil with the function's name and the error's text.
     Error(Value, String, String),
     /// Lisp is unwinding.
     Unwinding,
-    /// There is no such function any more.
+    /// The function no longer exists.
     Missing,
 }
 
-impl Failure {
-    /// The failure of a function that returned `error`, unless Lisp is unwinding: an [`Error::Unwinding`] is one like others.
-    pub(super) fn of(name: String, error: Box<dyn std::error::Error + Send + Sync>) -> Self {
+impl HostFailure {
+    /// Makes the failure of a function that returned `error`. The caller has checked that Lisp is not unwinding, so an
+    /// [`Error::Unwinding`] is an error like any other.
+    pub(super) fn from_error(name: String, error: Box<dyn std::error::Error + Send + Sync>) -> Self {
         match error.downcast::<Error>() {
             Ok(error) => match *error {
                 Error::Condition(condition) => Self::Error(condition.object.clone(), name, String::new()),
@@ -943,61 +968,63 @@ impl Failure {
         }
     }
 
-    fn write(&self, answer: &mut message::Writer) -> CallStatus {
+    fn write(&self, answer: &mut message::MessageWriter) -> CallStatus {
         match self {
             Self::Unwinding => return CallStatus::Unwinding,
             Self::Missing => return CallStatus::Missing,
             Self::Error(condition, name, text) if condition.is_nil() => answer.string_pair(name, text),
-            Self::Error(condition, ..) => condition.put(answer),
+            Self::Error(condition, ..) => condition.write_token(answer),
         }
         CallStatus::Failed
     }
 }
 
-fn run_task(cx: &Cx, message: &[u64]) -> Result<(), Failure> {
+fn run_task(cx: &Cx, message: &[u64]) -> Result<(), HostFailure> {
     let number = Reader::new(cx, message).read::<usize>().unwrap_or(usize::MAX);
     let task = TASKS.with_borrow_mut(|tasks| tasks.get_mut(number).and_then(Option::take));
     let Some(mut task) = task else { return Ok(()) };
-    task.run(cx.inside());
+    task.run(cx.context());
     TASKS.with_borrow_mut(|tasks| tasks[number] = Some(task));
-    if cx.inside().is_unwinding() { Err(Failure::Unwinding) } else { Ok(()) }
+    if cx.context().is_unwinding() { Err(HostFailure::Unwinding) } else { Ok(()) }
 }
 
-fn ask(cx: &Cx, message: &[u64], writer: &mut Writer<'_>) -> Result<(), Failure> {
+fn ask_handler(cx: &Cx, message: &[u64], writer: &mut Writer<'_>) -> Result<(), HostFailure> {
     let handler = OPTIONS.with_borrow(|all| all.iter().rev().find_map(|options| options.handler.clone()));
     let condition = Condition::read_from(&mut Reader::new(cx, message)).ok();
     match handler.zip(condition).and_then(|(handler, condition)| handler(&condition)) {
-        Some(restart) => restart.write(writer).map_err(|error| Failure::of(name(ASK), error.into()))?,
+        Some(restart) => {
+            restart.write(writer).map_err(|error| HostFailure::from_error(function_name(ASK), error.into()))?
+        }
         None => writer.0.nil(),
     }
-    if cx.inside().is_unwinding() { Err(Failure::Unwinding) } else { Ok(()) }
+    if cx.context().is_unwinding() { Err(HostFailure::Unwinding) } else { Ok(()) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Has a call of group 0 run on this thread.
+    /// Begins a call of group 0 on this thread.
     fn begin(pool: &Pool, call: u64) {
         struct Nothing;
         impl Task<Error> for Nothing {
-            fn run(&mut self, _: &Inside) {}
-            fn settle(&mut self, _: End) -> Option<Rest> {
+            fn run(&mut self, _: &CallContext) {}
+            fn settle(&mut self, _: End) -> Option<Followup> {
                 None
             }
         }
         let request = Request { call, task: Box::new(Nothing), options: Options::none() };
-        pool.queue.lock().begin(&request, Thread::Own(1));
+        pool.state.lock().begin(&request, CallThread::Pool(1));
     }
 
-    /// The next interruption that is to be sent now: of which call.
+    /// Returns the call that the next interruption to be sent now is for.
     fn next_interruption(pool: &Pool) -> Option<u64> {
-        let mut watch = pool.watch.lock();
+        let mut monitor = pool.monitor.lock();
         let now = Instant::now();
-        while watch.due.peek().is_some_and(|Reverse((at, ..))| *at <= now) {
-            let Reverse(due) = watch.due.pop()?;
-            let mut queue = pool.queue.lock();
-            if let Some(Duty::Interrupt(_, call, _)) = pool.look_at_call(&mut watch, &mut queue, due, now) {
+        while monitor.checks.peek().is_some_and(|Reverse((at, ..))| *at <= now) {
+            let Reverse(check) = monitor.checks.pop()?;
+            let mut state = pool.state.lock();
+            if let Some(MonitorAction::Interrupt(_, call, _)) = pool.check_call(&mut monitor, &mut state, check, now) {
                 return Some(call);
             }
         }
@@ -1005,7 +1032,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_has_one_interruption_on_its_way_for_all_its_calls() {
+    fn at_most_one_interruption_per_thread_is_under_way() {
         let pool = Pool::new(1, 0, Duration::from_secs(5));
         begin(&pool, 1);
         begin(&pool, 2);
@@ -1014,33 +1041,33 @@ mod tests {
         }
         let first = next_interruption(&pool).expect("one is sent");
         assert_eq!(next_interruption(&pool), None);
-        // Its call ends before the thread takes it, and another one begins there.
-        pool.queue.lock().end(first);
+        // The call ends before the thread takes its interruption, and another call begins on the thread.
+        pool.state.lock().end(first);
         begin(&pool, 3);
         pool.end_calls(|call, _| call == 3);
         assert_eq!(next_interruption(&pool), None);
-        pool.interrupted(first);
+        pool.note_interruption_taken(first);
         assert!(next_interruption(&pool).is_some_and(|call| call != first));
         assert_eq!(next_interruption(&pool), None);
         assert!(pool.is_ending());
-        assert!(pool.watch.lock().due.len() < 9);
+        assert!(pool.monitor.lock().checks.len() < 9);
     }
 
     #[test]
-    fn time_limits_of_calls_that_are_over_do_not_pile_up() {
+    fn checks_of_finished_calls_are_swept_out() {
         let pool = Pool::default();
         let hour = Duration::from_secs(3600);
         let begin = |call| {
             begin(&pool, call);
-            pool.limit(call, Some(hour));
+            pool.schedule_timeout(call, Some(hour));
         };
         begin(1);
         for call in 2..100_000 {
             begin(call);
-            pool.queue.lock().end(call);
+            pool.state.lock().end(call);
         }
-        let watch = pool.watch.lock();
-        assert!(watch.due.len() <= 2 * MAX_OVER, "{}", watch.due.len());
-        assert!(watch.due.iter().any(|Reverse((_, call, _))| *call == 1));
+        let monitor = pool.monitor.lock();
+        assert!(monitor.checks.len() <= 2 * MAX_STALE_CHECKS, "{}", monitor.checks.len());
+        assert!(monitor.checks.iter().any(|Reverse((_, call, _))| *call == 1));
     }
 }

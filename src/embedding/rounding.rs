@@ -1,24 +1,26 @@
-//! Quotients of integers of any size as the nearest float.
+//! Division of integers of any size, rounded to the nearest float.
 
-/// How many bits of a quotient are computed: those of a float, and enough to round by.
-const BITS: i64 = 66;
-/// The exponent of the least float above 0.
-const LEAST: i64 = -1074;
+/// The number of quotient bits that are computed: enough for a float and for correct rounding.
+const QUOTIENT_BITS: i64 = 66;
+/// The binary exponent of the smallest positive float.
+const MIN_EXPONENT: i64 = -1074;
 
-/// The quotient of two integers in two's complement, the lowest word first, rounded to the nearest float, halves to even.
-/// The divisor is not 0.
+/// Divides two integers, given in two's complement with the lowest word first, and rounds to the nearest float, ties to
+/// even.
+///
+/// The divisor must not be 0.
 pub(super) fn quotient(dividend: &[u64], divisor: &[u64]) -> f64 {
     let (negative, mut dividend) = magnitude(dividend);
     let (other, mut divisor) = magnitude(divisor);
     let sign = if negative == other { 1.0 } else { -1.0 };
-    let shift = bits(&dividend) - bits(&divisor);
+    let shift = bit_length(&dividend) - bit_length(&divisor);
     shift_left(if shift < 0 { &mut dividend } else { &mut divisor }, shift.unsigned_abs());
-    // The remainder is doubled at each step.
+    // An extra word, because each step doubles the remainder.
     let size = dividend.len().max(divisor.len()) + 1;
     dividend.resize(size, 0);
     divisor.resize(size, 0);
     let mut quotient = 0_u128;
-    for _ in 0..BITS {
+    for _ in 0..QUOTIENT_BITS {
         quotient <<= 1;
         if !dividend.iter().rev().lt(divisor.iter().rev()) {
             subtract(&mut dividend, &divisor);
@@ -28,19 +30,20 @@ pub(super) fn quotient(dividend: &[u64], divisor: &[u64]) -> f64 {
         dividend.truncate(size);
     }
     let is_exact = dividend.iter().all(|&word| word == 0);
-    sign * rounded(quotient, is_exact, shift - BITS + 1)
+    sign * rounded(quotient, is_exact, shift - QUOTIENT_BITS + 1)
 }
 
-/// `quotient` times two to the power of `exponent`, and something between 0 and 1 of that power unless it is exact.
+/// Returns `quotient` × 2^`exponent` as a float. Unless `is_exact`, the true value is larger by less than 2^`exponent`.
 fn rounded(quotient: u128, is_exact: bool, exponent: i64) -> f64 {
     let length = i64::from(u128::BITS - quotient.leading_zeros());
-    // Fewer than the bits of a float remain near 0.
-    let cut = (length - i64::from(f64::MANTISSA_DIGITS)).max(LEAST - exponent).clamp(1, i64::from(u128::BITS) - 1);
+    // Subnormal floats have fewer mantissa bits.
+    let cut =
+        (length - i64::from(f64::MANTISSA_DIGITS)).max(MIN_EXPONENT - exponent).clamp(1, i64::from(u128::BITS) - 1);
     let (kept, lost) = (quotient >> cut, quotient & ((1 << cut) - 1));
     let half = 1 << (cut - 1);
     let up = lost > half || lost == half && (!is_exact || kept & 1 == 1);
     let mut float = (kept + u128::from(up)) as f64;
-    // No more is lost by these, but to what is beyond the largest float.
+    // Scaling by powers of two is exact unless the result overflows.
     let mut power = exponent + cut;
     while power != 0 {
         let step = power.clamp(-1000, 1000);
@@ -53,7 +56,7 @@ fn rounded(quotient: u128, is_exact: bool, exponent: i64) -> f64 {
     float
 }
 
-/// Whether it is negative, and its absolute value.
+/// Returns whether the integer is negative, and its absolute value.
 fn magnitude(words: &[u64]) -> (bool, Vec<u64>) {
     let negative = words.last().is_some_and(|&high| high.cast_signed() < 0);
     let mut carry = negative;
@@ -65,7 +68,7 @@ fn magnitude(words: &[u64]) -> (bool, Vec<u64>) {
     (negative, absolute.collect())
 }
 
-fn bits(words: &[u64]) -> i64 {
+fn bit_length(words: &[u64]) -> i64 {
     let Some(last) = words.iter().rposition(|&word| word != 0) else { return 0 };
     (last as i64 + 1) * 64 - i64::from(words[last].leading_zeros())
 }

@@ -1,4 +1,4 @@
-//! Rust's structs and enums as Lisp's property lists and keywords, by serde.
+//! [`Serde`]: structs and enums as property lists and keywords, by way of serde.
 
 use std::fmt;
 
@@ -8,13 +8,19 @@ use serde::ser::{self, Serialize};
 use super::convert::{ConversionError, FromLisp, IntoLisp, Reader, Shape, Symbol, Writer, keyword};
 use crate::image::message::{self, Token};
 
-/// What serde can read or write, as a Lisp object.
+/// A Rust value that serde reads from, or writes as, a Lisp object.
 ///
-/// A struct is a property list, `(:id 7 :items ("a" "b"))`; structures and instances are read as one, too. Sequences and
-/// tuples are lists, maps hash tables. A variant of an enum is a keyword, `:in-stock`, or a list of one and what it holds.
-/// `None`, `()` and `false` are `nil`. Underscores and capitals of names are hyphens in Lisp. Where a type looks at an object
-/// before it knows what that is, as enums with `#[serde(tag)]` or `#[serde(untagged)]` and `serde_json::Value` do, `nil` is
-/// nothing and a property list is a list: such types do not read back all that they write.
+/// | Rust | Lisp |
+/// |---|---|
+/// | struct | a property list, `(:id 7 :items ("a" "b"))`; structures and instances can be read as well |
+/// | sequence, tuple | a list |
+/// | map | a hash table |
+/// | enum variant | a keyword, `:in-stock`, or a list of a keyword and the variant's values |
+/// | `None`, `()`, `false` | `nil` |
+///
+/// Underscores and capitals in names become hyphens in Lisp. Some types look at an object before they know what it is:
+/// enums with `#[serde(tag)]` or `#[serde(untagged)]`, and `serde_json::Value`. They take `nil` for a unit and a property
+/// list for a list, so they cannot read back everything that they write.
 ///
 /// ```
 /// use sbcl::Serde;
@@ -38,41 +44,41 @@ impl<T: DeserializeOwned> FromLisp for Serde<T> {
     const SHAPE: Shape = Shape::DEEP;
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
-        T::deserialize(Deserializer(reader)).map(Self).map_err(|Failure(error)| error)
+        T::deserialize(Deserializer(reader)).map(Self).map_err(|SerdeError(error)| error)
     }
 }
 
 impl<T: Serialize> IntoLisp for Serde<T> {
     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
-        self.0.serialize(Serializer(writer)).map_err(|Failure(error)| error)
+        self.0.serialize(Serializer(writer)).map_err(|SerdeError(error)| error)
     }
 }
 
-/// Why serde gave up.
+/// A [`ConversionError`] as serde's error type.
 #[derive(Debug)]
-struct Failure(ConversionError);
+struct SerdeError(ConversionError);
 
-impl fmt::Display for Failure {
+impl fmt::Display for SerdeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for SerdeError {}
 
-impl de::Error for Failure {
+impl de::Error for SerdeError {
     fn custom<T: fmt::Display>(message: T) -> Self {
-        Self(ConversionError::new("what serde can read", message.to_string()))
+        Self(ConversionError::new("a value that serde can read", message.to_string()))
     }
 }
 
-impl ser::Error for Failure {
+impl ser::Error for SerdeError {
     fn custom<T: fmt::Display>(message: T) -> Self {
         Self(ConversionError::new("a value that can be serialized", format!("one that cannot: {message}")))
     }
 }
 
-/// A name of Rust's as Lisp has it: `line_items` and `LineItems` are `line-items`.
+/// Converts a Rust name to Lisp's spelling: `line_items` and `LineItems` become `line-items`.
 fn lisp_name(name: &str) -> String {
     let mut lisp = String::with_capacity(name.len() + 4);
     let mut after_lower = false;
@@ -86,7 +92,7 @@ fn lisp_name(name: &str) -> String {
     lisp
 }
 
-/// That one of `names` which `lisp` stands for, or `lisp` itself.
+/// Returns the one of `names` that `lisp` spells, or else `lisp` in Rust's spelling.
 fn rust_name(lisp: &str, names: &'static [&'static str]) -> String {
     names
         .iter()
@@ -97,8 +103,8 @@ fn rust_name(lisp: &str, names: &'static [&'static str]) -> String {
 struct Deserializer<'r, 'm>(&'r mut Reader<'m>);
 
 impl<'m> Deserializer<'_, 'm> {
-    fn sequence<'de, V: Visitor<'de>>(self, count: usize, visitor: V) -> Result<V::Value, Failure> {
-        self.0.check_room().map_err(Failure)?;
+    fn sequence<'de, V: Visitor<'de>>(self, count: usize, visitor: V) -> Result<V::Value, SerdeError> {
+        self.0.check_room().map_err(SerdeError)?;
         let mut elements = Elements { reader: self.0, left: count, names: &[] };
         let value = visitor.visit_seq(&mut elements);
         elements.skip_rest();
@@ -110,16 +116,16 @@ impl<'m> Deserializer<'_, 'm> {
         count: usize,
         names: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Failure> {
-        self.0.check_room().map_err(Failure)?;
+    ) -> Result<V::Value, SerdeError> {
+        self.0.check_room().map_err(SerdeError)?;
         let mut entries = Elements { reader: self.0, left: count, names };
         let value = visitor.visit_map(&mut entries);
         entries.skip_rest();
         value
     }
 
-    /// What begins with `token`.
-    fn any<'de, V: Visitor<'de>>(self, token: Token<'m>, visitor: V) -> Result<V::Value, Failure> {
+    /// Deserializes the object that begins with `token`.
+    fn deserialize_token<'de, V: Visitor<'de>>(self, token: Token<'m>, visitor: V) -> Result<V::Value, SerdeError> {
         match token {
             Token::Nil => visitor.visit_unit(),
             Token::True => visitor.visit_bool(true),
@@ -129,40 +135,40 @@ impl<'m> Deserializer<'_, 'm> {
             Token::Double(value) => visitor.visit_f64(value),
             Token::Character(code) => match char::from_u32(code) {
                 Some(character) => visitor.visit_char(character),
-                None => Err(Failure(self.0.unexpected("a character that is no surrogate", token))),
+                None => Err(SerdeError(self.0.unexpected("a character that is not a surrogate", token))),
             },
-            Token::String(characters) => visitor.visit_string(Reader::text_or_error(characters).map_err(Failure)?),
+            Token::String(characters) => visitor.visit_string(Reader::text_or_error(characters).map_err(SerdeError)?),
             Token::Symbol(has_package) => {
                 if has_package {
                     self.0.skip();
                 }
-                visitor.visit_string(self.0.name().map_err(Failure)?.to_lowercase())
+                visitor.visit_string(self.0.name().map_err(SerdeError)?.to_lowercase())
             }
-            Token::Keyword => visitor.visit_string(self.0.name().map_err(Failure)?.to_lowercase()),
+            Token::Keyword => visitor.visit_string(self.0.name().map_err(SerdeError)?.to_lowercase()),
             Token::List(count) | Token::Vector(count) => self.sequence(count, visitor),
             Token::Table(count) => self.entries(count * 2, &[], visitor),
-            Token::Octets(words, count) => visitor.visit_byte_buf(super::convert::octets(words, count)),
+            Token::Octets(words, count) => visitor.visit_byte_buf(super::convert::unpack_octets(words, count)),
             Token::Doubles(words) => {
                 visitor.visit_seq(de::value::SeqDeserializer::new(words.iter().map(|&word| f64::from_bits(word))))
             }
-            token => Err(Failure(self.0.unexpected("what serde can read", token))),
+            token => Err(SerdeError(self.0.unexpected("a value that serde can read", token))),
         }
     }
 }
 
-/// Reads a number as the library does: serde's own way would not take a ratio, nor a large integer.
-macro_rules! numbers {
+/// Reads scalars with [`FromLisp`]; serde's own conversions would refuse a ratio or a large integer.
+macro_rules! deserialize_scalars {
     ($($function:ident $visit:ident $type:ty),*) => {$(
-        fn $function<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
-            visitor.$visit(self.0.read::<$type>().map_err(Failure)?)
+        fn $function<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
+            visitor.$visit(self.0.read::<$type>().map_err(SerdeError)?)
         }
     )*};
 }
 
 impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
-    type Error = Failure;
+    type Error = SerdeError;
 
-    numbers! {
+    deserialize_scalars! {
         deserialize_i8 visit_i8 i8, deserialize_i16 visit_i16 i16, deserialize_i32 visit_i32 i32,
         deserialize_i64 visit_i64 i64, deserialize_i128 visit_i128 i128, deserialize_u8 visit_u8 u8,
         deserialize_u16 visit_u16 u16, deserialize_u32 visit_u32 u32, deserialize_u64 visit_u64 u64,
@@ -170,14 +176,14 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
         deserialize_bool visit_bool bool, deserialize_char visit_char char
     }
 
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
         let token = self.0.token();
-        self.any(token, visitor)
+        self.deserialize_token(token, visitor)
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
-        // What is within it may be an option again, of the same object.
-        self.0.check_room().map_err(Failure)?;
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
+        // A recursive type can nest options in options without consuming input, so the stack is checked here.
+        self.0.check_room().map_err(SerdeError)?;
         if self.0.is_at_nil() {
             self.0.skip();
             visitor.visit_none()
@@ -186,25 +192,24 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
         }
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, Failure> {
-        self.0.check_room().map_err(Failure)?;
+    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, SerdeError> {
+        self.0.check_room().map_err(SerdeError)?;
         visitor.visit_newtype_struct(self)
     }
 
-    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
         match self.0.token() {
             Token::Nil => self.sequence(0, visitor),
-            Token::Octets(words, count) => {
-                visitor.visit_seq(de::value::SeqDeserializer::new(super::convert::octets(words, count).into_iter()))
-            }
-            token => self.any(token, visitor),
+            Token::Octets(words, count) => visitor
+                .visit_seq(de::value::SeqDeserializer::new(super::convert::unpack_octets(words, count).into_iter())),
+            token => self.deserialize_token(token, visitor),
         }
     }
 
-    fn deserialize_tuple<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, Failure> {
+    fn deserialize_tuple<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, SerdeError> {
         match self.0.token() {
             Token::Dotted(count) => self.sequence(count + 1, visitor),
-            token => self.any(token, visitor),
+            token => self.deserialize_token(token, visitor),
         }
     }
 
@@ -213,15 +218,15 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
         _: &'static str,
         count: usize,
         visitor: V,
-    ) -> Result<V::Value, Failure> {
+    ) -> Result<V::Value, SerdeError> {
         self.deserialize_tuple(count, visitor)
     }
 
-    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
         match self.0.token() {
             Token::Nil => self.entries(0, &[], visitor),
             Token::List(count) => self.entries(count, &[], visitor),
-            token => self.any(token, visitor),
+            token => self.deserialize_token(token, visitor),
         }
     }
 
@@ -230,22 +235,22 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
         _: &'static str,
         fields: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Failure> {
+    ) -> Result<V::Value, SerdeError> {
         match self.0.token() {
             Token::Nil => self.entries(0, fields, visitor),
             Token::List(count) => self.entries(count, fields, visitor),
             Token::Table(count) => self.entries(count * 2, fields, visitor),
-            // A structure or an instance.
+            // A handle may be that of a structure or an instance.
             Token::Handle(handle) => {
-                let words = self.0.slots_as_list(handle).map_err(Failure)?;
-                let mut reader = self.0.of_words(&words);
+                let message = self.0.slots_as_list(handle).map_err(SerdeError)?;
+                let mut reader = self.0.nested_reader(&message);
                 let count = match (reader.token(), reader.token()) {
                     (Token::Values(_), Token::List(count)) => count,
                     _ => 0,
                 };
                 Deserializer(&mut reader).entries(count, fields, visitor)
             }
-            token => Err(Failure(self.0.unexpected("a property list, a hash table or an instance", token))),
+            token => Err(SerdeError(self.0.unexpected("a property list, a hash table or an instance", token))),
         }
     }
 
@@ -254,21 +259,21 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
         _: &'static str,
         variants: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Failure> {
-        self.0.check_room().map_err(Failure)?;
+    ) -> Result<V::Value, SerdeError> {
+        self.0.check_room().map_err(SerdeError)?;
         let count = match self.0.token() {
             Token::List(count) if count > 0 => count,
             Token::Keyword => {
-                let name = rust_name(&self.0.name().map_err(Failure)?, variants);
+                let name = rust_name(&self.0.name().map_err(SerdeError)?, variants);
                 return visitor.visit_enum(name.into_deserializer());
             }
-            token => return Err(Failure(self.0.unexpected("a keyword, or a list that begins with one", token))),
+            token => return Err(SerdeError(self.0.unexpected("a keyword, or a list that begins with one", token))),
         };
-        let name = self.0.read::<Symbol>().map_err(Failure)?.name;
+        let name = self.0.read::<Symbol>().map_err(SerdeError)?.name;
         visitor.visit_enum(Variant { name: rust_name(&name, variants), reader: self.0, left: count - 1 })
     }
 
-    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
         self.0.skip();
         visitor.visit_unit()
     }
@@ -276,7 +281,7 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
     serde::forward_to_deserialize_any! { str string bytes byte_buf unit unit_struct identifier }
 }
 
-/// What is left of a list, or of a property list or a table by turns.
+/// The remaining objects of a list, or the remaining keys and values of a property list or a hash table.
 struct Elements<'r, 'm> {
     reader: &'r mut Reader<'m>,
     left: usize,
@@ -292,14 +297,14 @@ impl Elements<'_, '_> {
 }
 
 impl<'de> de::SeqAccess<'de> for Elements<'_, '_> {
-    type Error = Failure;
+    type Error = SerdeError;
 
-    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Failure> {
+    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, SerdeError> {
         if self.left == 0 {
             return Ok(None);
         }
         self.left -= 1;
-        self.reader.whole(|reader| seed.deserialize(Deserializer(reader))).map(Some)
+        self.reader.read_or_skip(|reader| seed.deserialize(Deserializer(reader))).map(Some)
     }
 
     fn size_hint(&self) -> Option<usize> {
@@ -308,46 +313,46 @@ impl<'de> de::SeqAccess<'de> for Elements<'_, '_> {
 }
 
 impl<'de> de::MapAccess<'de> for Elements<'_, '_> {
-    type Error = Failure;
+    type Error = SerdeError;
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Failure> {
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, SerdeError> {
         if self.left < 2 {
             return Ok(None);
         }
         self.left -= 1;
         let key = if self.reader.is_at_name() {
-            let text = self.reader.read::<Symbol>().map_err(Failure)?.name;
-            seed.deserialize(Name { text, names: self.names })
+            let text = self.reader.read::<Symbol>().map_err(SerdeError)?.name;
+            seed.deserialize(KeyDeserializer { text, names: self.names })
         } else {
-            self.reader.whole(|reader| seed.deserialize(Deserializer(reader)))
+            self.reader.read_or_skip(|reader| seed.deserialize(Deserializer(reader)))
         };
         key.map(Some)
     }
 
-    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Failure> {
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, SerdeError> {
         self.left = self.left.saturating_sub(1);
-        self.reader.whole(|reader| seed.deserialize(Deserializer(reader)))
+        self.reader.read_or_skip(|reader| seed.deserialize(Deserializer(reader)))
     }
 }
 
-/// The symbol or keyword that is a key: a name of Rust's in Lisp's spelling.
-struct Name {
+/// A symbol or keyword used as a key, which names a Rust field in Lisp's spelling.
+struct KeyDeserializer {
     text: String,
     names: &'static [&'static str],
 }
 
-impl<'de> de::Deserializer<'de> for Name {
-    type Error = Failure;
+impl<'de> de::Deserializer<'de> for KeyDeserializer {
+    type Error = SerdeError;
 
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
         visitor.visit_string(rust_name(&self.text, self.names))
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Failure> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, SerdeError> {
         visitor.visit_some(self)
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, Failure> {
+    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, SerdeError> {
         visitor.visit_newtype_struct(self)
     }
 
@@ -356,7 +361,7 @@ impl<'de> de::Deserializer<'de> for Name {
         _: &'static str,
         variants: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Failure> {
+    ) -> Result<V::Value, SerdeError> {
         visitor.visit_enum(rust_name(&self.text, variants).into_deserializer())
     }
 
@@ -366,7 +371,7 @@ impl<'de> de::Deserializer<'de> for Name {
     }
 }
 
-/// A variant that holds something.
+/// A variant with values, written as a list.
 struct Variant<'r, 'm> {
     name: String,
     reader: &'r mut Reader<'m>,
@@ -374,55 +379,59 @@ struct Variant<'r, 'm> {
 }
 
 impl<'de, 'r, 'm> de::EnumAccess<'de> for Variant<'r, 'm> {
-    type Error = Failure;
+    type Error = SerdeError;
     type Variant = Elements<'r, 'm>;
 
-    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self::Variant), Failure> {
-        let name = seed.deserialize(IntoDeserializer::<Failure>::into_deserializer(self.name))?;
+    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self::Variant), SerdeError> {
+        let name = seed.deserialize(IntoDeserializer::<SerdeError>::into_deserializer(self.name))?;
         Ok((name, Elements { reader: self.reader, left: self.left, names: &[] }))
     }
 }
 
 impl<'de> de::VariantAccess<'de> for Elements<'_, '_> {
-    type Error = Failure;
+    type Error = SerdeError;
 
-    fn unit_variant(mut self) -> Result<(), Failure> {
+    fn unit_variant(mut self) -> Result<(), SerdeError> {
         self.skip_rest();
         Ok(())
     }
 
-    fn newtype_variant_seed<T: DeserializeSeed<'de>>(mut self, seed: T) -> Result<T::Value, Failure> {
+    fn newtype_variant_seed<T: DeserializeSeed<'de>>(mut self, seed: T) -> Result<T::Value, SerdeError> {
         let value = de::SeqAccess::next_element_seed(&mut self, seed)?;
         self.skip_rest();
-        value.ok_or_else(|| Failure(ConversionError::new("a variant with a value", "one without")))
+        value.ok_or_else(|| SerdeError(ConversionError::new("a variant with a value", "a variant without a value")))
     }
 
-    fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, Failure> {
+    fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, SerdeError> {
         Deserializer(self.reader).sequence(self.left, visitor)
     }
 
-    fn struct_variant<V: Visitor<'de>>(self, fields: &'static [&'static str], visitor: V) -> Result<V::Value, Failure> {
+    fn struct_variant<V: Visitor<'de>>(
+        self,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, SerdeError> {
         Deserializer(self.reader).entries(self.left, fields, visitor)
     }
 }
 
 struct Serializer<'w, 'm>(&'w mut Writer<'m>);
 
-/// The parts of something, which serde hands over one by one and borrowed. They are a message of their own until it is
+/// A list or hash table whose elements serde passes one by one. They are collected in a message of their own until it is
 /// complete.
-struct Parts<'w, 'm> {
+struct Compound<'w, 'm> {
     writer: &'w mut Writer<'m>,
-    written: message::Writer,
+    written: message::MessageWriter,
     table: bool,
 }
 
-impl Parts<'_, '_> {
-    fn add(&mut self, value: &(impl Serialize + ?Sized), place: impl FnOnce() -> String) -> Result<(), Failure> {
+impl Compound<'_, '_> {
+    fn add(&mut self, value: &(impl Serialize + ?Sized), place: impl FnOnce() -> String) -> Result<(), SerdeError> {
         let mut writer = Writer(&mut self.written);
-        Serializer(&mut writer).deeper(value).map_err(|Failure(error)| Failure(error.within(place)))
+        Serializer(&mut writer).serialize_nested(value).map_err(|SerdeError(error)| SerdeError(error.within(place)))
     }
 
-    fn add_element(&mut self, value: &(impl Serialize + ?Sized)) -> Result<(), Failure> {
+    fn add_element(&mut self, value: &(impl Serialize + ?Sized)) -> Result<(), SerdeError> {
         let index = self.written.objects();
         self.add(value, || format!("element {index}"))
     }
@@ -432,81 +441,81 @@ impl Parts<'_, '_> {
         self.written.symbol(package.as_deref(), &name);
     }
 
-    fn finish(self) -> Result<(), Failure> {
+    fn finish(self) -> Result<(), SerdeError> {
         let Self { writer, written, table } = self;
         let write = |writer: &mut Writer<'_>| {
             writer.0.append(written);
             Ok(())
         };
-        if table { writer.table(write) } else { writer.list(write) }.map_err(Failure)
+        if table { writer.table(write) } else { writer.list(write) }.map_err(SerdeError)
     }
 }
 
 impl<'w, 'm> Serializer<'w, 'm> {
-    fn parts(self) -> Parts<'w, 'm> {
-        Parts { writer: self.0, written: message::Writer::new(), table: false }
+    fn compound(self) -> Compound<'w, 'm> {
+        Compound { writer: self.0, written: message::MessageWriter::new(), table: false }
     }
 
-    /// Serializes `value`, which is within another one.
-    fn deeper(self, value: &(impl Serialize + ?Sized)) -> Result<(), Failure> {
-        self.0.check_room().map_err(Failure)?;
+    /// Serializes `value` as part of another value.
+    fn serialize_nested(self, value: &(impl Serialize + ?Sized)) -> Result<(), SerdeError> {
+        self.0.check_room().map_err(SerdeError)?;
         value.serialize(self)
     }
 }
 
-macro_rules! written {
+macro_rules! serialize_scalars {
     ($($function:ident $type:ty),*) => {$(
-        fn $function(self, value: $type) -> Result<(), Failure> {
-            value.write(self.0).map_err(Failure)
+        fn $function(self, value: $type) -> Result<(), SerdeError> {
+            value.write(self.0).map_err(SerdeError)
         }
     )*};
 }
 
 impl<'w, 'm> ser::Serializer for Serializer<'w, 'm> {
     type Ok = ();
-    type Error = Failure;
-    type SerializeSeq = Parts<'w, 'm>;
-    type SerializeTuple = Parts<'w, 'm>;
-    type SerializeTupleStruct = Parts<'w, 'm>;
-    type SerializeTupleVariant = Parts<'w, 'm>;
-    type SerializeMap = Parts<'w, 'm>;
-    type SerializeStruct = Parts<'w, 'm>;
-    type SerializeStructVariant = Parts<'w, 'm>;
+    type Error = SerdeError;
+    type SerializeSeq = Compound<'w, 'm>;
+    type SerializeTuple = Compound<'w, 'm>;
+    type SerializeTupleStruct = Compound<'w, 'm>;
+    type SerializeTupleVariant = Compound<'w, 'm>;
+    type SerializeMap = Compound<'w, 'm>;
+    type SerializeStruct = Compound<'w, 'm>;
+    type SerializeStructVariant = Compound<'w, 'm>;
 
-    written! {
+    serialize_scalars! {
         serialize_bool bool, serialize_i8 i8, serialize_i16 i16, serialize_i32 i32, serialize_i64 i64,
         serialize_i128 i128, serialize_u8 u8, serialize_u16 u16, serialize_u32 u32, serialize_u64 u64,
         serialize_u128 u128, serialize_f32 f32, serialize_f64 f64, serialize_char char, serialize_str &str
     }
 
-    fn serialize_bytes(self, value: &[u8]) -> Result<(), Failure> {
+    fn serialize_bytes(self, value: &[u8]) -> Result<(), SerdeError> {
         self.0.0.octets(value);
         Ok(())
     }
 
-    fn serialize_none(self) -> Result<(), Failure> {
+    fn serialize_none(self) -> Result<(), SerdeError> {
         self.serialize_unit()
     }
 
-    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<(), Failure> {
-        self.deeper(value)
+    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<(), SerdeError> {
+        self.serialize_nested(value)
     }
 
-    fn serialize_unit(self) -> Result<(), Failure> {
+    fn serialize_unit(self) -> Result<(), SerdeError> {
         self.0.0.nil();
         Ok(())
     }
 
-    fn serialize_unit_struct(self, _: &'static str) -> Result<(), Failure> {
+    fn serialize_unit_struct(self, _: &'static str) -> Result<(), SerdeError> {
         self.serialize_unit()
     }
 
-    fn serialize_unit_variant(self, _: &'static str, _: u32, variant: &'static str) -> Result<(), Failure> {
-        keyword(&lisp_name(variant)).write(self.0).map_err(Failure)
+    fn serialize_unit_variant(self, _: &'static str, _: u32, variant: &'static str) -> Result<(), SerdeError> {
+        keyword(&lisp_name(variant)).write(self.0).map_err(SerdeError)
     }
 
-    fn serialize_newtype_struct<T: Serialize + ?Sized>(self, _: &'static str, value: &T) -> Result<(), Failure> {
-        self.deeper(value)
+    fn serialize_newtype_struct<T: Serialize + ?Sized>(self, _: &'static str, value: &T) -> Result<(), SerdeError> {
+        self.serialize_nested(value)
     }
 
     fn serialize_newtype_variant<T: Serialize + ?Sized>(
@@ -515,23 +524,23 @@ impl<'w, 'm> ser::Serializer for Serializer<'w, 'm> {
         _: u32,
         variant: &'static str,
         value: &T,
-    ) -> Result<(), Failure> {
-        let mut parts = self.parts();
-        parts.add_name(variant);
-        parts.add(value, || format!("the variant {variant}"))?;
-        parts.finish()
+    ) -> Result<(), SerdeError> {
+        let mut compound = self.compound();
+        compound.add_name(variant);
+        compound.add(value, || format!("the variant {variant}"))?;
+        compound.finish()
     }
 
-    fn serialize_seq(self, _: Option<usize>) -> Result<Parts<'w, 'm>, Failure> {
-        Ok(self.parts())
+    fn serialize_seq(self, _: Option<usize>) -> Result<Compound<'w, 'm>, SerdeError> {
+        Ok(self.compound())
     }
 
-    fn serialize_tuple(self, _: usize) -> Result<Parts<'w, 'm>, Failure> {
-        Ok(self.parts())
+    fn serialize_tuple(self, _: usize) -> Result<Compound<'w, 'm>, SerdeError> {
+        Ok(self.compound())
     }
 
-    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<Parts<'w, 'm>, Failure> {
-        Ok(self.parts())
+    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<Compound<'w, 'm>, SerdeError> {
+        Ok(self.compound())
     }
 
     fn serialize_tuple_variant(
@@ -540,18 +549,18 @@ impl<'w, 'm> ser::Serializer for Serializer<'w, 'm> {
         _: u32,
         variant: &'static str,
         _: usize,
-    ) -> Result<Parts<'w, 'm>, Failure> {
-        let mut parts = self.parts();
-        parts.add_name(variant);
-        Ok(parts)
+    ) -> Result<Compound<'w, 'm>, SerdeError> {
+        let mut compound = self.compound();
+        compound.add_name(variant);
+        Ok(compound)
     }
 
-    fn serialize_map(self, _: Option<usize>) -> Result<Parts<'w, 'm>, Failure> {
-        Ok(Parts { table: true, ..self.parts() })
+    fn serialize_map(self, _: Option<usize>) -> Result<Compound<'w, 'm>, SerdeError> {
+        Ok(Compound { table: true, ..self.compound() })
     }
 
-    fn serialize_struct(self, _: &'static str, _: usize) -> Result<Parts<'w, 'm>, Failure> {
-        Ok(self.parts())
+    fn serialize_struct(self, _: &'static str, _: usize) -> Result<Compound<'w, 'm>, SerdeError> {
+        Ok(self.compound())
     }
 
     fn serialize_struct_variant(
@@ -560,68 +569,68 @@ impl<'w, 'm> ser::Serializer for Serializer<'w, 'm> {
         index: u32,
         variant: &'static str,
         count: usize,
-    ) -> Result<Parts<'w, 'm>, Failure> {
+    ) -> Result<Compound<'w, 'm>, SerdeError> {
         self.serialize_tuple_variant(name, index, variant, count)
     }
 }
 
-macro_rules! sequences {
+macro_rules! serialize_sequences {
     ($($trait:ident $function:ident),*) => {$(
-        impl ser::$trait for Parts<'_, '_> {
+        impl ser::$trait for Compound<'_, '_> {
             type Ok = ();
-            type Error = Failure;
+            type Error = SerdeError;
 
-            fn $function<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Failure> {
+            fn $function<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), SerdeError> {
                 self.add_element(value)
             }
 
-            fn end(self) -> Result<(), Failure> {
+            fn end(self) -> Result<(), SerdeError> {
                 self.finish()
             }
         }
     )*};
 }
 
-sequences! {
+serialize_sequences! {
     SerializeSeq serialize_element, SerializeTuple serialize_element, SerializeTupleStruct serialize_field,
     SerializeTupleVariant serialize_field
 }
 
-macro_rules! structs {
+macro_rules! serialize_structs {
     ($($trait:ident),*) => {$(
-        impl ser::$trait for Parts<'_, '_> {
+        impl ser::$trait for Compound<'_, '_> {
             type Ok = ();
-            type Error = Failure;
+            type Error = SerdeError;
 
-            fn serialize_field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), Failure> {
+            fn serialize_field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) -> Result<(), SerdeError> {
                 self.add_name(name);
                 self.add(value, || format!("the field {name}"))
             }
 
-            fn end(self) -> Result<(), Failure> {
+            fn end(self) -> Result<(), SerdeError> {
                 self.finish()
             }
         }
     )*};
 }
 
-structs! { SerializeStruct, SerializeStructVariant }
+serialize_structs! { SerializeStruct, SerializeStructVariant }
 
-impl ser::SerializeMap for Parts<'_, '_> {
+impl ser::SerializeMap for Compound<'_, '_> {
     type Ok = ();
-    type Error = Failure;
+    type Error = SerdeError;
 
-    fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), Failure> {
+    fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), SerdeError> {
         let index = self.written.objects() / 2;
         self.add(key, || format!("key {index}"))
     }
 
-    fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), Failure> {
+    fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), SerdeError> {
         let index = self.written.objects() / 2;
         self.add(value, || format!("the value of key {index}"))
     }
 
-    fn end(self) -> Result<(), Failure> {
+    fn end(self) -> Result<(), SerdeError> {
         self.finish()
     }
 }

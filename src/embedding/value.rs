@@ -1,9 +1,9 @@
-//! Handles of Lisp objects.
+//! [`Value`]: a handle of a Lisp object.
 
 use std::fmt;
 use std::sync::Arc;
 
-use super::convert::{ConversionError, FromLisp, IntoLisp, Reader, Shape, Text, Writer};
+use super::convert::{ConversionError, FromLisp, IntoLisp, LossyText, Reader, Shape, Writer};
 use super::enter::{Cx, Entry};
 use super::error::Error;
 use super::pool;
@@ -11,9 +11,11 @@ use crate::image::message::{self, Handle, Token};
 
 /// A Lisp object of any type, kept alive.
 ///
-/// It may be stored, sent to other threads and dropped anywhere: dropping one neither blocks nor calls Lisp. Clones are the
-/// same object. Its methods may be called from any thread; they have the time that they need, which may be for ever (where a
-/// `print-object` does not end), but within [`enter`](super::Lisp::enter) that of the call.
+/// A `Value` may be stored, sent to other threads and dropped anywhere: dropping it neither blocks nor calls Lisp. A
+/// clone stands for the same object.
+///
+/// Its methods may be called from any thread. They have no time limit, and may run for ever if a `print-object` method
+/// does not return; within [`enter`](super::Lisp::enter) they share the limit of that call.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -29,7 +31,8 @@ use crate::image::message::{self, Handle, Token};
 #[derive(Clone)]
 pub struct Value(Repr);
 
-/// What EQL cannot tell from a copy needs no handle.
+/// An object as Rust holds it: a copy of a number, character or constant, which EQL cannot tell from the original, or
+/// else a handle.
 #[derive(Clone)]
 enum Repr {
     Nil,
@@ -37,17 +40,17 @@ enum Repr {
     Integer(i64),
     Single(f32),
     Double(f64),
-    /// Its code, which may be a surrogate.
+    /// The character code, which may be a surrogate.
     Character(u32),
     Object(Arc<Handle>),
 }
 
 impl Value {
-    pub(super) fn of_handle(handle: Handle) -> Self {
+    pub(super) fn from_handle(handle: Handle) -> Self {
         Self(Repr::Object(Arc::new(handle)))
     }
 
-    /// `nil`.
+    /// Returns the constant `nil`.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -59,7 +62,7 @@ impl Value {
         Self(Repr::Nil)
     }
 
-    /// True when it is `nil`.
+    /// Returns true if the object is `nil`.
     #[must_use]
     pub fn is_nil(&self) -> bool {
         matches!(self.0, Repr::Nil)
@@ -72,8 +75,8 @@ impl Value {
         }
     }
 
-    /// Writes it.
-    pub(super) fn put(&self, message: &mut message::Writer) {
+    /// Writes the object into `message`.
+    pub(super) fn write_token(&self, message: &mut message::MessageWriter) {
         match &self.0 {
             Repr::Nil => message.nil(),
             Repr::True => message.boolean(true),
@@ -85,7 +88,7 @@ impl Value {
         }
     }
 
-    /// Reads it as a `T`.
+    /// Reads the object as a `T`.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -96,12 +99,12 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Conversion`] when it is something else.
+    /// [`Error::Conversion`] if the object cannot be read as a `T`.
     pub fn to<T: FromLisp + Send>(&self) -> Result<T, Error> {
-        pool::run(|cx| cx.ask(Entry::Objects, |writer| self.write(writer)))
+        pool::run(|cx| cx.call_entry(Entry::Objects, |writer| self.write(writer)))
     }
 
-    /// Its type as one writes it in Lisp, such as `(simple-vector 3)`.
+    /// Returns the object's type as a Lisp type specifier, such as `(simple-vector 3)`.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -110,12 +113,12 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// When Lisp does not answer.
+    /// Errors of a call that cannot run or complete, such as [`Error::NoThread`].
     pub fn type_of(&self) -> Result<String, Error> {
-        pool::run(|cx| cx.ask(Entry::TypeOf, |writer| self.write(writer))).map(|Text(text)| text)
+        pool::run(|cx| cx.call_entry(Entry::TypeOf, |writer| self.write(writer))).map(|LossyText(text)| text)
     }
 
-    /// It as `prin1` has it, at most `limit` characters, and where there are more, `…`.
+    /// Prints the object as `prin1` does, cut off with `…` after `limit` characters.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -126,12 +129,13 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// When Lisp does not answer. That an object cannot be printed is told in the text.
+    /// Errors of a call that cannot run or complete, such as [`Error::NoThread`]. If the object cannot be printed, the
+    /// text says so.
     pub fn print(&self, limit: usize) -> Result<String, Error> {
         pool::run(|cx| cx.print(self, limit))
     }
 
-    /// True when both are the same object, or equal numbers or characters: `eql`.
+    /// Returns true if both values are `eql`: the same object, or equal numbers or characters.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -142,32 +146,32 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// When Lisp does not answer.
+    /// Errors of a call that cannot run or complete, such as [`Error::NoThread`].
     pub fn eql(&self, other: &Self) -> Result<bool, Error> {
         self.same(0, other)
     }
 
-    /// True when both are alike by `equal`.
+    /// Returns true if both values are `equal`.
     ///
     /// # Errors
-    /// When Lisp does not answer.
+    /// Errors of a call that cannot run or complete, such as [`Error::NoThread`].
     pub fn equal(&self, other: &Self) -> Result<bool, Error> {
         self.same(1, other)
     }
 
-    /// True when both are alike by `equalp`.
+    /// Returns true if both values are `equalp`.
     ///
     /// # Errors
-    /// When Lisp does not answer.
+    /// Errors of a call that cannot run or complete, such as [`Error::NoThread`].
     pub fn equalp(&self, other: &Self) -> Result<bool, Error> {
         self.same(2, other)
     }
 
     fn same(&self, kind: i32, other: &Self) -> Result<bool, Error> {
-        pool::run(|cx| cx.ask_with(Entry::Same, &(kind, self, other)))
+        pool::run(|cx| cx.call_entry_with(Entry::Same, &(kind, self, other)))
     }
 
-    /// How many elements a sequence has, or entries a hash table.
+    /// Returns the number of elements in a sequence, or of entries in a hash table.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -176,14 +180,15 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// A `type-error` of anything else.
+    /// A `type-error` if the object is anything else.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> Result<usize, Error> {
-        pool::run(|cx| cx.ask(Entry::Size, |writer| self.write(writer)))
+        pool::run(|cx| cx.call_entry(Entry::Size, |writer| self.write(writer)))
     }
 
-    /// What a hash table, an association list or a property list has under `key`, or a sequence at that index. `None` when
-    /// there is nothing; something that is `nil` is read as such.
+    /// Looks up `key` in a hash table, an association list or a property list, or an index in a sequence.
+    ///
+    /// Returns `None` if there is no such entry. An entry whose value is `nil` is read as a `T`.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -194,13 +199,13 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// When it is none of these, or what there is is no `T`.
+    /// [`Error::Condition`] if the object is none of these; [`Error::Conversion`] if the entry cannot be read as a `T`.
     pub fn get<T: FromLisp + Send>(&self, key: impl IntoLisp + Sync) -> Result<Option<T>, Error> {
-        let (value, found): (Value, bool) = pool::run(|cx| cx.ask_with(Entry::Element, &(self, &key)))?;
+        let (value, found): (Value, bool) = pool::run(|cx| cx.call_entry_with(Entry::Element, &(self, &key)))?;
         found.then(|| value.to()).transpose()
     }
 
-    /// What the slot `name` of an instance, a structure or a condition holds. Neither case nor package of the name matter.
+    /// Reads the slot `name` of an instance, a structure or a condition. The name's case and package are ignored.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -211,21 +216,23 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// When there is no such slot, it is unbound, or what it holds is no `T`.
+    /// [`Error::Condition`] if there is no such slot or it is unbound; [`Error::Conversion`] if its value cannot be read
+    /// as a `T`.
     pub fn slot<T: FromLisp + Send>(&self, name: &str) -> Result<T, Error> {
-        pool::run(|cx| cx.ask_with(Entry::Slot, &(self, name)))
+        pool::run(|cx| cx.call_entry_with(Entry::Slot, &(self, name)))
     }
 
-    /// The names of the slots that are bound, and what they hold, printed; at most 100.
+    /// Returns the names of the bound slots with their printed values, at most 100 of them.
     ///
     /// # Errors
-    /// When Lisp does not answer.
+    /// Errors of a call that cannot run or complete, such as [`Error::NoThread`].
     pub fn slots(&self) -> Result<Vec<(String, String)>, Error> {
-        let slots: Vec<(Text, Text)> = pool::run(|cx| cx.ask(Entry::Slots, |writer| self.write(writer)))?;
-        Ok(slots.into_iter().map(|(Text(name), Text(value))| (name, value)).collect())
+        let slots: Vec<(LossyText, LossyText)> =
+            pool::run(|cx| cx.call_entry(Entry::Slots, |writer| self.write(writer)))?;
+        Ok(slots.into_iter().map(|(LossyText(name), LossyText(value))| (name, value)).collect())
     }
 
-    /// The elements of a list or a vector.
+    /// Returns handles of the elements of a list or a vector.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -235,7 +242,7 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// When it is no sequence.
+    /// [`Error::Conversion`] if the object is no list or vector.
     pub fn elements(&self) -> Result<Vec<Self>, Error> {
         self.to()
     }
@@ -260,7 +267,7 @@ impl FromLisp for Value {
 
 impl IntoLisp for Value {
     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError> {
-        self.put(writer.0);
+        self.write_token(writer.0);
         Ok(())
     }
 }
@@ -282,7 +289,9 @@ impl fmt::Debug for Value {
     }
 }
 
-/// As `prin1` has it, at most 10,000 characters. This calls Lisp; [`Value::print`] tells when that fails.
+/// Prints the object as `prin1` does, cut off after 10,000 characters.
+///
+/// This calls Lisp. If the call fails, the text is `#<object>`; [`Value::print`] returns the error.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.print(10_000) {
@@ -292,7 +301,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// Reads and writes as `cx` does, for what the crate does with values itself.
+/// Prints `value` in at most 60 characters, for error messages.
 pub(super) fn describe(cx: &Cx, value: &Value) -> String {
     cx.print(value, 60).unwrap_or_else(|_| "an object".to_owned())
 }

@@ -1,32 +1,34 @@
-//! The program's answers to Lisp, each kept as long as Lisp may be reading it.
+//! Answers of host functions to Lisp, each kept for as long as Lisp may read it.
 //!
-//! Reading one can run any code of Lisp's: to intern a symbol signals an error where its package is locked, and whoever
-//! handles that may call the program again before the rest is read. So a thread has an answer for each level of that. The
-//! level is a variable that Lisp binds while it reads: whatever it leaves the answer by, it is what it was before.
+//! Reading an answer can run arbitrary Lisp code: interning a symbol in a locked package signals an error, and the
+//! handler may call a host function again before the rest is read. So each thread keeps a stack of answers, one per
+//! nested read. Lisp counts the depth in a variable that it binds while it reads, so a non-local exit restores the
+//! depth too.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use super::bindings::sbcl_message;
-use super::buffer::Buffer;
-use super::message::{Handle, Writer, fixed_strings};
+use super::message::{Handle, MessageWriter, fixed_strings};
+use super::outgoing::OutgoingBuffer;
 
 #[derive(Debug, Default)]
 struct Answer {
-    words: Buffer,
-    /// The objects that the message mentions live as long as it.
-    kept: Vec<Arc<Handle>>,
+    words: OutgoingBuffer,
+    /// Handles in the message, kept alive until Lisp has read it.
+    handles: Vec<Arc<Handle>>,
 }
 
 thread_local! {
-    /// The answers that Lisp may be reading in this thread, the outermost first.
+    /// The answers that Lisp may be reading in this thread, outermost first.
     static ANSWERS: RefCell<Vec<Answer>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Keeps `message` for Lisp, which is still reading the first `being_read` answers of this thread, and no others.
-pub(super) fn keep(being_read: u64, message: Writer) -> sbcl_message {
-    let (words, kept) = message.into_parts();
-    let keep = |answers: &RefCell<Vec<Answer>>| {
+/// Stores `message` until Lisp has read it. Lisp is still reading the first `being_read` answers of this thread; later
+/// ones are discarded.
+pub(super) fn store(being_read: u64, message: MessageWriter) -> sbcl_message {
+    let (words, handles) = message.into_parts();
+    let store = |answers: &RefCell<Vec<Answer>>| {
         let mut answers = answers.borrow_mut();
         let level = usize::try_from(being_read).map_or(answers.len(), |level| level.min(answers.len()));
         answers.truncate(level + 1);
@@ -35,18 +37,18 @@ pub(super) fn keep(being_read: u64, message: Writer) -> sbcl_message {
         }
         let answer = &mut answers[level];
         answer.words.fill(&words);
-        answer.kept = kept;
+        answer.handles = handles;
         sbcl_message { words: answer.words.as_ptr(), count: answer.words.len() as u64 }
     };
-    // A thread that ends has none any more.
-    ANSWERS.try_with(keep).unwrap_or_default()
+    // A thread that is ending has already destroyed its answers: the message is empty then.
+    ANSWERS.try_with(store).unwrap_or_default()
 }
 
-/// The answer in a copy of this process that C code made (`fork`): it has none of the threads, and may have copied any lock
-/// while somebody held it, so nothing is allocated or looked up there.
-pub(super) fn of_forked_process() -> sbcl_message {
+/// Returns the error for a host function called in a process that C code forked. Such a process has none of the other
+/// threads and may have copied any lock while it was held, so this neither allocates nor uses a thread local.
+pub(super) fn in_forked_process() -> sbcl_message {
     const TEXTS: [&str; 2] =
-        ["a Rust function", "it was called in a copy of its process (fork), where no Rust function can be called"];
+        ["a Rust function", "it was called in a forked copy of its process, where Rust functions cannot be called"];
     const COUNT: usize = TEXTS[0].len().div_ceil(2) + TEXTS[1].len().div_ceil(2) + 3;
     static WORDS: [u64; COUNT] = fixed_strings(TEXTS);
     sbcl_message { words: WORDS.as_ptr(), count: COUNT as u64 }

@@ -1,4 +1,4 @@
-//! Booting, once a process.
+//! Boot: initialises SBCL and starts its threads, once per process.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -12,21 +12,22 @@ use super::callbacks;
 use super::library::{Core, Runtime};
 use super::program::Program;
 use super::protocol::Host;
-use super::signals::Boot;
+use super::signals::BootPhase;
 use crate::config::ImageConfig;
 use crate::error::BootError;
 
-/// How far the one boot of this process has come. It only ever moves forward.
+/// The progress of this process's only boot. It moves forward only, except that a boot which fails before SBCL is
+/// touched may be retried.
 static STATE: AtomicU8 = AtomicU8::new(State::Fresh as u8);
 
-/// Threads with a control stack before the user makes any: the lanes, and SBCL's own.
+/// Number of threads with a control stack before the user starts any: one per lane, and SBCL's own.
 const THREADS: u64 = 6;
-/// Address space that is taken besides the heap and the stacks, in bytes: what a worker was seen to take (920 MiB with a
-/// heap of 1 GiB), most of it by malloc, which reserves 64 MiB a thread.
-const BESIDES: u64 = 1 << 30;
-/// So much of the heap's size is taken for what SBCL keeps about it, pages and cards (2 MiB a GiB) and reserves: 1116 MiB
-/// were taken besides a heap of 8 GiB.
-const ABOUT_HEAP: u64 = 64;
+/// Address space used besides heap and stacks, in bytes. A worker with a heap of 1 GiB was measured at 920 MiB, most of
+/// it reserved by malloc, 64 MiB per thread.
+const BASE_BYTES: u64 = 1 << 30;
+/// Heap size divided by SBCL's bookkeeping for it: page tables, cards (2 MiB per GiB) and reserves. With a heap of 8
+/// GiB, 1116 MiB were measured besides the heap.
+const HEAP_OVERHEAD_DIVISOR: u64 = 64;
 
 #[repr(u8)]
 enum State {
@@ -36,13 +37,13 @@ enum State {
     Failed,
 }
 
-/// A program that embeds the image, and how many Lisp threads are to work for it.
+/// An embedding program, and the number of Lisp threads that work for it.
 pub(crate) type Embedding = (Arc<dyn Program>, u32);
 
-/// Boots SBCL so that its threads serve `host`, and `program`, if there is one.
+/// Boots SBCL so that its threads serve `host`, and `program` if there is one.
 ///
 /// # Errors
-/// See [`BootError`]. After one that comes from SBCL itself no further boot is possible in this process.
+/// See [`BootError`]. After an error from SBCL itself this process cannot boot again.
 pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>, program: Option<Embedding>) -> Result<(), BootError> {
     config.check()?;
     check_address_space(config, program.as_ref().map_or(0, |(_, threads)| u64::from(*threads) + 1))?;
@@ -51,11 +52,11 @@ pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>, program: Option<Em
             if state == State::Failed as u8 { BootError::BootFailed } else { BootError::AlreadyBooted }
         },
     )?;
-    // What fails before SBCL is touched may be tried again.
-    super::process::watch_forks();
+    // SBCL is not initialised yet, so a failure to load it may be retried.
+    super::process::detect_forks();
     let runtime = Runtime::load(config).inspect_err(|_| STATE.store(State::Fresh as u8, Ordering::Release))?;
     let config = config.clone();
-    // A thread of its own: SBCL changes the mask of the one that initialises it.
+    // SBCL changes the signal mask of the thread that initialises it, so that thread is a separate one.
     let result = std::thread::Builder::new()
         .name("sbcl-boot".to_owned())
         .stack_size(16 << 20)
@@ -67,12 +68,12 @@ pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>, program: Option<Em
     result
 }
 
-/// The address space that an image takes, in bytes, without threads of the user's.
+/// Returns the address space that an image needs, in bytes, without threads of the user's.
 pub(crate) fn address_space(config: &ImageConfig) -> u64 {
-    config.heap + config.heap / ABOUT_HEAP + THREADS * config.control_stack + BESIDES
+    config.heap + config.heap / HEAP_OVERHEAD_DIVISOR + THREADS * config.control_stack + BASE_BYTES
 }
 
-/// Looks whether SBCL will find room for its heap: it ends the process where it does not.
+/// Checks the address space limit, because SBCL ends the process if it cannot allocate its heap.
 fn check_address_space(config: &ImageConfig, more_threads: u64) -> Result<(), BootError> {
     let needed = address_space(config) + more_threads * config.control_stack;
     match rustix::process::getrlimit(rustix::process::Resource::As).current {
@@ -87,21 +88,21 @@ fn start(
     host: Arc<dyn Host>,
     program: Option<Embedding>,
 ) -> Result<(), BootError> {
-    let signals = Boot::begin(runtime.is_lisp_thread()?, runtime.catch_stack_loss()?);
-    // SAFETY: once a process (STATE), on a thread made for it.
+    let signals = BootPhase::begin(runtime.is_lisp_thread()?, runtime.catch_stack_loss()?);
+    // SAFETY: STATE admits one boot per process, and this thread was started for it.
     let status = unsafe { runtime.initialize(&arguments(runtime, config)) }?;
     signals.end();
     if status != 0 {
         return Err(BootError::Runtime(status));
     }
-    runtime.watch()?;
+    runtime.install_heap_hooks()?;
     runtime.guard_forks()?;
     let library = program.map_or(std::ptr::null_mut(), |(program, threads)| super::program::install(program, threads));
     let table = callbacks::install(host, random_seed(), config, library);
     // SAFETY: SBCL is initialised, and the table is leaked.
     match unsafe { runtime.start(table) }? {
         Some(SBCL_HOST_CONTRACT) => Ok(()),
-        Some(0) => Err(BootError::Start(callbacks::refusal())),
+        Some(0) => Err(BootError::Start(callbacks::start_refusal())),
         Some(found) => Err(BootError::Contract { expected: SBCL_HOST_CONTRACT, found }),
         None => Err(BootError::Core {
             path: match &runtime.core {
@@ -112,11 +113,11 @@ fn start(
     }
 }
 
-/// SBCL's command line: runtime options only.
+/// Returns SBCL's command line, which has runtime options only.
 fn arguments(runtime: &Runtime, config: &ImageConfig) -> Vec<CString> {
     let mut arguments = Vec::new();
     let (program, core): (PathBuf, Option<&Path>) = match &runtime.core {
-        // SBCL looks for a section in the file that the first argument names, and must not find this program's.
+        // SBCL looks for a core section in the file named by argv[0], which must not be this program.
         Core::File(core) => (core.with_file_name("libsbcl.so"), Some(core)),
         Core::Section(file) => (file.clone(), None),
     };
@@ -143,7 +144,7 @@ fn path_argument(path: &Path) -> CString {
     CString::new(path.as_os_str().as_bytes()).expect("paths hold no NUL")
 }
 
-/// Something that differs from start to start: the standard library seeds its hash maps from the system's randomness.
+/// Returns a number that differs between starts; the standard library seeds `RandomState` from the system's randomness.
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::time::SystemTime::now())

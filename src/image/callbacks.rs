@@ -1,4 +1,4 @@
-//! The functions that Lisp calls.
+//! The host's side of `struct sbcl_host`: the functions that Lisp threads call to pull jobs and push events.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -11,7 +11,7 @@ use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
 use super::bindings::{SBCL_HOST_CONTRACT, SBCL_JOB_PROGRAM, SBCL_JOB_SIGNALLED, sbcl_host, sbcl_job, sbcl_library};
-use super::float_traps::Masked;
+use super::float_traps::MaskedTraps;
 use super::process::is_forked;
 use super::protocol::{Event, Host, Job, Lane, Text};
 use super::signals;
@@ -23,35 +23,35 @@ static NEXT_THREAD: AtomicU64 = AtomicU64::new(1);
 static HOST: OnceCell<Arc<dyn Host>> = OnceCell::new();
 
 thread_local! {
-    /// The job that this thread works on: Lisp reads its texts after `next_job` has returned.
-    static CURRENT: RefCell<Option<Job>> = const { RefCell::new(None) };
-    /// The number of this thread.
-    static THREAD: u64 = NEXT_THREAD.fetch_add(1, Ordering::Relaxed);
-    /// The lane that this thread pulls jobs for, and the number of the last one; 0 for none.
-    static PULLED: Cell<Option<(Lane, u64)>> = const { Cell::new(None) };
+    /// The job that this thread works on. Lisp reads its texts after `next_job` has returned.
+    static CURRENT_JOB: RefCell<Option<Job>> = const { RefCell::new(None) };
+    /// The host's number for this thread.
+    static THREAD_NUMBER: u64 = NEXT_THREAD.fetch_add(1, Ordering::Relaxed);
+    /// The lane that this thread pulls jobs for, and the number of its last job, or 0.
+    static LANE_AND_JOB_ID: Cell<Option<(Lane, u64)>> = const { Cell::new(None) };
 }
 
-/// Returns the lane that this thread pulls jobs for, or is about to, and the number of the job that it works on; 0 before
-/// its first one. `None` on other threads.
+/// Returns the lane that this thread serves and the number of the job that it works on, 0 before its first job. `None`
+/// on threads that pull no jobs.
 pub(crate) fn current_job() -> Option<(Lane, u64)> {
-    PULLED.get()
+    LANE_AND_JOB_ID.get()
 }
 
-/// How long a thread waits that found the host in confusion, lest it spin.
-const PAUSE: Duration = Duration::from_millis(10);
+/// Pause before the next attempt when the host panicked, so that the thread does not spin.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// Why Lisp says that it cannot start.
-static REFUSAL: Mutex<Option<String>> = Mutex::new(None);
+/// Lisp's reason for refusing to start.
+static START_REFUSAL: Mutex<Option<String>> = Mutex::new(None);
 
-/// Why `sbcl_host_start` returned 0.
-pub(super) fn refusal() -> String {
-    REFUSAL.lock().take().unwrap_or_else(|| "it does not say why".to_owned())
+/// Returns the reason why `sbcl_host_start` returned 0.
+pub(super) fn start_refusal() -> String {
+    START_REFUSAL.lock().take().unwrap_or_else(|| "no reason was given".to_owned())
 }
 
-/// Makes `host` the one that Lisp calls and returns the table of functions for it.
+/// Makes `host` the one that Lisp calls, and returns its function table.
 ///
 /// # Panics
-/// When called twice: there is one image a process.
+/// When called twice: there is one image per process.
 pub(super) fn install(
     host: Arc<dyn Host>,
     seed: u64,
@@ -74,51 +74,51 @@ pub(super) fn install(
     }))
 }
 
-/// `sbcl_host.next_job`.
+/// Implements `sbcl_host.next_job`.
 unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
-    let _in_host = (Masked::new(), signals::enter_host());
+    let _in_host = (MaskedTraps::new(), signals::enter_host());
     if is_forked() {
-        leave_forked();
+        exit_forked();
     }
     let (Some(host), Some(lane)) = (HOST.get(), Lane::from_code(lane)) else {
         return 0;
     };
     if lane == Lane::Signals {
-        signals::take_forwarded();
+        signals::receive_forwarded_signals();
         return 0;
     }
-    PULLED.set(Some((lane, PULLED.get().map_or(0, |(_, job)| job))));
-    // SAFETY: the contract has Lisp pass a pinned, initialised struct sbcl_job.
+    LANE_AND_JOB_ID.set(Some((lane, LANE_AND_JOB_ID.get().map_or(0, |(_, job)| job))));
+    // SAFETY: by the contract Lisp passes a pinned, initialised struct sbcl_job.
     let held = Some(unsafe { (*out).id }).filter(|job| *job != 0);
     let job = loop {
-        match panics::caught(|| host.next_job(lane, THREAD.with(|number| *number), held)) {
+        match panics::caught(|| host.next_job(lane, THREAD_NUMBER.with(|number| *number), held)) {
             Some(Some(job)) => break job,
             Some(None) => return 0,
-            // A lane that ended would leave all that comes after without an answer.
+            // If this lane ended, no later request on it would be answered.
             None => {
                 panics::caught(|| {
-                    tracing::error!(?lane, "looking for the next job panicked; this thread of Lisp's looks again");
+                    tracing::error!(?lane, "looking for the next job panicked; this Lisp thread tries again");
                 });
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(RETRY_PAUSE);
             }
         }
     };
-    // SAFETY: the contract has Lisp pass a pinned, writable struct sbcl_job.
+    // SAFETY: by the contract Lisp passes a pinned, writable struct sbcl_job.
     unsafe { out.write(job.to_raw()) };
-    PULLED.set(Some((lane, job.id)));
-    // The texts' buffers do not move with the job.
-    CURRENT.set(Some(job));
+    LANE_AND_JOB_ID.set(Some((lane, job.id)));
+    // Lisp has pointers to the texts; moving the job does not move their buffers.
+    CURRENT_JOB.set(Some(job));
     1
 }
 
-/// `sbcl_host.event`.
+/// Implements `sbcl_host.event`.
 unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, length: u64) -> i32 {
-    let _in_host = (Masked::new(), signals::enter_host());
+    let _in_host = (MaskedTraps::new(), signals::enter_host());
     let text = match usize::try_from(length) {
         Ok(length) if length > 0 && !text.is_null() => {
-            // SAFETY: the contract has Lisp pass `length` characters in a pinned string, aligned as `u32`, which nothing
-            // moves or frees during the call. Another Lisp thread may write to it, hence atomics: each character that
-            // is read was there at some time.
+            // SAFETY: by the contract Lisp passes `length` characters in a pinned string, aligned as `u32`, which is
+            // neither moved nor freed during the call. Another Lisp thread may write to it, hence atomics: each
+            // character read was there at some time.
             unsafe { std::slice::from_raw_parts(text.cast::<AtomicU32>(), length) }
         }
         _ => &[],
@@ -127,10 +127,10 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
         return 0;
     };
     if is_forked() {
-        return if matches!(event, Event::Done { .. }) { leave_forked() } else { 0 };
+        return if matches!(event, Event::Done { .. }) { exit_forked() } else { 0 };
     }
     if let (0, Event::Refused(reason)) = (job, event) {
-        *REFUSAL.lock() = Some(reason.to_owned());
+        *START_REFUSAL.lock() = Some(reason.to_owned());
         return 0;
     }
     if job == SBCL_JOB_PROGRAM {
@@ -139,7 +139,7 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
     }
     let Some(host) = HOST.get() else { return 0 };
     if let Event::ThreadEnded = event {
-        panics::caught(|| host.thread_ended(THREAD.with(|number| *number)));
+        panics::caught(|| host.thread_ended(THREAD_NUMBER.with(|number| *number)));
         return 0;
     }
     let (job, signalled) = (job & !SBCL_JOB_SIGNALLED, job & SBCL_JOB_SIGNALLED != 0);
@@ -152,8 +152,8 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
     )
 }
 
-/// Ends a copy of this process that C code made, without its other threads, which may have held any lock: neither the job
-/// in which it was made nor the next one is its business.
-fn leave_forked() -> ! {
+/// Ends a child that C code forked. It lacks the other threads, which may have held any lock, and must work neither on
+/// the job in which it was forked nor on another.
+fn exit_forked() -> ! {
     signals::exit_now(0)
 }

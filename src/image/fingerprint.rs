@@ -1,8 +1,8 @@
-//! Whether a saved core is still what was written.
+//! Fingerprints of saved cores, to check that a core is still what was written.
 //!
-//! To read one whole takes longer than to boot it: where the very file that was written still lies, it is taken for what it
-//! was. One that comes from elsewhere, copied or unpacked, is read and compared with its checksum. That is against
-//! accidents: whoever can write a core can write a seal.
+//! Reading a core takes longer than booting it, so a file with the original device, inode and modification time counts
+//! as unchanged. A core that was copied or unpacked is read and its checksum compared. This guards against accidents
+//! only: whoever can write a core can write its fingerprint.
 
 use std::fs::{File, Metadata};
 use std::hash::Hasher;
@@ -12,12 +12,12 @@ use std::os::unix::fs::MetadataExt;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-/// How much of a file is read at once, in bytes.
-const PIECE: usize = 1 << 20;
+/// Bytes of a file read at a time.
+const CHUNK_SIZE: usize = 1 << 20;
 
-/// What a file was when it was written: which one, when, and a checksum (XXH3) of its beginning.
+/// Identity and content of a file: device, inode, modification time, and a checksum (XXH3) of its beginning.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Seal {
+pub(crate) struct Fingerprint {
     device: u64,
     inode: u64,
     /// Seconds and nanoseconds since 1970.
@@ -25,40 +25,40 @@ pub(crate) struct Seal {
     checksum: u64,
 }
 
-impl Seal {
-    /// That of a file's first `bytes`, which nobody writes any more.
+impl Fingerprint {
+    /// Computes the fingerprint of a file's first `bytes`, which must no longer change.
     ///
     /// # Errors
-    /// It cannot be read, or is not as long.
+    /// The file cannot be read, or is shorter.
     pub(crate) fn of(file: &mut File, bytes: u64) -> io::Result<Self> {
-        Ok(Self { checksum: checksum(file, bytes)?, ..Self::place(&file.metadata()?) })
+        Ok(Self { checksum: checksum(file, bytes)?, ..Self::unhashed(&file.metadata()?) })
     }
 
-    /// The same file as if it had last been written at `modified`, which is then to be set.
-    pub(crate) fn at(self, modified: jiff::Timestamp) -> Self {
+    /// Returns the fingerprint with another modification time, which the caller then sets on the file.
+    pub(crate) fn with_modified(self, modified: jiff::Timestamp) -> Self {
         Self { modified: (modified.as_second(), i64::from(modified.subsec_nanosecond())), ..self }
     }
 
-    /// That of the same content in another file.
-    pub(crate) fn moved_to(&self, metadata: &Metadata) -> Self {
-        Self { checksum: self.checksum, ..Self::place(metadata) }
+    /// Returns the fingerprint for a copy of the file, whose metadata is `metadata`.
+    pub(crate) fn for_copy(&self, metadata: &Metadata) -> Self {
+        Self { checksum: self.checksum, ..Self::unhashed(metadata) }
     }
 
-    fn place(metadata: &Metadata) -> Self {
+    fn unhashed(metadata: &Metadata) -> Self {
         let modified = (metadata.mtime(), metadata.mtime_nsec());
         Self { device: metadata.dev(), inode: metadata.ino(), modified, checksum: 0 }
     }
 
-    /// True when `metadata` is of the very file that was written, as it was.
-    pub(crate) fn is_in_place(&self, metadata: &Metadata) -> bool {
-        *self == self.moved_to(metadata)
+    /// Returns true if `metadata` is of the original file, with its original modification time.
+    pub(crate) fn is_unchanged(&self, metadata: &Metadata) -> bool {
+        *self == self.for_copy(metadata)
     }
 
-    /// True when the first `bytes` of a file are what was written, wherever it lies.
+    /// Returns true if the first `bytes` of `file` have this checksum, whichever file it is.
     ///
     /// # Errors
-    /// It cannot be read.
-    pub(crate) fn holds(&self, file: &mut File, bytes: u64) -> io::Result<bool> {
+    /// The file cannot be read.
+    pub(crate) fn matches(&self, file: &mut File, bytes: u64) -> io::Result<bool> {
         match checksum(file, bytes) {
             Ok(checksum) => Ok(checksum == self.checksum),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
@@ -67,16 +67,16 @@ impl Seal {
     }
 }
 
-/// The checksum of a file's first `bytes`.
+/// Computes the checksum of a file's first `bytes`.
 fn checksum(file: &mut File, bytes: u64) -> io::Result<u64> {
     file.rewind()?;
     let mut hasher = XxHash3_64::new();
     let mut left = bytes;
-    let mut piece = vec![0; PIECE];
+    let mut chunk = vec![0; CHUNK_SIZE];
     while left > 0 {
-        let size = usize::try_from(left).map_or(PIECE, |left| left.min(PIECE));
-        file.read_exact(&mut piece[..size])?;
-        hasher.write(&piece[..size]);
+        let size = usize::try_from(left).map_or(CHUNK_SIZE, |left| left.min(CHUNK_SIZE));
+        file.read_exact(&mut chunk[..size])?;
+        hasher.write(&chunk[..size]);
         left -= size as u64;
     }
     Ok(hasher.finish())
@@ -90,35 +90,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_is_read_and_what_lies_where_it_was_is_not() {
+    fn a_copied_core_is_verified_by_its_checksum_and_the_original_by_its_metadata() {
         let directory = std::env::temp_dir().join(format!("sbcl-mcp-seal-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         let (path, copy) = (directory.join("core"), directory.join("copy"));
-        fs::write(&path, vec![7; PIECE + 100]).unwrap();
-        let bytes = PIECE as u64 + 50;
-        let seal = Seal::of(&mut File::open(&path).unwrap(), bytes).unwrap();
-        let is_in_place = |path| seal.is_in_place(&fs::metadata(path).unwrap());
-        let holds = |path| seal.holds(&mut File::open(path).unwrap(), bytes).unwrap();
-        assert!(is_in_place(&path) && holds(&path));
+        fs::write(&path, vec![7; CHUNK_SIZE + 100]).unwrap();
+        let bytes = CHUNK_SIZE as u64 + 50;
+        let fingerprint = Fingerprint::of(&mut File::open(&path).unwrap(), bytes).unwrap();
+        let is_unchanged = |path| fingerprint.is_unchanged(&fs::metadata(path).unwrap());
+        let matches = |path| fingerprint.matches(&mut File::open(path).unwrap(), bytes).unwrap();
+        assert!(is_unchanged(&path) && matches(&path));
         fs::copy(&path, &copy).unwrap();
-        assert!(!is_in_place(&copy) && holds(&copy));
-        // What comes after these is not meant.
+        assert!(!is_unchanged(&copy) && matches(&copy));
+        // Bytes beyond the fingerprinted ones may change.
         let change = |at: u64| {
             let mut file = File::options().write(true).open(&copy).unwrap();
             file.seek(SeekFrom::Start(at)).unwrap();
             file.write_all(&[8]).unwrap();
         };
         change(bytes);
-        assert!(holds(&copy));
+        assert!(matches(&copy));
         change(bytes - 1);
-        assert!(!holds(&copy));
+        assert!(!matches(&copy));
         fs::write(&copy, "short").unwrap();
-        assert!(!holds(&copy));
-        // The same file, written again.
+        assert!(!matches(&copy));
+        // Writing the original file again changes its modification time.
         let later = jiff::Timestamp::UNIX_EPOCH;
         File::options().write(true).open(&path).unwrap().set_modified(later.into()).unwrap();
-        assert!(!is_in_place(&path));
-        assert!(seal.at(later).is_in_place(&fs::metadata(&path).unwrap()));
+        assert!(!is_unchanged(&path));
+        assert!(fingerprint.with_modified(later).is_unchanged(&fs::metadata(&path).unwrap()));
         fs::remove_dir_all(&directory).unwrap();
     }
 }

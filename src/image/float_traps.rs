@@ -1,22 +1,22 @@
-//! Lisp's float modes: its traps would be faults in the host's code.
+//! Floating-point modes: traps that Lisp enables would fault in the host's code.
 #![allow(unsafe_code)]
 
-/// While it lives, this thread computes with floats as Rust expects: all traps are masked. On other processors than
-/// x86-64 Lisp masks them for the host.
-pub(super) struct Masked {
+/// A guard: while it lives, all floating-point traps are masked in this thread, as Rust code expects. On processors
+/// other than x86-64 Lisp masks them before it calls the host.
+pub(super) struct MaskedTraps {
     #[cfg(target_arch = "x86_64")]
-    before: u32,
+    previous: u32,
 }
 
-/// The float modes of a thread that runs Lisp.
+/// The floating-point modes of a thread that runs Lisp.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Modes {
     #[cfg(target_arch = "x86_64")]
     lisp: u32,
 }
 
-/// While it lives, this thread, which has called Lisp back, computes with floats as Lisp expects.
-pub(super) struct Restored {
+/// A guard: while it lives, Lisp's floating-point modes apply in this thread, because the host has called Lisp back.
+pub(super) struct LispModes {
     #[cfg(target_arch = "x86_64")]
     host: u32,
 }
@@ -25,54 +25,55 @@ pub(super) struct Restored {
 mod x86_64 {
     use std::arch::asm;
 
-    /// MXCSR as a process begins with it: all exceptions masked, rounding to nearest.
+    /// The initial MXCSR of a process: all exceptions masked, rounding to nearest.
     const DEFAULT: u32 = 0x1f80;
 
-    impl super::Masked {
+    impl super::MaskedTraps {
         pub(in crate::image) fn new() -> Self {
-            let mut before = 0;
+            let mut previous = 0;
             // SAFETY: STMXCSR writes 32 bits, to a variable of that size.
-            unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut before, options(nostack, preserves_flags)) };
+            unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut previous, options(nostack, preserves_flags)) };
             load(DEFAULT);
-            Self { before }
+            Self { previous }
         }
 
-        /// What was there before.
+        /// Returns the modes that applied before.
         pub(in crate::image) fn modes(&self) -> super::Modes {
-            super::Modes { lisp: self.before }
+            super::Modes { lisp: self.previous }
         }
     }
 
     impl super::Modes {
-        /// Puts them in force again.
-        pub(in crate::image) fn restore(self) -> super::Restored {
+        /// Makes these modes apply again, until the guard is dropped.
+        pub(in crate::image) fn restore(self) -> super::LispModes {
             load(self.lisp);
-            super::Restored { host: DEFAULT }
+            super::LispModes { host: DEFAULT }
         }
     }
 
-    impl Drop for super::Restored {
+    impl Drop for super::LispModes {
         fn drop(&mut self) {
             load(self.host);
         }
     }
 
-    impl Drop for super::Masked {
-        /// Puts back what was there, so that exceptions of the host's leave no trace.
+    impl Drop for super::MaskedTraps {
+        /// Restores the previous modes, so that the host's exception flags do not reach Lisp.
         fn drop(&mut self) {
-            load(self.before);
+            load(self.previous);
         }
     }
 
     fn load(modes: u32) {
-        // SAFETY: LDMXCSR reads 32 bits, from a variable of that size, without reserved bits: it is the default or what
-        // STMXCSR gave. The modes that Rust code assumes are in force while any runs; the others are Lisp's own.
+        // SAFETY: LDMXCSR reads 32 bits, from a variable of that size, without reserved bits: the value is the default
+        // or comes from STMXCSR. While Rust code runs, the modes are those that it assumes; Lisp's apply only while
+        // Lisp runs.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const modes, options(nostack, preserves_flags)) };
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-impl Masked {
+impl MaskedTraps {
     pub(super) fn new() -> Self {
         Self {}
     }
@@ -84,7 +85,7 @@ impl Masked {
 
 #[cfg(not(target_arch = "x86_64"))]
 impl Modes {
-    pub(super) fn restore(self) -> Restored {
-        Restored {}
+    pub(super) fn restore(self) -> LispModes {
+        LispModes {}
     }
 }

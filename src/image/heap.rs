@@ -1,65 +1,65 @@
-//! How full the Lisp heap is, read without Lisp's help: it may be too busy filling it.
+//! Heap usage, read without Lisp's help, because Lisp may be busy filling the heap.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use once_cell::sync::OnceCell;
 
-/// Variables of SBCL's runtime, which writes them without regard to us; a stale value is as good.
-pub(super) struct Variables {
+/// Variables of SBCL's runtime, which writes them without synchronisation. A stale value is acceptable.
+pub(super) struct HeapVariables {
     /// `bytes_allocated`.
     pub(super) allocated: &'static AtomicUsize,
     /// `dynamic_space_size`.
     pub(super) size: &'static AtomicUsize,
-    /// `auto_gc_trigger`: how full the heap is when garbage is collected the next time.
+    /// `auto_gc_trigger`: the usage at which the next collection starts.
     pub(super) trigger: &'static AtomicUsize,
-    /// `bytes_consed_between_gcs`: how much that is above what the last collection left.
-    pub(super) step: &'static AtomicUsize,
+    /// `bytes_consed_between_gcs`: the trigger's distance above what the last collection left.
+    pub(super) bytes_between_collections: &'static AtomicUsize,
     /// `gc_active_p`.
     pub(super) collecting: &'static AtomicU8,
 }
 
-static VARIABLES: OnceCell<Variables> = OnceCell::new();
+static VARIABLES: OnceCell<HeapVariables> = OnceCell::new();
 
-/// Has the heap watched from here on.
-pub(super) fn watch(variables: Variables) {
+/// Provides the variables; [`usage`] works from here on.
+pub(super) fn set_variables(variables: HeapVariables) {
     _ = VARIABLES.set(variables);
 }
 
-/// How full the heap is, in bytes.
+/// The heap's usage, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Usage {
-    /// What is in use, garbage included.
+    /// Bytes in use, including garbage.
     pub(crate) used: usize,
-    /// What the last collection left: hardly any garbage.
+    /// Bytes that the last collection left, which hold hardly any garbage.
     pub(crate) kept: usize,
-    /// What there is.
+    /// Size of the heap.
     pub(crate) size: usize,
 }
 
-/// How full the heap is. `None` before boot.
+/// Returns the heap's usage; `None` before boot.
 pub(crate) fn usage() -> Option<Usage> {
     let variables = VARIABLES.get()?;
     let used = variables.allocated.load(Ordering::Relaxed);
     let trigger = variables.trigger.load(Ordering::Relaxed);
-    let kept = trigger.saturating_sub(variables.step.load(Ordering::Relaxed)).min(used);
+    let kept = trigger.saturating_sub(variables.bytes_between_collections.load(Ordering::Relaxed)).min(used);
     Some(Usage { used, kept, size: variables.size.load(Ordering::Relaxed) })
 }
 
-/// True while garbage is being collected, and Lisp's threads stand still.
+/// Returns true during a collection, while Lisp's threads are stopped.
 pub(crate) fn is_collecting() -> bool {
     VARIABLES.get().is_some_and(|variables| variables.collecting.load(Ordering::Relaxed) != 0)
 }
 
-/// The status of a process that SBCL gave up.
-pub(crate) const LOST: i32 = 86;
-/// The status of one whose heap was full then.
-pub(crate) const LOST_TO_HEAP: i32 = 87;
+/// Exit status of a process in which SBCL could not continue.
+pub(crate) const EXIT_LOST: i32 = 86;
+/// Exit status of a process in which SBCL could not continue because the heap was full.
+pub(crate) const EXIT_HEAP_EXHAUSTED: i32 = 87;
 
-/// What SBCL calls, having said why on stderr, when it cannot go on.
-pub(super) unsafe extern "C" fn lost() {
-    // A collection needs room for what it copies, in pieces as large as the objects.
-    let parts = if is_collecting() { 5 } else { 9 };
-    let is_full = usage().is_some_and(|usage| usage.used > usage.size / 10 * parts);
-    super::signals::exit_now(if is_full { LOST_TO_HEAP } else { LOST });
+/// SBCL's lossage handler: called, after the reason was written to stderr, when SBCL cannot continue.
+pub(super) unsafe extern "C" fn on_lossage() {
+    // A collection copies objects, in blocks as large as they are, so it can fail at half the heap.
+    let tenths = if is_collecting() { 5 } else { 9 };
+    let is_full = usage().is_some_and(|usage| usage.used > usage.size / 10 * tenths);
+    super::signals::exit_now(if is_full { EXIT_HEAP_EXHAUSTED } else { EXIT_LOST });
 }

@@ -1,169 +1,174 @@
-//! The interruption of whatever a Lisp thread runs: one is under way at most, and cleanup forms get their time.
+//! Interruption of the code that a Lisp thread runs: at most one is under way per thread, and cleanup forms have a
+//! grace period.
 //!
-//! SBCL queues the interruptions of a thread that has them disabled, and ends the process when there are nine. So the next one is
-//! sent only when the thread has taken the last, that is, begun to run it. One that is taken unwinds the code, whose cleanup
-//! forms then have a grace period before they are interrupted, too.
+//! SBCL queues interruptions of a thread that has interrupts disabled, and ends the process when nine are queued. So
+//! the next one is sent only after the thread has taken the last, that is, begun to run it. An interruption unwinds the
+//! code. Its cleanup forms have a grace period, after which they are interrupted as well.
 
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// How long interrupted code may take until it begins to unwind, and to end when its cleanup forms have used up their grace
-/// period. After that it is stuck: nothing can be done about it from inside.
-pub(crate) const REACTION: Duration = Duration::from_secs(2);
+/// Time within which interrupted code must begin to unwind, and must end after its grace period. Code that exceeds it
+/// is stuck, and cannot be ended from inside the process.
+pub(crate) const REACTION_TIME: Duration = Duration::from_secs(2);
 
-/// How long after an interruption was taken the next one is sent when the code does not end.
-const AGAIN: Duration = Duration::from_secs(1);
+/// Interval between taking one interruption and sending the next, while the code does not end.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The longest grace period: a day, like the longest time limit. A longer one might reach beyond what the clock can say.
+/// The longest grace period: one day, like the longest time limit. With a longer one a deadline might overflow the
+/// clock.
 const MAX_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The reason why interrupted code did not end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Stuck {
-    /// It never began to unwind.
-    Unmoved,
-    /// It began to unwind, and cleanup forms kept it from its end.
+    /// The code never began to unwind.
+    // The name in recovery logs.
+    #[serde(rename = "Unmoved")]
+    Unresponsive,
+    /// The code began to unwind, but cleanup forms keep running.
     Unwinding,
 }
 
 impl Stuck {
-    /// What the Lisp image did, to follow its name.
+    /// Returns the predicate of a sentence whose subject is the Lisp image.
     pub(crate) fn verb(self) -> &'static str {
         match self {
-            Self::Unmoved => {
-                "did not react to being interrupted (interrupts are off in without-interrupts, and in what interrupt-thread \
-                 or a timer runs unless that uses with-interrupts)"
+            Self::Unresponsive => {
+                "did not respond to an interrupt (interrupts are off inside without-interrupts, and in code that \
+                 interrupt-thread or a timer runs unless it uses with-interrupts)"
             }
             Self::Unwinding => {
-                "was kept running by cleanup forms, which do not end or leave the unwinding by a non-local exit \
+                "was kept running by cleanup forms that do not end, or that stop the unwinding by a non-local exit \
                  (return-from, go, throw or a restart),"
             }
         }
     }
 }
 
-/// What a thread's code is to be interrupted for, and how far that has come.
+/// The request to interrupt a thread's code, and its progress. `R` is the reason for the request.
 #[derive(Debug)]
 pub(crate) struct Interruption<R> {
-    wanted: Option<Wanted<R>>,
-    /// One is on its way: the thread has not taken it.
+    request: Option<InterruptRequest<R>>,
+    /// An interruption was sent, and the thread has not taken it yet.
     sent: bool,
 }
 
 #[derive(Debug)]
-struct Wanted<R> {
+struct InterruptRequest<R> {
     reason: R,
     since: Instant,
-    /// How long cleanup forms may take.
+    /// Time that cleanup forms may take.
     grace: Duration,
-    /// When the next one is to be sent, unless one is on its way.
+    /// Earliest time of the next interruption, unless one is under way.
     next: Instant,
-    /// When the code began to unwind.
+    /// Time at which the code began to unwind.
     unwinding: Option<Instant>,
 }
 
-/// What is to be done about an interruption now.
+/// The next action for an interruption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Send it: it counts as sent.
+    /// Send an interruption, which already counts as sent.
     Send,
     /// Ask again at this time.
     Wait(Instant),
-    /// Nothing, before something happens.
-    Rest,
+    /// Do nothing until the state changes.
+    Idle,
 }
 
 impl<R> Default for Interruption<R> {
     fn default() -> Self {
-        Self { wanted: None, sent: false }
+        Self { request: None, sent: false }
     }
 }
 
 impl<R: Copy> Interruption<R> {
-    /// Wants the code interrupted; false when that was wanted before, for another reason perhaps, which stays.
-    pub(crate) fn want(&mut self, reason: R, grace: Duration, now: Instant) -> bool {
-        if self.wanted.is_some() {
+    /// Requests an interruption of the code. Returns false if one was requested before, whose reason then stays.
+    pub(crate) fn request(&mut self, reason: R, grace: Duration, now: Instant) -> bool {
+        if self.request.is_some() {
             return false;
         }
         let grace = grace.min(MAX_GRACE);
-        self.wanted = Some(Wanted { reason, since: now, grace, next: now, unwinding: None });
+        self.request = Some(InterruptRequest { reason, since: now, grace, next: now, unwinding: None });
         true
     }
 
-    /// Has the code go on, unless it unwinds. One that is on its way does no harm: it is known when it is taken.
+    /// Cancels the request. Code that already unwinds still ends. An interruption that was sent stays under way until the
+    /// thread takes it.
     pub(crate) fn withdraw(&mut self) {
-        self.wanted = None;
+        self.request = None;
     }
 
-    /// Interrupts cleanup forms from now on, too.
+    /// Ends the grace period: from now on cleanup forms are interrupted as well.
     pub(crate) fn end_grace(&mut self, now: Instant) {
-        if let Some(wanted) = &mut self.wanted
-            && !wanted.grace.is_zero()
+        if let Some(request) = &mut self.request
+            && !request.grace.is_zero()
         {
-            wanted.grace = Duration::ZERO;
-            wanted.next = now;
-            // The time until it is stuck begins now.
-            wanted.unwinding = wanted.unwinding.map(|_| now);
+            request.grace = Duration::ZERO;
+            request.next = now;
+            // The time until the code counts as stuck starts again now.
+            request.unwinding = request.unwinding.map(|_| now);
         }
     }
 
-    /// Why it was first wanted, if it is.
+    /// Returns the reason of the first request, if there is one.
     pub(crate) fn reason(&self) -> Option<R> {
-        self.wanted.as_ref().map(|wanted| wanted.reason)
+        self.request.as_ref().map(|request| request.reason)
     }
 
-    /// Since when it is wanted.
+    /// Returns the time of the request.
     pub(crate) fn since(&self) -> Option<Instant> {
-        self.wanted.as_ref().map(|wanted| wanted.since)
+        self.request.as_ref().map(|request| request.since)
     }
 
-    /// True while one is on its way, so that no other may be sent to the same thread.
+    /// Returns true while an interruption is under way, so that none may be sent to the same thread.
     pub(crate) fn is_under_way(&self) -> bool {
         self.sent
     }
 
-    /// What is to be done now.
+    /// Returns the next action. [`Step::Send`] marks an interruption as sent.
     pub(crate) fn step(&mut self, now: Instant) -> Step {
-        match &self.wanted {
-            Some(wanted) if !self.sent => {
-                if wanted.next > now {
-                    return Step::Wait(wanted.next);
+        match &self.request {
+            Some(request) if !self.sent => {
+                if request.next > now {
+                    return Step::Wait(request.next);
                 }
                 self.sent = true;
                 Step::Send
             }
-            _ => Step::Rest,
+            _ => Step::Idle,
         }
     }
 
-    /// Notes that the thread has taken the one that was sent, or that there was no thread to take it.
-    pub(crate) fn taken(&mut self, now: Instant) {
+    /// Records that the thread has taken the interruption that was sent, or that no thread was there to take it.
+    pub(crate) fn note_taken(&mut self, now: Instant) {
         self.sent = false;
-        if let Some(wanted) = &mut self.wanted {
-            wanted.next = wanted.next.max(now + AGAIN);
+        if let Some(request) = &mut self.request {
+            request.next = request.next.max(now + RETRY_INTERVAL);
         }
     }
 
-    /// Notes that the code begins to unwind: the first time its cleanup forms get their grace period.
-    pub(crate) fn unwinds(&mut self, now: Instant) {
-        if let Some(wanted) = &mut self.wanted
-            && wanted.unwinding.is_none()
+    /// Records that the code begins to unwind. The first time, the grace period of its cleanup forms starts.
+    pub(crate) fn note_unwinding(&mut self, now: Instant) {
+        if let Some(request) = &mut self.request
+            && request.unwinding.is_none()
         {
-            wanted.unwinding = Some(now);
-            wanted.next = now + if wanted.grace.is_zero() { AGAIN } else { wanted.grace };
+            request.unwinding = Some(now);
+            request.next = now + if request.grace.is_zero() { RETRY_INTERVAL } else { request.grace };
         }
     }
 
-    /// True when the code has begun to unwind.
+    /// Returns true if the code has begun to unwind.
     pub(crate) fn is_unwinding(&self) -> bool {
-        self.wanted.as_ref().is_some_and(|wanted| wanted.unwinding.is_some())
+        self.request.as_ref().is_some_and(|request| request.unwinding.is_some())
     }
 
-    /// When the code is stuck, unless it begins to unwind, or ends, before.
-    pub(crate) fn due(&self) -> Option<Instant> {
-        let wanted = self.wanted.as_ref()?;
-        Some(wanted.unwinding.map_or(wanted.since, |unwinding| unwinding + wanted.grace) + REACTION)
+    /// Returns the time at which the code counts as stuck unless it has begun to unwind, or ended, by then.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let request = self.request.as_ref()?;
+        Some(request.unwinding.map_or(request.since, |unwinding| unwinding + request.grace) + REACTION_TIME)
     }
 }
 
@@ -176,140 +181,140 @@ mod tests {
     const GRACE: Duration = Duration::from_secs(5);
 
     fn is_stuck(interruption: &Interruption<u8>, now: Instant) -> bool {
-        interruption.due().is_some_and(|due| due <= now)
+        interruption.deadline().is_some_and(|deadline| deadline <= now)
     }
 
-    fn wanted(now: Instant) -> Interruption<u8> {
+    fn requested_at(now: Instant) -> Interruption<u8> {
         let mut interruption = Interruption::default();
-        assert!(interruption.want(1, GRACE, now));
+        assert!(interruption.request(1, GRACE, now));
         interruption
     }
 
     #[test]
-    fn the_longest_duration_is_a_grace_period_of_a_day() {
+    fn grace_periods_are_capped_at_one_day() {
         let start = Instant::now();
         let mut interruption = Interruption::default();
-        assert!(interruption.want(1_u8, Duration::MAX, start));
-        interruption.unwinds(start);
-        assert_eq!(interruption.due(), Some(start + MAX_GRACE + REACTION));
+        assert!(interruption.request(1_u8, Duration::MAX, start));
+        interruption.note_unwinding(start);
+        assert_eq!(interruption.deadline(), Some(start + MAX_GRACE + REACTION_TIME));
     }
 
     #[test]
-    fn the_next_one_is_sent_when_the_last_was_taken() {
+    fn the_next_interruption_is_sent_only_after_the_last_was_taken() {
         let start = Instant::now();
-        let mut interruption = wanted(start);
+        let mut interruption = requested_at(start);
         assert_eq!(interruption.step(start), Step::Send);
         for second in 0..100 {
-            assert_eq!(interruption.step(start + Duration::from_secs(second)), Step::Rest);
+            assert_eq!(interruption.step(start + Duration::from_secs(second)), Step::Idle);
         }
         let taken = start + Duration::from_secs(100);
-        interruption.taken(taken);
-        assert_eq!(interruption.step(taken), Step::Wait(taken + AGAIN));
-        assert_eq!(interruption.step(taken + AGAIN), Step::Send);
+        interruption.note_taken(taken);
+        assert_eq!(interruption.step(taken), Step::Wait(taken + RETRY_INTERVAL));
+        assert_eq!(interruption.step(taken + RETRY_INTERVAL), Step::Send);
     }
 
     #[test]
-    fn cleanup_forms_have_their_grace_period_once() {
+    fn cleanup_forms_get_one_grace_period() {
         let start = Instant::now();
-        let mut interruption = wanted(start);
+        let mut interruption = requested_at(start);
         assert_eq!(interruption.step(start), Step::Send);
-        assert!(!is_stuck(&interruption, start + REACTION / 2) && is_stuck(&interruption, start + REACTION));
-        interruption.taken(start);
-        interruption.unwinds(start);
+        assert!(!is_stuck(&interruption, start + REACTION_TIME / 2) && is_stuck(&interruption, start + REACTION_TIME));
+        interruption.note_taken(start);
+        interruption.note_unwinding(start);
         let end = start + GRACE;
-        assert_eq!(interruption.step(end - AGAIN), Step::Wait(end));
+        assert_eq!(interruption.step(end - RETRY_INTERVAL), Step::Wait(end));
         assert_eq!(interruption.step(end), Step::Send);
-        interruption.taken(end);
-        interruption.unwinds(end);
-        assert_eq!(interruption.step(end + AGAIN), Step::Send);
-        assert!(!is_stuck(&interruption, end + AGAIN) && is_stuck(&interruption, end + REACTION));
+        interruption.note_taken(end);
+        interruption.note_unwinding(end);
+        assert_eq!(interruption.step(end + RETRY_INTERVAL), Step::Send);
+        assert!(!is_stuck(&interruption, end + RETRY_INTERVAL) && is_stuck(&interruption, end + REACTION_TIME));
     }
 
     #[test]
     fn a_full_heap_ends_the_grace_period() {
         let start = Instant::now();
-        let mut interruption = wanted(start);
+        let mut interruption = requested_at(start);
         interruption.step(start);
-        interruption.taken(start);
-        interruption.unwinds(start);
-        let later = start + AGAIN;
+        interruption.note_taken(start);
+        interruption.note_unwinding(start);
+        let later = start + RETRY_INTERVAL;
         interruption.end_grace(later);
         assert_eq!(interruption.step(later), Step::Send);
-        assert!(!is_stuck(&interruption, later + AGAIN) && is_stuck(&interruption, later + REACTION));
-        interruption.end_grace(later + REACTION);
-        assert!(is_stuck(&interruption, later + REACTION));
+        assert!(!is_stuck(&interruption, later + RETRY_INTERVAL) && is_stuck(&interruption, later + REACTION_TIME));
+        interruption.end_grace(later + REACTION_TIME);
+        assert!(is_stuck(&interruption, later + REACTION_TIME));
     }
 
     #[derive(Debug, Clone)]
-    enum Happens {
-        Want,
+    enum Action {
+        Request,
         Withdraw,
         EndGrace,
         Step,
-        /// The thread takes what was sent to it, and unwinds or not.
+        /// The thread takes the interruption that was sent to it, and unwinds or not.
         Take {
             unwinds: bool,
         },
     }
 
-    fn happens() -> impl Strategy<Value = Happens> {
+    fn action() -> impl Strategy<Value = Action> {
         prop_oneof![
-            Just(Happens::Want),
-            Just(Happens::Withdraw),
-            Just(Happens::EndGrace),
-            Just(Happens::Step),
-            any::<bool>().prop_map(|unwinds| Happens::Take { unwinds }),
+            Just(Action::Request),
+            Just(Action::Withdraw),
+            Just(Action::EndGrace),
+            Just(Action::Step),
+            any::<bool>().prop_map(|unwinds| Action::Take { unwinds }),
         ]
     }
 
     proptest! {
-        /// Whatever happens in whatever order, there is one on its way at most, the code is not interrupted in its grace
-        /// period, and it has an end.
+        /// Under any sequence of actions, at most one interruption is under way, the code is not interrupted during its
+        /// grace period, and a request has a deadline.
         #[test]
-        fn one_is_under_way_at_most(events in proptest::collection::vec((happens(), 0..3000_u64), 1..200)) {
+        fn at_most_one_interruption_is_under_way(actions in proptest::collection::vec((action(), 0..3000_u64), 1..200)) {
             let mut interruption = Interruption::default();
             let mut now = Instant::now();
             let mut pending = 0;
-            // Until when cleanup forms run undisturbed.
+            // End of the time in which cleanup forms must not be interrupted.
             let mut undisturbed = None;
-            for (event, milliseconds) in events {
+            for (action, milliseconds) in actions {
                 now += Duration::from_millis(milliseconds);
-                match event {
-                    Happens::Want => _ = interruption.want(1, GRACE, now),
-                    Happens::Withdraw => {
+                match action {
+                    Action::Request => _ = interruption.request(1, GRACE, now),
+                    Action::Withdraw => {
                         interruption.withdraw();
                         undisturbed = None;
                     }
-                    Happens::EndGrace => {
+                    Action::EndGrace => {
                         interruption.end_grace(now);
                         undisturbed = None;
                     }
-                    Happens::Step => match interruption.step(now) {
+                    Action::Step => match interruption.step(now) {
                         Step::Send => {
                             pending += 1;
                             prop_assert!(undisturbed.is_none_or(|end| end <= now));
                         }
                         Step::Wait(until) => prop_assert!(until > now && until <= now + GRACE),
-                        Step::Rest => prop_assert!(pending == 1 || interruption.reason().is_none()),
+                        Step::Idle => prop_assert!(pending == 1 || interruption.reason().is_none()),
                     },
-                    Happens::Take { unwinds } if pending > 0 => {
+                    Action::Take { unwinds } if pending > 0 => {
                         pending -= 1;
-                        interruption.taken(now);
+                        interruption.note_taken(now);
                         if unwinds {
-                            let first = interruption.wanted.as_ref()
-                                .is_some_and(|wanted| wanted.unwinding.is_none() && !wanted.grace.is_zero());
-                            interruption.unwinds(now);
+                            let first = interruption.request.as_ref()
+                                .is_some_and(|request| request.unwinding.is_none() && !request.grace.is_zero());
+                            interruption.note_unwinding(now);
                             if first {
                                 undisturbed = Some(now + GRACE);
                             }
                         }
                     }
-                    Happens::Take { .. } => {}
+                    Action::Take { .. } => {}
                 }
                 prop_assert!(pending <= 1);
                 prop_assert_eq!(pending == 1, interruption.is_under_way());
-                prop_assert_eq!(interruption.due().is_some(), interruption.reason().is_some());
-                prop_assert!(interruption.due().is_none_or(|due| due <= now + GRACE + REACTION));
+                prop_assert_eq!(interruption.deadline().is_some(), interruption.reason().is_some());
+                prop_assert!(interruption.deadline().is_none_or(|deadline| deadline <= now + GRACE + REACTION_TIME));
             }
         }
     }

@@ -1,5 +1,7 @@
-//! Messages between Lisp and a program: tokens, each a word (a tag in the low byte, a number in the others) and the words
-//! and tokens that this one announces. `lisp/values.lisp` has the same. And the handles that they carry.
+//! Messages between Lisp and an embedding program, and the handles in them.
+//!
+//! A message is a sequence of tokens. A token is one word (tag in the low byte, number in the rest), followed by the
+//! words and tokens that it announces. `lisp/values.lisp` implements the same encoding.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +10,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 
 use parking_lot::Mutex;
 
-use super::words::Words;
+use super::message_buffer::MessageBuffer;
 
 mod tag {
     pub(super) const NIL: u64 = 0;
@@ -33,118 +35,119 @@ mod tag {
     pub(super) const VALUES: u64 = 19;
 }
 
-/// Keeps a Lisp object alive. Dropping it never blocks, and never calls Lisp: the image lets go of the object later.
+/// A reference that keeps a Lisp object alive. Dropping it neither blocks nor calls Lisp: the image releases the object
+/// later.
 #[derive(Debug)]
 pub(crate) struct Handle(u64);
 
 impl Handle {
-    /// The number that Lisp knows it by.
+    /// Returns the object's number in Lisp's handle table.
     pub(crate) fn number(&self) -> u64 {
         self.0
     }
 }
 
-struct Released {
+struct ReleaseQueue {
     sender: Sender<u64>,
     receiver: Mutex<Receiver<u64>>,
 }
 
-static RELEASED: LazyLock<Released> = LazyLock::new(|| {
+static RELEASE_QUEUE: LazyLock<ReleaseQueue> = LazyLock::new(|| {
     let (sender, receiver) = mpsc::channel();
-    Released { sender, receiver: Mutex::new(receiver) }
+    ReleaseQueue { sender, receiver: Mutex::new(receiver) }
 });
 
-/// Number of released handles that Lisp still keeps.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Number of dropped handles that Lisp still has in its table.
+static RELEASED_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// What has a Lisp thread that sleeps look for released handles.
-static WAKE: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
+/// The function that wakes a sleeping Lisp thread to release handles.
+static WAKE_LISP: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
 
-/// How many handles may wait before a thread is woken for them.
-const MANY: usize = 1024;
+/// Number of dropped handles at which a sleeping thread is woken.
+const WAKE_THRESHOLD: usize = 1024;
 
-/// Number of released handles from which a running call releases them: the objects that they keep may be large.
-const MANY_WITHIN_CALL: usize = 16;
+/// Number of dropped handles at which even a running call releases them, since the objects may be large.
+const RELEASE_THRESHOLD_IN_CALL: usize = 16;
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let released = &*RELEASED;
-        // Counted first: who takes it counts it off.
-        let count = COUNT.fetch_add(1, Ordering::AcqRel) + 1;
-        // The receiver is never dropped.
-        let _ = released.sender.send(self.0);
-        if count.is_multiple_of(MANY)
-            && let Some(wake) = WAKE.get()
+        let queue = &*RELEASE_QUEUE;
+        // Count before sending: the thread that takes the number subtracts it again.
+        let count = RELEASED_COUNT.fetch_add(1, Ordering::AcqRel) + 1;
+        // Cannot fail: the receiver is never dropped.
+        let _ = queue.sender.send(self.0);
+        if count.is_multiple_of(WAKE_THRESHOLD)
+            && let Some(wake) = WAKE_LISP.get()
         {
             wake();
         }
     }
 }
 
-/// From now on `wake` is called when there are many released handles. It must not block.
+/// Registers `wake`, called whenever many dropped handles have piled up. It must not block.
 pub(crate) fn wake_with(wake: impl Fn() + Send + Sync + 'static) {
-    let _ = WAKE.set(Box::new(wake));
+    let _ = WAKE_LISP.set(Box::new(wake));
 }
 
-/// True when handles wait to be let go of.
+/// Returns true if dropped handles wait to be released.
 pub(crate) fn has_released() -> bool {
-    COUNT.load(Ordering::Acquire) > 0
+    RELEASED_COUNT.load(Ordering::Acquire) > 0
 }
 
-/// True when so many of them wait that a call which goes on is to let go of them.
+/// Returns true if so many handles wait that a running call should release them.
 #[inline]
 pub(crate) fn has_many_released() -> bool {
-    COUNT.load(Ordering::Relaxed) >= MANY_WITHIN_CALL
+    RELEASED_COUNT.load(Ordering::Relaxed) >= RELEASE_THRESHOLD_IN_CALL
 }
 
-/// Takes some of the handles that wait to be let go of, unless another thread is doing so.
+/// Takes up to [`WAKE_THRESHOLD`] handles to release; none while another thread is taking some.
 pub(crate) fn take_released() -> Vec<u64> {
-    let released = &*RELEASED;
-    let Some(receiver) = released.receiver.try_lock() else { return Vec::new() };
-    let numbers: Vec<u64> = receiver.try_iter().take(MANY).collect();
-    COUNT.fetch_sub(numbers.len(), Ordering::AcqRel);
+    let queue = &*RELEASE_QUEUE;
+    let Some(receiver) = queue.receiver.try_lock() else { return Vec::new() };
+    let numbers: Vec<u64> = receiver.try_iter().take(WAKE_THRESHOLD).collect();
+    RELEASED_COUNT.fetch_sub(numbers.len(), Ordering::AcqRel);
     numbers
 }
 
-/// A message of NIL.
+/// The message that consists of NIL.
 pub(crate) const NIL: &[u64] = &[tag::NIL];
 
-/// Writes a message. Whatever is called in whatever order, and whatever panics meanwhile, the message is well-formed: a
-/// container that is not completed leaves nothing behind.
+/// Writes a message. The message is well-formed whatever the order of calls, and also after a panic: an incomplete
+/// container is removed.
 #[derive(Debug, Default)]
-pub(crate) struct Writer {
-    words: Words,
-    /// How many objects were written at this level.
+pub(crate) struct MessageWriter {
+    words: MessageBuffer,
+    /// Number of objects written at the current nesting level.
     objects: usize,
-    /// What the message mentions lives as long as it.
-    kept: Vec<Arc<Handle>>,
+    /// Handles in the message, kept alive as long as it.
+    handles: Vec<Arc<Handle>>,
 }
 
-/// Why a table cannot be written: a key has no value.
+/// The error for a table whose last key has no value.
 #[derive(Debug)]
 pub(crate) struct KeyWithoutValue;
 
-/// A container that is being written. Dropped before it is closed, it was never begun.
+/// A container being written. Dropping it before [`complete`](Self::complete) removes it from the message.
 struct Container<'w> {
-    writer: &'w mut Writer,
+    writer: &'w mut MessageWriter,
     tag: u64,
-    /// Where its token is.
+    /// Index of the container's own token.
     start: usize,
-    /// How many objects there were before it at its own level, and how many handles.
+    /// Numbers of objects at the enclosing level, and of handles, before the container began.
     objects: usize,
-    kept: usize,
+    handles: usize,
 }
 
 impl<'w> Container<'w> {
-    fn begin(writer: &'w mut Writer, tag: u64) -> Self {
-        let (start, kept) = (writer.words.len(), writer.kept.len());
+    fn begin(writer: &'w mut MessageWriter, tag: u64) -> Self {
+        let (start, handles) = (writer.words.len(), writer.handles.len());
         writer.token(tag, 0);
         let objects = std::mem::take(&mut writer.objects);
-        Self { writer, tag, start, objects, kept }
+        Self { writer, tag, start, objects, handles }
     }
 
-    /// Completes it with this number in its token.
-    fn close(self, count: usize) {
+    /// Completes the container: stores `count` in its token.
+    fn complete(self, count: usize) {
         self.writer.words[self.start] = self.tag | (count as u64) << 8;
         self.writer.objects = self.objects + 1;
         std::mem::forget(self);
@@ -154,15 +157,15 @@ impl<'w> Container<'w> {
 impl Drop for Container<'_> {
     fn drop(&mut self) {
         self.writer.words.truncate(self.start);
-        self.writer.kept.truncate(self.kept);
+        self.writer.handles.truncate(self.handles);
         self.writer.objects = self.objects;
     }
 }
 
-impl Writer {
+impl MessageWriter {
     #[inline]
     pub(crate) fn new() -> Self {
-        Self { words: Words::new(), objects: 0, kept: Vec::new() }
+        Self { words: MessageBuffer::new(), objects: 0, handles: Vec::new() }
     }
 
     #[inline]
@@ -170,15 +173,15 @@ impl Writer {
         &self.words
     }
 
-    /// How many objects were written.
+    /// Returns the number of objects written at the current nesting level.
     #[inline]
     pub(crate) fn objects(&self) -> usize {
         self.objects
     }
 
-    /// The message, and what has to live until Lisp has read it.
-    pub(super) fn into_parts(self) -> (Words, Vec<Arc<Handle>>) {
-        (self.words, self.kept)
+    /// Returns the message and the handles that must live until Lisp has read it.
+    pub(super) fn into_parts(self) -> (MessageBuffer, Vec<Arc<Handle>>) {
+        (self.words, self.handles)
     }
 
     #[inline]
@@ -203,7 +206,7 @@ impl Writer {
         self.words.push(value.cast_unsigned());
     }
 
-    /// An integer in two's complement, the lowest word first; at least one.
+    /// Writes an integer in two's complement, lowest word first, of at least one word.
     pub(crate) fn bignum(&mut self, words: &[u64]) {
         self.objects += 1;
         self.token(tag::BIGNUM, words.len() as u64);
@@ -220,7 +223,7 @@ impl Writer {
         self.words.extend_from_slice(&[tag::DOUBLE, value.to_bits()]);
     }
 
-    /// That of this code, which may be a surrogate's.
+    /// Writes the character with this code, which may be a surrogate.
     pub(crate) fn character(&mut self, code: u32) {
         self.objects += 1;
         self.token(tag::CHARACTER, u64::from(code));
@@ -241,7 +244,7 @@ impl Writer {
         self.text(text);
     }
 
-    /// A symbol: interned in the package of that name, a keyword for `KEYWORD`, or fresh without one.
+    /// Writes a symbol: interned in `package`, a keyword if that is `KEYWORD`, uninterned without one.
     pub(crate) fn symbol(&mut self, package: Option<&str>, name: &str) {
         self.objects += 1;
         match package {
@@ -255,7 +258,7 @@ impl Writer {
         self.text(name);
     }
 
-    /// An integer that may be one of two words.
+    /// Writes an integer of one word or two.
     pub(crate) fn long_integer(&mut self, value: i128) {
         match i64::try_from(value) {
             Ok(value) => self.integer(value),
@@ -266,7 +269,7 @@ impl Writer {
         }
     }
 
-    /// A ratio. A denominator of 0 is taken as 1.
+    /// Writes a ratio. A denominator of 0 is replaced by 1.
     pub(crate) fn ratio(&mut self, numerator: i128, denominator: i128) {
         let objects = self.objects;
         self.token(tag::RATIO, 0);
@@ -275,7 +278,7 @@ impl Writer {
         self.objects = objects + 1;
     }
 
-    /// A complex number.
+    /// Writes a complex number.
     pub(crate) fn complex(&mut self, re: f64, im: f64) {
         let objects = self.objects;
         self.token(tag::COMPLEX, 0);
@@ -284,21 +287,21 @@ impl Writer {
         self.objects = objects + 1;
     }
 
-    /// A container of the objects that `write` writes.
+    /// Writes a container of the objects that `write` writes.
     fn container<E>(&mut self, tag: u64, write: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<(), E> {
         let container = Container::begin(self, tag);
         write(container.writer)?;
         let count = container.writer.objects;
-        container.close(count);
+        container.complete(count);
         Ok(())
     }
 
-    /// A list of the objects that `write` writes.
+    /// Writes a list of the objects that `write` writes.
     pub(crate) fn list<E>(&mut self, write: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<(), E> {
         self.container(tag::LIST, write)
     }
 
-    /// A list of two strings.
+    /// Writes a list of two strings.
     pub(crate) fn string_pair(&mut self, one: &str, other: &str) {
         let objects = self.objects;
         self.token(tag::LIST, 2);
@@ -307,7 +310,7 @@ impl Writer {
         self.objects = objects + 1;
     }
 
-    /// A simple vector of the objects that `write` writes.
+    /// Writes a simple vector of the objects that `write` writes.
     pub(crate) fn vector<E>(&mut self, write: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<(), E> {
         self.container(tag::VECTOR, write)
     }
@@ -317,12 +320,12 @@ impl Writer {
         self.objects
     }
 
-    /// Several values, in an answer.
+    /// Writes multiple values, which only an answer may have.
     pub(crate) fn values<E>(&mut self, write: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<(), E> {
         self.container(tag::VALUES, write)
     }
 
-    /// A hash table (EQUAL) of the keys and values that `write` writes in turn.
+    /// Writes a hash table (EQUAL) of the keys and values that `write` writes alternately.
     pub(crate) fn table<E: From<KeyWithoutValue>>(
         &mut self,
         write: impl FnOnce(&mut Self) -> Result<(), E>,
@@ -333,7 +336,7 @@ impl Writer {
         if !count.is_multiple_of(2) {
             return Err(KeyWithoutValue.into());
         }
-        container.close(count / 2);
+        container.complete(count / 2);
         Ok(())
     }
 
@@ -352,26 +355,26 @@ impl Writer {
         }
     }
 
-    /// The objects of another message.
+    /// Appends the objects of another message.
     pub(crate) fn append(&mut self, mut other: Self) {
         self.objects += other.objects;
         self.words.extend_from_slice(&other.words);
-        self.kept.append(&mut other.kept);
+        self.handles.append(&mut other.handles);
     }
 
     pub(crate) fn handle(&mut self, handle: &Arc<Handle>) {
         self.objects += 1;
         self.token(tag::HANDLE, handle.number());
-        self.kept.push(handle.clone());
+        self.handles.push(handle.clone());
     }
 }
 
-/// The word that is a token of this handle.
+/// Returns the token of `handle`.
 pub(crate) fn handle_token(handle: &Handle) -> u64 {
     tag::HANDLE | handle.number() << 8
 }
 
-/// A message of a list of these texts, which are of ASCII, computed while this is compiled. It has `COUNT` words.
+/// Builds, at compile time, the message for a list of ASCII strings. `COUNT` is its length in words.
 pub(super) const fn fixed_strings<const TEXTS: usize, const COUNT: usize>(texts: [&str; TEXTS]) -> [u64; COUNT] {
     let mut words = [0; COUNT];
     words[0] = tag::LIST | (TEXTS as u64) << 8;
@@ -383,7 +386,7 @@ pub(super) const fn fixed_strings<const TEXTS: usize, const COUNT: usize>(texts:
         let mut index = 0;
         while index < octets.len() {
             assert!(octets[index].is_ascii(), "a code of its own for each character");
-            // Lisp's characters have 32 bits; the first of two is at the lower address.
+            // Lisp's characters have 32 bits; the first of a pair is at the lower address.
             let first_half = (index % 2 == 0) == cfg!(target_endian = "little");
             words[place + index / 2] |= (octets[index] as u64) << if first_half { 0 } else { 32 };
             index += 1;
@@ -395,13 +398,13 @@ pub(super) const fn fixed_strings<const TEXTS: usize, const COUNT: usize>(texts:
     words
 }
 
-/// The codes of characters in `words`, as Lisp holds them: two to a word.
+/// Returns the character codes in `words`, two to a word.
 fn codes(words: &[u64]) -> &[u32] {
-    // SAFETY: any bits are integers, and a word is two of the others in size, and more than aligned for them.
+    // SAFETY: every bit pattern is a valid u32, a word has the size of two of them, and its alignment is larger.
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len() * 2) }
 }
 
-/// Characters as Lisp holds them, two to a word.
+/// Characters in Lisp's representation, two codes to a word.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Characters<'m> {
     words: &'m [u64],
@@ -414,7 +417,7 @@ impl Characters<'_> {
         &codes[..self.length.min(codes.len())]
     }
 
-    /// The text, or the code of the first character that is a surrogate, which no string of Rust's can hold.
+    /// Returns the text, or the code of its first surrogate, which a Rust string cannot hold.
     pub(crate) fn to_text(self) -> Result<String, u32> {
         let codes = self.codes();
         if codes.iter().fold(0, |seen, code| seen | code) < 0x80 {
@@ -423,60 +426,60 @@ impl Characters<'_> {
         codes.iter().map(|&code| char::from_u32(code).ok_or(code)).collect()
     }
 
-    /// The text, with surrogates replaced.
+    /// Returns the text, with surrogates replaced by U+FFFD.
     pub(crate) fn to_text_lossy(self) -> String {
         self.codes().iter().map(|&code| char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
     }
 }
 
-/// What a token says. The containers are followed by their elements' tokens.
+/// A decoded token. The tokens of a container's elements follow it.
 #[derive(Debug)]
 pub(crate) enum Token<'m> {
     Nil,
     True,
     Integer(i64),
-    /// In two's complement, the lowest word first.
+    /// An integer in two's complement, lowest word first.
     Bignum(&'m [u64]),
     Single(f32),
     Double(f64),
-    /// Its code, which may be a surrogate.
+    /// A character's code, which may be a surrogate.
     Character(u32),
     String(Characters<'m>),
-    /// Its name follows, after that of its package if this is true, as strings.
+    /// A symbol; its name follows as a string, after its package's name if this is true.
     Symbol(bool),
-    /// Its name follows, as a string.
+    /// A keyword; its name follows as a string.
     Keyword,
-    /// Two integers follow.
+    /// A ratio; two integers follow.
     Ratio,
-    /// Two real numbers follow.
+    /// A complex number; two real numbers follow.
     Complex,
     List(usize),
-    /// So many elements, and what comes after the last one.
+    /// A dotted list of this many elements; they and then the last CDR follow.
     Dotted(usize),
     Vector(usize),
-    /// Octets in words, and how many.
+    /// Octets, packed in words, and their number.
     Octets(&'m [u64], usize),
-    /// So many pairs of key and value.
+    /// A hash table of this many pairs; keys and values follow alternately.
     Table(usize),
     Handle(Handle),
     Doubles(&'m [u64]),
     Values(usize),
 }
 
-/// Reads a message, and lets go of what it does not read.
+/// Reads a message. Dropping it releases the handles that were not read.
 #[derive(Debug)]
-pub(crate) struct Reader<'m> {
+pub(crate) struct MessageReader<'m> {
     words: &'m [u64],
     position: usize,
 }
 
-impl<'m> Reader<'m> {
+impl<'m> MessageReader<'m> {
     #[inline]
     pub(crate) fn new(words: &'m [u64]) -> Self {
         Self { words, position: 0 }
     }
 
-    /// Returns the position of the next token, in words.
+    /// Returns the index of the next token, in words.
     #[inline]
     pub(crate) fn position(&self) -> usize {
         self.position
@@ -495,7 +498,7 @@ impl<'m> Reader<'m> {
         self.take(1).first().copied().unwrap_or_default()
     }
 
-    /// The next token; NIL at the end.
+    /// Reads the next token; NIL at the end of the message.
     #[inline]
     pub(crate) fn token(&mut self) -> Token<'m> {
         match self.word() {
@@ -504,7 +507,7 @@ impl<'m> Reader<'m> {
         }
     }
 
-    /// The token that begins with `word`.
+    /// Decodes the token whose first word is `word`.
     fn token_of(&mut self, word: u64) -> Token<'m> {
         let number = usize::try_from(word >> 8).unwrap_or(usize::MAX);
         match word & 0xff {
@@ -531,17 +534,17 @@ impl<'m> Reader<'m> {
         }
     }
 
-    /// True when the next token is that of a handle.
+    /// Returns true if the next token is a handle.
     pub(crate) fn is_at_handle(&self) -> bool {
         self.words.get(self.position).is_some_and(|word| word & 0xff == tag::HANDLE)
     }
 
-    /// True when the next token is NIL, or there is none.
+    /// Returns true if the next token is NIL or the message ends here.
     pub(crate) fn is_at_nil(&self) -> bool {
         self.words.get(self.position).is_none_or(|word| word & 0xff == tag::NIL)
     }
 
-    /// Returns true when the next object is a symbol or a keyword.
+    /// Returns true if the next object is a symbol or a keyword.
     pub(crate) fn is_at_name(&self) -> bool {
         self.words.get(self.position).is_some_and(|word| [tag::SYMBOL, tag::KEYWORD].contains(&(word & 0xff)))
     }
@@ -551,7 +554,7 @@ impl<'m> Reader<'m> {
         self.skip_rest(self.position);
     }
 
-    /// Skips the rest of the object that begins at `start`. Whoever has read a part of it has the handles there.
+    /// Skips the rest of the object that begins at `start`. Handles in the part already read belong to whoever read it.
     pub(crate) fn skip_rest(&mut self, start: usize) {
         let read = self.position;
         self.position = start.min(read);
@@ -576,11 +579,11 @@ impl<'m> Reader<'m> {
     }
 }
 
-impl Drop for Reader<'_> {
+impl Drop for MessageReader<'_> {
     #[inline]
     fn drop(&mut self) {
         while self.position < self.words.len() {
-            // Handles are let go of.
+            // Dropping a token releases its handle.
             drop(self.token());
         }
     }
@@ -594,13 +597,13 @@ mod tests {
 
     type Infallible = std::convert::Infallible;
 
-    /// Whoever reads a part of an object has its handles, and the rest is let go of, each handle once.
+    /// Handles that were read belong to the reader; the others are released, each once.
     #[test]
     fn handles_in_a_partly_read_object_are_released_once() {
         let (first, second, after) = (900_001, 900_002, 900_003);
         let handle = |number: u64| tag::HANDLE | number << 8;
         let words = [tag::LIST | 3 << 8, handle(first), tag::LIST | 1 << 8, handle(second), tag::NIL, handle(after)];
-        let mut reader = Reader::new(&words);
+        let mut reader = MessageReader::new(&words);
         let start = reader.position();
         assert!(matches!(reader.token(), Token::List(3)));
         let Token::Handle(kept) = reader.token() else { panic!("no handle") };
@@ -622,8 +625,8 @@ mod tests {
         }
     }
 
-    /// Reads the next object, which must be there as a whole, and returns how deep it is.
-    fn depth(reader: &mut Reader<'_>) -> usize {
+    /// Reads the next object, which must be complete, and returns its nesting depth.
+    fn depth(reader: &mut MessageReader<'_>) -> usize {
         assert!(reader.position < reader.words.len(), "an object is missing");
         let start = reader.position;
         let word = reader.words[start];
@@ -642,7 +645,7 @@ mod tests {
             Token::Ratio | Token::Complex | Token::Symbol(true) => 2,
             Token::Symbol(false) | Token::Keyword => 1,
             Token::Handle(handle) => {
-                // It is the writer's.
+                // The writer still owns this handle.
                 std::mem::forget(handle);
                 0
             }
@@ -651,18 +654,18 @@ mod tests {
         1 + (0..elements).map(|_| depth(reader)).max().unwrap_or(0)
     }
 
-    /// Checks that a message is so many objects, and nothing else.
-    fn check(writer: &Writer) {
-        let mut reader = Reader::new(writer.words());
+    /// Asserts that the message has exactly the objects that the writer counted.
+    fn check(writer: &MessageWriter) {
+        let mut reader = MessageReader::new(writer.words());
         for _ in 0..writer.objects {
             depth(&mut reader);
         }
         assert_eq!(reader.position, reader.words.len(), "there are words that belong to no object");
-        let handles = writer.kept.len();
+        let handles = writer.handles.len();
         assert!(handles <= writer.words().len());
     }
 
-    /// Numbers that look random (xorshift).
+    /// A pseudorandom number generator (xorshift).
     struct Numbers(u64);
 
     impl Numbers {
@@ -674,8 +677,8 @@ mod tests {
         }
     }
 
-    /// Writes something; some containers fail, and some panic.
-    fn write_something(writer: &mut Writer, numbers: &mut Numbers, level: u64) -> Result<(), &'static str> {
+    /// Writes a random object; some containers fail, some panic.
+    fn write_something(writer: &mut MessageWriter, numbers: &mut Numbers, level: u64) -> Result<(), &'static str> {
         match numbers.below(if level > 4 { 10 } else { 16 }) {
             0 => writer.nil(),
             1 => writer.long_integer(i128::from(numbers.0) << numbers.below(60)),
@@ -690,16 +693,16 @@ mod tests {
             }
             8 => writer.double(0.5),
             9 => {
-                let mut other = Writer::new();
+                let mut other = MessageWriter::new();
                 let written = write_something(&mut other, numbers, level + 1);
                 writer.append(other);
                 written?;
             }
             kind => {
                 let count = numbers.below(5);
-                let content = |writer: &mut Writer| {
+                let content = |writer: &mut MessageWriter| {
                     for _ in 0..count {
-                        // One that fails may be passed over, or not.
+                        // Some failures are ignored, others are propagated.
                         let attempt = catch_unwind(AssertUnwindSafe(|| write_something(writer, numbers, level + 1)));
                         match (attempt, numbers.below(3)) {
                             (Ok(Err(failure)), 0) => return Err(failure),
@@ -727,7 +730,7 @@ mod tests {
     fn a_message_is_well_formed_whatever_fails_or_panics_while_it_is_written() {
         for seed in 1..if cfg!(miri) { 40 } else { 4000 } {
             let mut numbers = Numbers(seed * 0x9e37_79b9_7f4a_7c15);
-            let mut writer = Writer::new();
+            let mut writer = MessageWriter::new();
             for _ in 0..4 {
                 let _ = catch_unwind(AssertUnwindSafe(|| write_something(&mut writer, &mut numbers, 0)));
                 check(&writer);
@@ -736,8 +739,8 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_is_left_by_a_panic_leaves_nothing_behind() {
-        let mut writer = Writer::new();
+    fn a_container_whose_writing_panics_is_removed_from_the_message() {
+        let mut writer = MessageWriter::new();
         let written: Result<(), Infallible> = writer.list(|writer| {
             let left = catch_unwind(AssertUnwindSafe(|| {
                 writer.list(|writer| {
@@ -752,12 +755,12 @@ mod tests {
         });
         assert!(written.is_ok());
         assert_eq!(writer.words(), [tag::LIST | 1 << 8, tag::INTEGER, 2]);
-        assert!(writer.kept.is_empty());
+        assert!(writer.handles.is_empty());
     }
 
     #[test]
     fn a_table_with_a_key_and_no_value_is_refused() {
-        let mut writer = Writer::new();
+        let mut writer = MessageWriter::new();
         let written: Result<(), &str> = writer.table(|writer| {
             writer.integer(1);
             Ok(())
@@ -767,9 +770,9 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_computed_at_compile_time_is_read_as_any_other() {
+    fn fixed_strings_writes_the_same_words_as_the_message_writer() {
         const WORDS: [u64; 6] = fixed_strings(["abc", "de"]);
-        let mut writer = Writer::new();
+        let mut writer = MessageWriter::new();
         let written: Result<(), Infallible> = writer.list(|writer| {
             writer.string("abc");
             writer.string("de");
@@ -780,28 +783,28 @@ mod tests {
     }
 
     #[test]
-    fn text_is_read_as_it_was_written() {
+    fn strings_survive_a_round_trip_through_a_message() {
         for text in ["", "a", "ab", "größe", "λ😀x"] {
-            let mut writer = Writer::new();
+            let mut writer = MessageWriter::new();
             writer.string(text);
-            let Token::String(characters) = Reader::new(writer.words()).token() else { panic!("no string") };
+            let Token::String(characters) = MessageReader::new(writer.words()).token() else { panic!("no string") };
             assert_eq!(characters.to_text().as_deref(), Ok(text));
             assert_eq!(characters.to_text_lossy(), text);
         }
     }
 
     #[test]
-    fn whatever_the_words_a_reader_ends() {
+    fn reading_random_words_terminates() {
         for seed in 1..if cfg!(miri) { 200 } else { 20_000 } {
             let mut numbers = Numbers(seed * 0x9e37_79b9_7f4a_7c15);
             let words: Vec<u64> = (0..numbers.below(12))
                 .map(|_| {
                     let number = numbers.below([3, 1 << 20, u64::MAX >> 8][(numbers.0 % 3) as usize]);
-                    // Handles would be given back to nobody.
+                    // No handle tags: a handle that Lisp never gave out would be released.
                     [number << 8 | numbers.below(17), numbers.0 & !0xff][numbers.below(2) as usize]
                 })
                 .collect();
-            let mut reader = Reader::new(&words);
+            let mut reader = MessageReader::new(&words);
             reader.skip();
             while reader.position < words.len() {
                 if let Token::String(characters) = reader.token() {

@@ -1,6 +1,6 @@
 //! The image: libsbcl and its core, loaded into this process once and never unloaded.
 //!
-//! This module holds all the unsafe code. What crosses to Lisp and back is laid down in `ffi/sbcl_host.h`.
+//! All unsafe code of the crate is here. `ffi/sbcl_host.h` is the contract between Rust and Lisp.
 
 mod answers;
 #[allow(unsafe_code, dead_code, missing_docs, unreachable_pub, non_camel_case_types, clippy::all, clippy::undocumented_unsafe_blocks)]
@@ -8,7 +8,6 @@ mod answers;
 mod bindings;
 mod boot;
 pub(crate) mod borrow;
-mod buffer;
 mod callbacks;
 pub(crate) mod fingerprint;
 mod float_traps;
@@ -16,11 +15,12 @@ pub(crate) mod heap;
 pub(crate) mod interruption;
 mod library;
 pub(crate) mod message;
+pub(crate) mod message_buffer;
+mod outgoing;
 pub(crate) mod process;
 pub(crate) mod program;
 mod protocol;
 pub(crate) mod signals;
-pub(crate) mod words;
 
 #[cfg(feature = "mcp")]
 pub(crate) use boot::address_space;

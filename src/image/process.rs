@@ -1,27 +1,27 @@
-//! What the process that hosts the image shares with others, and what becomes of it when C code forks.
+//! File descriptors and memory shared with other processes, and detection of forks by C code.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 #[cfg(feature = "mcp")]
 use std::{io, os::fd::FromRawFd, sync::atomic::AtomicU64};
 
-/// Memory that another process sees as well.
+/// A page of memory shared with another process.
 #[cfg(feature = "mcp")]
 pub(crate) type SharedPage = &'static [AtomicU64; 512];
 
-/// Maps the first page of the file that a parent process left open under `number`, and closes it.
+/// Maps the first page of the file that the parent process left open as descriptor `number`, and closes the descriptor.
 ///
 /// # Errors
-/// When there is no such file, it is one of the standard three, or it is shorter than a page.
+/// The descriptor is not open, is a standard one, or its file is shorter than a page.
 #[cfg(feature = "mcp")]
-pub(crate) fn share(number: i32) -> io::Result<SharedPage> {
+pub(crate) fn map_shared_page(number: i32) -> io::Result<SharedPage> {
     use rustix::mm::{MapFlags, ProtFlags};
     if number <= 2 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: nothing else in this process knows the number: it was opened by the parent, and this runs first. The
-    // mapping is new, page-aligned, at least a page long (checked, since memory past a file's end cannot be touched)
-    // and never unmapped; atomics may be shared with another process.
+    // SAFETY: the parent opened the descriptor, and this runs before any code that could use it. The mapping is new,
+    // page-aligned, at least a page long (checked: memory beyond the end of a file must not be touched) and never
+    // unmapped; atomics may be shared with another process.
     unsafe {
         if rustix::fs::fstat(std::os::fd::BorrowedFd::borrow_raw(number))?.st_size < 4096 {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -39,16 +39,16 @@ pub(crate) fn share(number: i32) -> io::Result<SharedPage> {
     }
 }
 
-/// Takes what a parent process left open under `number`. No program that this one starts inherits it.
+/// Takes the file that the parent process left open as descriptor `number`, and marks it close-on-exec.
 ///
 /// # Errors
-/// When there is no such file, or it is one of the standard three.
+/// The descriptor is not open, or is a standard one.
 #[cfg(feature = "mcp")]
-pub(crate) fn inherited(number: i32) -> io::Result<std::os::fd::OwnedFd> {
+pub(crate) fn take_inherited(number: i32) -> io::Result<std::os::fd::OwnedFd> {
     if number <= 2 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: nothing else in this process knows the number: it was opened by the parent, and this runs first.
+    // SAFETY: the parent opened the descriptor, and this runs before any code that could use it.
     let file = unsafe {
         rustix::fs::fstat(std::os::fd::BorrowedFd::borrow_raw(number))?;
         std::os::fd::OwnedFd::from_raw_fd(number)
@@ -63,13 +63,13 @@ extern "C" fn note_fork() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
-/// From here on [`is_forked`] tells.
-pub(crate) fn watch_forks() {
+/// Makes [`is_forked`] detect forks from here on.
+pub(crate) fn detect_forks() {
     // SAFETY: the handler only stores to an atomic.
     unsafe { libc::pthread_atfork(None, None, Some(note_fork)) };
 }
 
-/// True in a process that `fork` made of this one: it has this one's memory, but none of its business.
+/// Returns true in a child that C code forked: it has a copy of this process's memory, but must not act for it.
 pub(crate) fn is_forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! Calls between Lisp and a program that embeds it: `struct sbcl_library` of the contract.
+//! Calls between Lisp and an embedding program: `struct sbcl_library` of the contract.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -10,70 +10,72 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use once_cell::sync::OnceCell;
 
 use super::bindings::{sbcl_call_status, sbcl_library, sbcl_message};
-use super::float_traps::{self, Masked};
-use super::message::Writer;
+use super::float_traps::{self, MaskedTraps};
+use super::message::MessageWriter;
+use super::message_buffer::MessageBuffer;
 use super::protocol::Event;
-use super::words::Words;
 use super::{answers, process, signals};
 use crate::os::panics;
 
-/// How a call ended.
+/// The outcome of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CallStatus {
-    /// The message has its values.
+    /// The call returned; the message has its values.
     Values,
-    /// The message has the condition, or the error.
+    /// The call failed; the message has the condition or the error.
     Failed,
-    /// Only of the program's functions: the message has what it panicked with.
+    /// The host function panicked; the message has the panic's payload as text.
     Panicked,
-    /// Something in Lisp unwinds past the caller, which is to return.
+    /// A non-local exit in Lisp passes the caller, which must return as soon as possible.
     Unwinding,
-    /// Only of the program's functions: there is none of this number any more.
+    /// The program no longer has a host function of this number.
     Missing,
 }
 
-/// The program's side. Called on Lisp threads, any of them at any time.
+/// The embedding program's side of the contract. Any Lisp thread may call it at any time.
 pub(crate) trait Program: Send + Sync + 'static {
-    /// Uses the Lisp thread, number 0 to interrupt others, until it is to end. True when something unwinds.
-    fn serve(&self, inside: &Inside, thread: u32) -> bool;
+    /// Works on this Lisp thread until the thread must end; thread 0 interrupts the others. Returns true when a
+    /// non-local exit is pending.
+    fn serve(&self, context: &CallContext, thread: u32) -> bool;
 
-    /// Calls a function, whose answer it writes.
-    fn call(&self, inside: &Inside, function: u64, message: &[u64], answer: &mut Writer) -> CallStatus;
+    /// Calls the host function of this number, which writes its answer.
+    fn call(&self, context: &CallContext, function: u64, message: &[u64], answer: &mut MessageWriter) -> CallStatus;
 
-    /// Takes what a thread that works for the program prints, or warns of.
+    /// Receives the output and warnings of a thread that works for the program.
     fn event(&self, event: Event<'_>);
 }
 
-/// Hands an event of [`SBCL_JOB_PROGRAM`](super::bindings::SBCL_JOB_PROGRAM) to the program.
+/// Passes an event of [`SBCL_JOB_PROGRAM`](super::bindings::SBCL_JOB_PROGRAM) to the program.
 pub(super) fn event(event: Event<'_>) {
     if let Some(program) = PROGRAM.get() {
-        // What panics there has nobody to be told.
+        // Nobody waits for an event, so a panic has nobody to be reported to.
         panics::caught(|| program.event(event));
     }
 }
 
 static PROGRAM: OnceCell<Arc<dyn Program>> = OnceCell::new();
 
-type Gate = unsafe extern "C" fn(u64, u64, *const u64, u64, *mut sbcl_message) -> i32;
+type CallLisp = unsafe extern "C" fn(u64, u64, *const u64, u64, *mut sbcl_message) -> i32;
 
-/// Proof that this thread is one of Lisp's that has called the program.
+/// The context of a host function that Lisp has called on this thread. Its existence proves that the thread may call
+/// Lisp back.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Inside {
-    gate: Gate,
-    /// The float modes of the Lisp code that called.
+pub(crate) struct CallContext {
+    call_lisp: CallLisp,
+    /// The floating-point modes of the Lisp code that made the call.
     modes: float_traps::Modes,
-    /// Where this thread is, when it is one of those that work for the program.
-    place: Option<&'static Place>,
-    /// The lowest address of this thread's stack.
+    /// This thread's state, if the thread works for the program.
+    state: Option<&'static ThreadState>,
+    /// The lowest address of this thread's stack, 0 if unknown.
     stack_end: usize,
     not_send: PhantomData<*mut ()>,
 }
 
-/// Bytes of stack that must be left when Rust goes a level deeper in what may have no end. Less than Lisp wants when it is
-/// called (`+room-for-program+` of `lisp/calls.lisp`); the guard pages of SBCL's are a part of it.
-const ROOM: usize = 192 * 1024;
+/// Bytes of stack that must be left before a recursion in Rust goes one level deeper, SBCL's guard pages included. Less
+/// than Lisp requires when it is called (`+room-for-program+` in `lisp/calls.lisp`).
+const MIN_STACK_ROOM: usize = 192 * 1024;
 
-/// Returns the lowest address of this thread's stack, or 0 when that is not known. On x86-64 it is Lisp's control stack.
+/// Returns the lowest address of this thread's stack, or 0 if unknown. On x86-64 this is Lisp's control stack.
 fn stack_end() -> usize {
     thread_local! {
         static END: Cell<Option<usize>> = const { Cell::new(None) };
@@ -89,7 +91,7 @@ fn stack_end() -> usize {
 fn find_stack_end() -> usize {
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let (mut start, mut size) = (std::ptr::null_mut(), 0);
-    // SAFETY: pthread_getattr_np(3) fills the attributes in when it returns 0; then they are read, and destroyed once.
+    // SAFETY: pthread_getattr_np(3) initialises the attributes if it returns 0; they are then read, and destroyed once.
     unsafe {
         if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
             return 0;
@@ -102,179 +104,191 @@ fn find_stack_end() -> usize {
 
 #[cfg(target_os = "macos")]
 fn find_stack_end() -> usize {
-    // SAFETY: this thread's own, which both calls only read. macOS has the highest address and the size.
+    // SAFETY: both calls only read data of this thread. macOS reports the highest address and the size.
     unsafe {
         let thread = libc::pthread_self();
         libc::pthread_get_stackaddr_np(thread).addr().saturating_sub(libc::pthread_get_stacksize_np(thread))
     }
 }
 
-/// How many threads may work for a program, spare ones included.
-pub(crate) const MOST_THREADS: usize = 512;
+/// Maximum number of threads that work for a program, including spare ones.
+pub(crate) const MAX_THREADS: usize = 512;
 
-/// Where a thread is that works for the program: others look.
+/// The state of a thread that works for the program, readable by other threads: unused, in Rust or in Lisp.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(crate) struct Place(AtomicU8);
+pub(crate) struct ThreadState(AtomicU8);
 
-/// Those of all of them, by number.
-static PLACES: [Place; MOST_THREADS + 1] = [const { Place(AtomicU8::new(Place::NOWHERE)) }; MOST_THREADS + 1];
+/// The states of all threads that work for the program, by number.
+static THREAD_STATES: [ThreadState; MAX_THREADS + 1] =
+    [const { ThreadState(AtomicU8::new(ThreadState::UNUSED)) }; MAX_THREADS + 1];
 
-impl Place {
-    const NOWHERE: u8 = 0;
+impl ThreadState {
+    const UNUSED: u8 = 0;
     const IN_RUST: u8 = 1;
     const IN_LISP: u8 = 2;
 
-    fn set(place: Option<&Self>, at: u8) {
-        if let Some(place) = place {
-            place.0.store(at, Ordering::Release);
+    fn set(state: Option<&Self>, value: u8) {
+        if let Some(state) = state {
+            state.0.store(value, Ordering::Release);
         }
     }
 
     fn of(thread: u32) -> Option<&'static Self> {
-        PLACES.get(thread as usize)
+        THREAD_STATES.get(thread as usize)
     }
 
-    /// True when thread `number` is that of nobody: it was not started, or has ended.
+    /// Returns true if no thread has this number: none was started with it, or it has ended.
     pub(crate) fn is_free(number: u32) -> bool {
-        Self::of(number).is_some_and(|place| place.0.load(Ordering::Acquire) == Self::NOWHERE)
+        Self::of(number).is_some_and(|state| state.0.load(Ordering::Acquire) == Self::UNUSED)
     }
 
-    /// Takes a free number for a thread that is about to be started.
-    pub(crate) fn take(number: u32) {
+    /// Reserves a free number for a thread that is about to be started.
+    pub(crate) fn reserve(number: u32) {
         Self::set(Self::of(number), Self::IN_LISP);
     }
 
-    /// Gives the number of a thread back that could not be started.
-    pub(crate) fn give_back(number: u32) {
-        Self::set(Self::of(number), Self::NOWHERE);
+    /// Releases the number of a thread that could not be started.
+    pub(crate) fn release(number: u32) {
+        Self::set(Self::of(number), Self::UNUSED);
     }
 
-    /// How many threads of the program's are in Lisp, not counting the one that interrupts others.
+    /// Returns the number of threads that are in Lisp, except thread 0, which interrupts the others.
     pub(crate) fn count_in_lisp() -> usize {
-        PLACES[1..].iter().filter(|place| place.0.load(Ordering::Acquire) == Self::IN_LISP).count()
+        THREAD_STATES[1..].iter().filter(|state| state.0.load(Ordering::Acquire) == Self::IN_LISP).count()
     }
 }
 
-/// While it lives, a thread of the program's is in Lisp, which the program has called.
-struct InLisp(Option<&'static Place>);
+/// A guard: while it lives, a thread of the program is marked as in Lisp, because the program has called Lisp.
+struct InLisp(Option<&'static ThreadState>);
 
 impl InLisp {
-    fn new(place: Option<&'static Place>) -> Self {
-        Place::set(place, Place::IN_LISP);
-        Self(place)
+    fn new(state: Option<&'static ThreadState>) -> Self {
+        ThreadState::set(state, ThreadState::IN_LISP);
+        Self(state)
     }
 }
 
 impl Drop for InLisp {
     fn drop(&mut self) {
-        Place::set(self.0, Place::IN_RUST);
+        ThreadState::set(self.0, ThreadState::IN_RUST);
     }
 }
 
 thread_local! {
-    static CURRENT: Cell<Option<Inside>> = const { Cell::new(None) };
-    /// True from when a call of Lisp was unwound until the program has returned to Lisp.
+    static CURRENT: Cell<Option<CallContext>> = const { Cell::new(None) };
+    /// True from the moment a non-local exit ended a call of Lisp until the host function has returned to Lisp.
     static UNWINDING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Copies what Lisp has written.
+/// Copies a message that Lisp has written.
 ///
 /// # Safety
-/// `count` words at `address` are readable.
+/// `count` words at `address` must be readable.
 #[inline]
-unsafe fn copy(address: *const u64, count: u64) -> Words {
-    let mut words = Words::new();
+unsafe fn copy(address: *const u64, count: u64) -> MessageBuffer {
+    let mut words = MessageBuffer::new();
     if let Ok(count) = usize::try_from(count)
         && count > 0
         && !address.is_null()
     {
-        // SAFETY: the caller's. Nothing writes there meanwhile: it is this thread's own.
+        // SAFETY: guaranteed by the caller. Only this thread writes there, so nothing changes during the copy.
         words.extend_from_slice(unsafe { std::slice::from_raw_parts(address, count) });
     }
     words
 }
 
-/// True when this thread's stack has room for one more level of a recursion in Rust.
-pub(crate) fn has_room() -> bool {
-    room_above(stack_end()) >= ROOM
+/// Returns true if this thread's stack has room for one more level of a recursion in Rust.
+pub(crate) fn has_stack_room() -> bool {
+    stack_room_above(stack_end()) >= MIN_STACK_ROOM
 }
 
-/// Bytes of stack from here down to `end`.
+/// Returns the number of bytes of stack between here and `end`.
 #[inline]
-fn room_above(end: usize) -> usize {
+fn stack_room_above(end: usize) -> usize {
     let here = 0_u8;
     (&raw const here).addr().saturating_sub(end)
 }
 
-impl Inside {
-    /// The proof for this thread, when there is one.
+impl CallContext {
+    /// Returns this thread's context, if Lisp has called the program on it.
     #[inline]
     pub(crate) fn current() -> Option<Self> {
         CURRENT.get()
     }
 
-    /// Calls the function that the Lisp handle `function` stands for with the objects in `message`. Its values come in
-    /// `shape`.
+    /// Calls the Lisp function with the handle `function` on the objects in `message`. `shape` determines how its
+    /// values are encoded.
     #[inline]
-    pub(crate) fn call(&self, function: u64, shape: u16, message: &[u64]) -> (CallStatus, Words) {
+    pub(crate) fn call(&self, function: u64, shape: u16, message: &[u64]) -> (CallStatus, MessageBuffer) {
         let mut answer = sbcl_message::default();
         #[cfg(feature = "guarded-messages")]
-        let message = super::buffer::Buffer::of(message);
+        let message = super::outgoing::OutgoingBuffer::of(message);
         let status = {
-            let _lisp = (self.modes.restore(), signals::enter_lisp(), InLisp::new(self.place));
-            // SAFETY: this thread is one of Lisp's and has called the program (that is what Inside proves, which does not
-            // leave the thread). The message is well-formed, as only `message::Writer` writes them, and lives until the
-            // call returns; nothing unwinds out of it: the gate stops that.
-            unsafe { (self.gate)(function, u64::from(shape), message.as_ptr(), message.len() as u64, &raw mut answer) }
+            let _lisp = (self.modes.restore(), signals::enter_lisp(), InLisp::new(self.state));
+            // SAFETY: this thread is a Lisp thread that has called the program, as the existence of CallContext proves,
+            // which is not Send. The message is well-formed, because only `message::MessageWriter` writes messages, and
+            // lives until the call returns. No non-local exit leaves the call: the Lisp function behind it catches them
+            // all.
+            unsafe {
+                (self.call_lisp)(function, u64::from(shape), message.as_ptr(), message.len() as u64, &raw mut answer)
+            }
         };
         let status = match u32::try_from(status) {
             Ok(sbcl_call_status::SBCL_CALL_VALUES) => CallStatus::Values,
             Ok(sbcl_call_status::SBCL_CALL_FAILED) => CallStatus::Failed,
             _ => {
                 UNWINDING.set(true);
-                return (CallStatus::Unwinding, Words::new());
+                return (CallStatus::Unwinding, MessageBuffer::new());
             }
         };
-        // SAFETY: the contract has Lisp leave its answer there until this thread's next call.
+        // SAFETY: by the contract Lisp keeps its answer there until this thread's next call.
         (status, unsafe { copy(answer.words, answer.count) })
     }
 
-    /// As [`has_room`] says, unless this proof is [regardless](Self::regardless_of_room) of that.
+    /// Returns true if the stack has room, as [`has_stack_room`] determines, or this context
+    /// [ignores](Self::without_stack_limit) the limit.
     #[inline]
-    pub(crate) fn has_room(&self) -> bool {
-        room_above(self.stack_end) >= ROOM
+    pub(crate) fn has_stack_room(&self) -> bool {
+        stack_room_above(self.stack_end) >= MIN_STACK_ROOM
     }
 
-    /// True when a call of Lisp is not refused for want of stack.
-    pub(crate) fn has_room_for_lisp(&self) -> bool {
-        room_above(self.stack_end) >= 2 * ROOM
+    /// Returns true if a call of Lisp would not be refused for lack of stack.
+    pub(crate) fn has_stack_room_for_lisp(&self) -> bool {
+        stack_room_above(self.stack_end) >= 2 * MIN_STACK_ROOM
     }
 
-    /// Returns a copy whose [`has_room`](Self::has_room) is always true: for reading the error that says there is none.
-    pub(crate) fn regardless_of_room(&self) -> Self {
+    /// Returns a copy whose [`has_stack_room`](Self::has_stack_room) is always true, to read the error that reports a
+    /// lack of stack.
+    pub(crate) fn without_stack_limit(&self) -> Self {
         Self { stack_end: 0, ..*self }
     }
 
-    /// True when Lisp is to go on unwinding as soon as the program has returned.
+    /// Returns true if Lisp continues a non-local exit as soon as the program has returned.
     #[allow(clippy::unused_self)]
     pub(crate) fn is_unwinding(&self) -> bool {
         UNWINDING.get()
     }
 
-    /// As [`call`](Self::call) does, with the address of `target` and its length, in octets, after the one object in the
-    /// message.
-    pub(crate) fn call_with_buffer(&self, function: u64, handle: u64, target: &mut [u8]) -> (CallStatus, Words) {
-        // Tokens of integers: see lisp/values.lisp.
+    /// Calls a Lisp function, as [`call`](Self::call) does, with three arguments: the object of the token `handle`, and
+    /// the address and the length in octets of `target`.
+    pub(crate) fn call_with_buffer(
+        &self,
+        function: u64,
+        handle: u64,
+        target: &mut [u8],
+    ) -> (CallStatus, MessageBuffer) {
+        // Tag 2 is an integer's: see lisp/values.lisp.
         let message = [handle, 2, target.as_mut_ptr() as u64, 2, target.len() as u64];
         self.call(function, 0, &message)
     }
 }
 
-/// Makes this program the one that Lisp calls, with so many threads to work for it, and returns the contract's structure.
+/// Makes `program` the one that Lisp calls, with this many threads working for it, and returns the contract's
+/// structure.
 ///
 /// # Panics
-/// When called twice: there is one image a process.
+/// When called twice: there is one image per process.
 pub(super) fn install(program: Arc<dyn Program>, threads: u32) -> *mut sbcl_library {
     assert!(PROGRAM.set(program).is_ok(), "the program is installed once");
     let library = Box::new(sbcl_library { threads, reserved: 0, serve: Some(serve), call: Some(call), gate: None });
@@ -284,62 +298,64 @@ pub(super) fn install(program: Arc<dyn Program>, threads: u32) -> *mut sbcl_libr
 }
 
 struct Library(*mut sbcl_library);
-// SAFETY: the structure is leaked, and nothing writes to it once Lisp has called the program.
+// SAFETY: the structure is leaked, and nothing writes to it after Lisp's first call of the program.
 unsafe impl Send for Library {}
-// SAFETY: the same.
+// SAFETY: as above.
 unsafe impl Sync for Library {}
 
 static LIBRARY: OnceCell<Library> = OnceCell::new();
 
-/// Calls `function` with the proof that Lisp has called the program in this thread.
-fn inside<R>(
+/// Calls `function` in the context of a call from Lisp on this thread. Returns `None` if `function` panics or no program
+/// is installed.
+fn in_call<R>(
     modes: float_traps::Modes,
-    place: Option<&'static Place>,
-    function: impl FnOnce(&dyn Program, &Inside) -> R,
+    state: Option<&'static ThreadState>,
+    function: impl FnOnce(&dyn Program, &CallContext) -> R,
 ) -> Option<R> {
     let (program, library) = (PROGRAM.get()?, LIBRARY.get()?);
-    // SAFETY: leaked, and complete: Lisp has set the gate before it makes its first call.
-    let gate = unsafe { (*library.0).gate }?;
-    let inside = Inside { gate, modes, place, stack_end: stack_end(), not_send: PhantomData };
-    Place::set(place, Place::IN_RUST);
-    let before = CURRENT.replace(Some(inside));
+    // SAFETY: the structure is leaked, and complete: Lisp sets `gate` before its first call.
+    let call_lisp = unsafe { (*library.0).gate }?;
+    let context = CallContext { call_lisp, modes, state, stack_end: stack_end(), not_send: PhantomData };
+    ThreadState::set(state, ThreadState::IN_RUST);
+    let before = CURRENT.replace(Some(context));
     UNWINDING.set(false);
-    let result = panics::caught(|| function(&**program, &inside));
+    let result = panics::caught(|| function(&**program, &context));
     CURRENT.set(before);
     UNWINDING.set(false);
     result
 }
 
-/// `sbcl_library.serve`.
+/// Implements `sbcl_library.serve`.
 unsafe extern "C" fn serve(thread: u32) -> i32 {
-    let masked = Masked::new();
+    let masked = MaskedTraps::new();
     let _in_host = signals::enter_host();
-    let place = Place::of(thread);
-    let goes_on = inside(masked.modes(), place, |program, inside| program.serve(inside, thread)).unwrap_or(false);
-    Place::set(place, if goes_on { Place::IN_LISP } else { Place::NOWHERE });
-    i32::from(goes_on)
+    let state = ThreadState::of(thread);
+    let unwinds = in_call(masked.modes(), state, |program, context| program.serve(context, thread)).unwrap_or(false);
+    ThreadState::set(state, if unwinds { ThreadState::IN_LISP } else { ThreadState::UNUSED });
+    i32::from(unwinds)
 }
 
-/// `sbcl_library.call`.
+/// Implements `sbcl_library.call`.
 unsafe extern "C" fn call(function: u64, words: *const u64, count: u64, answer: *mut sbcl_message) -> i32 {
-    let masked = Masked::new();
+    let masked = MaskedTraps::new();
     let _in_host = signals::enter_host();
     if process::is_forked() {
-        // SAFETY: the contract has Lisp pass a pinned, writable struct sbcl_message.
-        unsafe { answer.write(answers::of_forked_process()) };
+        // SAFETY: by the contract Lisp passes a pinned, writable struct sbcl_message.
+        unsafe { answer.write(answers::in_forked_process()) };
         return sbcl_call_status::SBCL_CALL_FAILED.cast_signed();
     }
-    // SAFETY: the contract has Lisp pass its message, in memory that is this thread's.
+    // SAFETY: by the contract Lisp passes its message in memory that only this thread writes to.
     let message = unsafe { copy(words, count) };
-    // SAFETY: the contract has Lisp pass a pinned, initialised struct sbcl_message.
+    // SAFETY: by the contract Lisp passes a pinned, initialised struct sbcl_message.
     let being_read = unsafe { (*answer).count };
-    let mut reply = Writer::new();
-    let place = CURRENT.get().and_then(|inside| inside.place);
-    let status = inside(masked.modes(), place, |program, inside| program.call(inside, function, &message, &mut reply))
-        .unwrap_or(CallStatus::Panicked);
-    Place::set(place, Place::IN_LISP);
-    // SAFETY: the contract has Lisp pass a pinned, writable struct sbcl_message.
-    unsafe { answer.write(answers::keep(being_read, reply)) };
+    let mut reply = MessageWriter::new();
+    let state = CURRENT.get().and_then(|context| context.state);
+    let status =
+        in_call(masked.modes(), state, |program, context| program.call(context, function, &message, &mut reply))
+            .unwrap_or(CallStatus::Panicked);
+    ThreadState::set(state, ThreadState::IN_LISP);
+    // SAFETY: by the contract Lisp passes a pinned, writable struct sbcl_message.
+    unsafe { answer.write(answers::store(being_read, reply)) };
     match status {
         CallStatus::Values => sbcl_call_status::SBCL_CALL_VALUES,
         CallStatus::Failed => sbcl_call_status::SBCL_CALL_FAILED,
@@ -350,131 +366,131 @@ unsafe extern "C" fn call(function: u64, words: *const u64, count: u64, answer: 
     .cast_signed()
 }
 
-/// How a task ended.
+/// The way a task ended.
 #[derive(Debug)]
-pub(crate) enum End<E> {
-    /// By itself.
+pub(crate) enum TaskEnd<E> {
+    /// The task returned.
     Done,
-    /// Its time limit passed.
+    /// The task's time limit passed.
     Timeout,
-    /// It was interrupted.
+    /// The program interrupted the task.
     Interrupted,
-    /// By Lisp's restart ABORT.
+    /// Lisp's restart ABORT ended the task.
     Aborted,
-    /// By something else in Lisp that unwound it.
+    /// Another non-local exit in Lisp ended the task.
     Unwound,
-    /// There was no thread to do it.
+    /// No Lisp thread was available to run the task.
     NoThread,
-    /// It could not be begun, or had an error outside what was to be done.
+    /// The task could not be started, or failed outside its own work.
     Failed(Box<E>),
 }
 
-/// Something that is done on a Lisp thread, then settled and dropped.
+/// Work for a Lisp thread. A task is run, then settled, then dropped.
 pub(crate) trait Task<E>: Send {
-    /// Does it, once.
-    fn run(&mut self, inside: &Inside);
+    /// Does the work. Called at most once.
+    fn run(&mut self, context: &CallContext);
 
-    /// Takes how it ended, and returns the code of the program's that is to be run then, such as a waker. Neither this nor
-    /// dropping the task afterwards runs any. A caller who waits for the task is told when it is dropped.
-    fn settle(&mut self, end: End<E>) -> Option<Rest>;
+    /// Records how the task ended and returns code of the program to run afterwards, such as a waker. Neither this nor
+    /// dropping the task runs code of the program. Dropping the task notifies a caller who waits for it.
+    fn settle(&mut self, end: TaskEnd<E>) -> Option<Followup>;
 }
 
-/// The program's code that runs when a task is over. It panics at most once.
-pub(crate) type Rest = Box<dyn FnOnce() + Send>;
+/// Code of the program that runs after a task has ended. It panics at most once.
+pub(crate) type Followup = Box<dyn FnOnce() + Send>;
 
-/// Lets a task that borrows be handed to another thread.
+/// Erases the lifetime of a task that borrows, so that another thread can run it.
 ///
 /// # Safety
-/// The caller must not let `'a` end before the task is dropped.
+/// The task must be dropped before `'a` ends.
 unsafe fn erase<'a, E: 'static>(task: Box<dyn Task<E> + 'a>) -> Box<dyn Task<E>> {
-    // SAFETY: only the lifetime differs; the caller keeps it.
+    // SAFETY: only the lifetime differs, and the caller guarantees that the task does not outlive it.
     unsafe { std::mem::transmute::<Box<dyn Task<E> + 'a>, Box<dyn Task<E>>>(task) }
 }
 
-/// Hands `task` to `submit` and returns when it has been dropped.
+/// Passes `task` to `submit`, and returns once the task has been dropped.
 pub(crate) fn scoped<'a, E: 'static>(task: impl Task<E> + 'a, submit: impl FnOnce(Box<dyn Task<E>>)) {
-    /// Waits even when `submit` panics.
-    struct Wait(Arc<Over>);
+    /// A guard that waits for the signal even if `submit` panics.
+    struct Wait(Arc<DropSignal>);
     impl Drop for Wait {
         fn drop(&mut self) {
             self.0.wait();
         }
     }
-    let over = Arc::new(Over::default());
-    let task = Box::new(Watched { task, _tell: Tell(over.clone()) });
-    let wait = Wait(over);
-    // SAFETY: this function does not return, nor unwind, before the task has been dropped: that is what `over` tells,
-    // which only Tell's destructor sets.
+    let signal = Arc::new(DropSignal::default());
+    let task = Box::new(NotifyingTask { task, _notify: NotifyOnDrop(signal.clone()) });
+    let wait = Wait(signal);
+    // SAFETY: this function neither returns nor unwinds before the task has been dropped. It waits for `signal`, which
+    // only NotifyOnDrop's destructor sets, and the task has been dropped by then.
     submit(unsafe { erase(task) });
     drop(wait);
 }
 
-/// Whether a task is dropped.
+/// A flag that a task has been dropped, which a thread can wait for.
 #[derive(Debug, Default)]
-struct Over {
-    over: AtomicBool,
+struct DropSignal {
+    is_dropped: AtomicBool,
     lock: parking_lot::Mutex<()>,
-    told: parking_lot::Condvar,
+    condvar: parking_lot::Condvar,
 }
 
-/// How long a thread looks out for the end before it sleeps, and how often before it gives way to others: as long as a
-/// short call takes.
-const AWAKE: std::time::Duration = std::time::Duration::from_micros(50);
-const LOOKS: u32 = 40;
+/// Time that a waiting thread yields the processor before it sleeps: about the duration of a short call.
+const YIELD_TIME: std::time::Duration = std::time::Duration::from_micros(50);
+/// Number of times that a waiting thread spins before it yields.
+const MAX_SPINS: u32 = 40;
 
-impl Over {
-    fn tell(&self) {
-        self.over.store(true, Ordering::Release);
+impl DropSignal {
+    fn notify(&self) {
+        self.is_dropped.store(true, Ordering::Release);
         let _lock = self.lock.lock();
-        self.told.notify_all();
+        self.condvar.notify_all();
     }
 
-    fn is_told(&self) -> bool {
-        self.over.load(Ordering::Acquire)
+    fn is_set(&self) -> bool {
+        self.is_dropped.load(Ordering::Acquire)
     }
 
     fn wait(&self) {
-        let mut looks = 0;
+        let mut spins = 0;
         let mut end = None;
-        while !self.is_told() {
-            looks += 1;
-            if looks < LOOKS {
+        while !self.is_set() {
+            spins += 1;
+            if spins < MAX_SPINS {
                 std::hint::spin_loop();
                 continue;
             }
             let now = std::time::Instant::now();
-            if now < *end.get_or_insert(now + AWAKE) {
+            if now < *end.get_or_insert(now + YIELD_TIME) {
                 std::thread::yield_now();
                 continue;
             }
             let mut lock = self.lock.lock();
-            while !self.is_told() {
-                self.told.wait(&mut lock);
+            while !self.is_set() {
+                self.condvar.wait(&mut lock);
             }
         }
     }
 }
 
-/// A task, and who is told when it is dropped: fields are dropped in their order.
-struct Watched<T> {
+/// A task that notifies when it is dropped. Fields are dropped in order: first the task, then the notifier.
+struct NotifyingTask<T> {
     task: T,
-    _tell: Tell,
+    _notify: NotifyOnDrop,
 }
 
-impl<E, T: Task<E>> Task<E> for Watched<T> {
-    fn run(&mut self, inside: &Inside) {
-        self.task.run(inside);
+impl<E, T: Task<E>> Task<E> for NotifyingTask<T> {
+    fn run(&mut self, context: &CallContext) {
+        self.task.run(context);
     }
 
-    fn settle(&mut self, end: End<E>) -> Option<Rest> {
+    fn settle(&mut self, end: TaskEnd<E>) -> Option<Followup> {
         self.task.settle(end)
     }
 }
 
-struct Tell(Arc<Over>);
+struct NotifyOnDrop(Arc<DropSignal>);
 
-impl Drop for Tell {
+impl Drop for NotifyOnDrop {
     fn drop(&mut self) {
-        self.0.tell();
+        self.0.notify();
     }
 }

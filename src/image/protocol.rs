@@ -1,24 +1,24 @@
-//! The contract of `ffi/sbcl_host.h` in Rust terms, without pointers.
+//! The contract of `ffi/sbcl_host.h` in Rust types, without pointers.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::bindings::{self, sbcl_event, sbcl_interrupt, sbcl_item, sbcl_job_kind, sbcl_lane};
 
-/// A Lisp thread that pulls jobs.
+/// A kind of Lisp thread that pulls jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lane {
-    /// Runs the user's code.
+    /// Threads that run the user's code.
     Evaluation,
-    /// Answers questions about the image.
+    /// The thread that answers questions about the image.
     Inspection,
-    /// Interrupts the other two.
+    /// The thread that interrupts the other two kinds.
     Control,
-    /// Handles the signals that are SBCL's.
+    /// The thread that handles the signals meant for SBCL.
     Signals,
 }
 
 impl Lane {
-    /// How many there are.
+    /// Number of lanes.
     pub(crate) const COUNT: usize = 4;
 
     fn code(self) -> u32 {
@@ -41,54 +41,55 @@ impl Lane {
     }
 }
 
-/// Why a job is interrupted.
+/// The reason why a job is interrupted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Interrupt {
-    /// Its time limit has passed.
+    /// The job's time limit has passed.
     Timeout,
-    /// Its client does not want it any more.
+    /// The client cancelled the request.
     Cancel,
-    /// The heap is nearly used up.
+    /// The heap is nearly full.
     Heap,
 }
 
-/// What a job asks of Lisp.
+/// The operation that a job requests from Lisp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum JobKind {
-    /// Evaluate the text, in the package of that name if there is one.
+    /// Evaluate the text, in the package of that name if one is given.
     Evaluate {
-        /// Measure it.
+        /// Measure time and memory.
         timing: bool,
-        /// When it fails, hold it there.
+        /// Hold the evaluation in the debugger if it fails.
         hold: bool,
-        /// Tell of the errors that the code handles, too.
+        /// Report errors that the code handles, too.
         record_errors: bool,
-        /// It may be in the background when it ends.
+        /// Let the evaluation end in the background: it has copies of `*package*` and the REPL's variables.
         detached: bool,
-        /// The evaluation begins in the background.
+        /// Start the evaluation in the background.
         background: bool,
     },
-    /// Remove what the session defined.
+    /// Remove the session's definitions.
     Reset,
-    /// List what the session defined, in the package of that name if there is one.
+    /// List the session's definitions, in the package of that name if one is given.
     Definitions {
-        /// Only these.
+        /// Only definitions of this kind.
         only: Option<Item>,
-        /// At most this many.
+        /// At most this many definitions.
         limit: u64,
     },
-    /// Say what the symbol in the text means.
+    /// Describe the symbol in the text.
     Describe {
-        /// With the text of its definitions.
+        /// Include the text of its definitions.
         source: bool,
     },
-    /// Invoke a restart of the held evaluation: this number (from 1), or 0 for the name; the text has its arguments.
+    /// Invoke a restart of the held evaluation, by its number from 1, or by name if that is 0. The text has its
+    /// arguments.
     InvokeRestart(u64),
-    /// Show the local variables of `count` frames of the held evaluation, from frame `from` on.
+    /// List the local variables of `count` frames of the held evaluation, from frame `from` on.
     FrameLocals {
-        /// The number of the first frame.
+        /// Number of the first frame.
         from: u64,
-        /// The number of frames.
+        /// Number of frames.
         count: u32,
     },
     /// Evaluate the text in this frame of the held evaluation.
@@ -99,31 +100,31 @@ pub(crate) enum JobKind {
     RestartFrame(u64),
     /// Unwind the held evaluation.
     Release,
-    /// Answer the query that the operation is.
+    /// Answer the query in the operation.
     #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     Query,
-    /// Start a thread that evaluates.
+    /// Start another evaluation thread.
     StartThread,
-    /// Have the thread of a job that does not react to being interrupted serve no lane any more.
+    /// Withdraw the thread of a job that does not react to interruption from its lane.
     Abandon {
-        /// The job.
+        /// Number of the stuck job.
         target: u64,
-        /// Its lane. That for inspection gets another thread, or the job is refused.
+        /// The job's lane. The inspection lane gets a new thread; if none can be started, this job is refused.
         lane: Lane,
     },
-    /// Tell whether an abandoned thread keeps others from going on.
-    Look,
+    /// Report the SBCL lock by which an abandoned thread blocks others.
+    FindBlocker,
     /// Interrupt another job.
     Interrupt {
-        /// The other job.
+        /// Number of the job to interrupt.
         target: u64,
-        /// Why.
+        /// Reason for the interruption.
         reason: Interrupt,
     },
 }
 
 impl JobKind {
-    /// True for what is asked of a held evaluation.
+    /// Returns true for operations on a held evaluation.
     pub(crate) fn concerns_held(self) -> bool {
         matches!(
             self,
@@ -137,28 +138,28 @@ impl JobKind {
     }
 }
 
-/// One job, its texts in UTF-32 as Lisp takes them.
+/// A job for a Lisp thread, with its texts in Lisp's encoding, UTF-32.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) id: u64,
     pub(crate) kind: JobKind,
-    /// The number of the evaluation that it belongs to; 0 for none.
+    /// Number of the evaluation that the job belongs to, or 0.
     pub(crate) evaluation: u64,
-    /// The number of the connection that it is done for.
+    /// Number of the connection that requested the job.
     pub(crate) connection: u64,
     pub(crate) text: Vec<u32>,
     pub(crate) name: Vec<u32>,
-    /// What is asked by name; empty for nothing.
+    /// The named operation with its arguments, or empty.
     pub(crate) operation: Vec<u32>,
 }
 
 impl Job {
-    /// One without texts.
+    /// Creates a job without texts.
     pub(crate) fn empty(id: u64, kind: JobKind, evaluation: u64) -> Self {
         Self { id, kind, evaluation, connection: 0, text: Vec::new(), name: Vec::new(), operation: Vec::new() }
     }
 
-    /// The job in C's form. It points into `self`.
+    /// Returns the job as a C structure that points into `self`.
     pub(super) fn to_raw(&self) -> bindings::sbcl_job {
         let (kind, flags, argument) = match self.kind {
             JobKind::Evaluate { timing, hold, record_errors, detached, background } => (
@@ -186,7 +187,7 @@ impl Job {
             JobKind::Query => (sbcl_job_kind::SBCL_JOB_QUERY, 0, 0),
             JobKind::StartThread => (sbcl_job_kind::SBCL_JOB_START_THREAD, 0, 0),
             JobKind::Abandon { target, lane } => (sbcl_job_kind::SBCL_JOB_ABANDON, lane.code(), target),
-            JobKind::Look => (sbcl_job_kind::SBCL_JOB_LOOK, 0, 0),
+            JobKind::FindBlocker => (sbcl_job_kind::SBCL_JOB_LOOK, 0, 0),
             JobKind::Interrupt { target, reason } => (
                 sbcl_job_kind::SBCL_JOB_INTERRUPT,
                 match reason {
@@ -214,18 +215,18 @@ impl Job {
     }
 }
 
-/// Characters as Lisp holds them: code points, surrogates included. A Lisp thread may be writing there: each is read once,
-/// and whatever it is then, it is taken.
+/// Characters in Lisp's representation: code points, including surrogates. Another Lisp thread may be writing to them,
+/// so each is read once, and any value is accepted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Text<'a>(pub(super) &'a [AtomicU32]);
 
 impl Text<'_> {
-    /// How many characters there are.
+    /// Returns the number of characters.
     pub(crate) fn len(self) -> usize {
         self.0.len()
     }
 
-    /// Appends the first `count` characters to `target`; what is no Unicode scalar value becomes U+FFFD.
+    /// Appends the first `count` characters to `target`. Codes that are no Unicode scalar values become U+FFFD.
     pub(crate) fn append_to(self, target: &mut String, count: usize) {
         let characters = &self.0[..count.min(self.0.len())];
         target.reserve(characters.len());
@@ -234,7 +235,7 @@ impl Text<'_> {
         target.extend(characters.iter().map(character));
     }
 
-    /// The whole as a string.
+    /// Returns all characters as a string.
     pub(crate) fn to_owned(self) -> String {
         let mut string = String::new();
         self.append_to(&mut string, self.len());
@@ -242,7 +243,7 @@ impl Text<'_> {
     }
 }
 
-/// What an item of an inspection is.
+/// The kind of an item that an inspection lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Item {
     Function,
@@ -257,7 +258,7 @@ pub(crate) enum Item {
     More,
 }
 
-/// What a job reports. The names follow `enum sbcl_event`.
+/// An event that a job reports. The variants follow `enum sbcl_event`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Event<'a> {
     Done {
@@ -265,29 +266,29 @@ pub(crate) enum Event<'a> {
     },
     Stdout(Text<'a>),
     Stderr(Text<'a>),
-    /// Its type, and the line of the code that it concerns, 0 if unknown.
+    /// The warning's type, and its line in the code, 0 if unknown.
     Warning(Text<'a>, u64),
-    /// `again`: in place of what there is of it.
+    /// More of the warning's text. `again`: it replaces the text so far.
     WarningText {
         text: Text<'a>,
         again: bool,
     },
-    /// `again`: in place of the one begun last.
+    /// A value begins. `again`: it replaces the value begun last.
     Value {
         again: bool,
     },
     ValueText(Text<'a>),
-    /// Its type; `interrupts`: it came while the error before was being described.
+    /// The error's type. `interrupts`: it was signalled while the previous error was being described.
     Error {
         kind: Text<'a>,
         interrupts: bool,
     },
-    /// `again`: in place of what there is of it.
+    /// More of the error's text. `again`: it replaces the text so far.
     ErrorText {
         text: Text<'a>,
         again: bool,
     },
-    /// Its number, from 1, and its name.
+    /// The restart's number, from 1, and its name.
     Restart(u64, Text<'a>),
     RestartText(Text<'a>),
     Frame(u64),
@@ -301,60 +302,61 @@ pub(crate) enum Event<'a> {
     Item(Item, Text<'a>),
     ItemText(Text<'a>),
     Notice(Text<'a>),
-    /// What the evaluation has defined, in words, for other connections; empty: asks whether there are any.
+    /// A summary of what the evaluation has defined, for other connections. With an empty text, asks whether there are
+    /// other connections.
     Definitions(Text<'a>),
-    /// Where the form begins; where it ends and its package.
+    /// The position at which the form begins; the text has the position at which it ends and its package.
     Defined(u64, Text<'a>),
-    /// The form's number, and where it begins.
+    /// The number of the form that failed, and the position at which it begins.
     Form(u64, Text<'a>),
     Slot(Text<'a>),
     SlotText(Text<'a>),
-    /// The variable's name, and its `Validity`'s code.
+    /// The variable's name, and the code of its `Validity`.
     Local(Text<'a>, u64),
     LocalText(Text<'a>),
-    /// `unchanged`: as it was before this job.
+    /// The evaluation is held when this job ends. `unchanged`: held as before this job.
     Held {
         unchanged: bool,
     },
     Refused(Text<'a>),
     /// This job unwinds the held evaluation.
     Released,
-    /// This thread, which evaluates, ends.
+    /// This evaluation thread ends.
     ThreadEnded,
-    /// No thread that evaluates could be started.
+    /// No evaluation thread could be started, for this reason.
     ThreadRefused(Text<'a>),
-    /// Asks whether the evaluation is still in the foreground, and has it stay there.
+    /// Asks whether the evaluation is in the foreground; if so, it stays there.
     Foreground,
-    /// Asks whether more of the heap is kept than the job may keep. True when it is to be abandoned for that.
+    /// Asks whether the job keeps more of the heap than it may. The answer true means that the job must be abandoned.
     Heap,
-    /// The file of the warning begun last, empty for the code, and the column there, 0 if unknown.
+    /// The file of the warning begun last, empty for the evaluated code, and its column there, 0 if unknown.
     WarningPlace(Text<'a>, u64),
-    /// What the form around the warning begun last is called.
+    /// The name of the top-level form that contains the warning begun last.
     WarningForm(Text<'a>),
-    /// The line of source at the frame begun last.
+    /// The source line at the frame begun last.
     FrameCode(Text<'a>),
-    /// Whose machinery the frame begun last belongs to.
+    /// The library whose machinery the frame begun last belongs to.
     FrameMachinery(Text<'a>),
-    /// Its kind.
+    /// The record's kind.
     Record(Text<'a>),
-    /// Its name, and its value if no text follows.
+    /// The field's name, and its value if no text follows.
     Field(Text<'a>, i64),
     FieldText(Text<'a>),
-    /// Which of the errors that were told of where they were signalled, from 0, the job fails with.
+    /// The index, from 0, of the error that the job fails with, among the errors reported where they were signalled.
     Unhandled(u64),
-    /// What the job does from here on, empty for nothing in particular, and how many milliseconds that may take.
+    /// The job's next step, empty for none in particular, and the milliseconds that it may take.
     Step(Text<'a>, u64),
-    /// The interruption that was last sent to the job's thread begins to run there, or there is no such thread. Of the
-    /// program's job: the call that it was to end.
+    /// The last interruption sent to the job's thread begins to run there, or that thread does not exist. For the
+    /// program's job: the number of the call that it was to end.
     Interrupted(u64),
-    /// The job, or that call, begins to unwind because it was interrupted.
+    /// The job, or the call of this number, begins to unwind because it was interrupted.
     Unwinding(u64),
-    /// Name of the SBCL lock that an abandoned thread holds while others wait for it; empty if there is none.
+    /// The name of the SBCL lock that an abandoned thread holds while others wait for it; empty if there is none.
     Blocked(Text<'a>),
 }
 
 impl<'a> Event<'a> {
-    /// Reads an event; `None` for a kind that the contract does not have.
+    /// Decodes an event. Returns `None` for a kind that the contract does not have.
     pub(super) fn from_raw(kind: u32, number: i64, text: Text<'a>) -> Option<Self> {
         let count = number.max(0).cast_unsigned();
         Some(match kind {
@@ -411,7 +413,7 @@ impl<'a> Event<'a> {
     }
 }
 
-/// The contract's items.
+/// The items and their codes in the contract.
 const ITEMS: [(Item, sbcl_item::Type); 10] = [
     (Item::Function, sbcl_item::SBCL_ITEM_FUNCTION),
     (Item::Variable, sbcl_item::SBCL_ITEM_VARIABLE),
@@ -434,17 +436,17 @@ fn item_from_code(code: i64) -> Option<Item> {
     ITEMS.iter().find(|(_, known)| *known == code).map(|(item, _)| *item)
 }
 
-/// The host's side of the contract. Called on Lisp threads, any of them at any time.
+/// The host's side of the contract. Any Lisp thread may call it at any time.
 pub(crate) trait Host: Send + Sync + 'static {
-    /// Waits for the lane's next job; `None` ends the thread, which has this number. `held`: it holds an evaluation, and this
-    /// is the job that it did last.
+    /// Waits for the next job of the lane. Returns `None` to end the calling thread, whose number is `thread`. `held`
+    /// is the last job of a thread that holds an evaluation.
     fn next_job(&self, lane: Lane, thread: u64, held: Option<u64>) -> Option<Job>;
 
-    /// A thread that evaluates ends.
+    /// Records that an evaluation thread ends.
     fn thread_ended(&self, thread: u64);
 
-    /// Takes an event of the job (0: of none in particular); `signalled`: of an error that the job may handle. True when
-    /// no more of the text begun last is kept, or as the event says.
+    /// Receives an event of `job`, or of none in particular if that is 0. `signalled`: it belongs to an error that the
+    /// job may still handle. Returns true to stop the text begun last, or the answer to an event that asks.
     fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool;
 }
 
@@ -453,7 +455,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_character_is_replaced() {
+    fn surrogates_and_invalid_codes_become_replacement_characters() {
         let codes = [u32::from('a'), 0, 0xd800, 0xdfff, 0x11_0000, u32::MAX, u32::from('λ')].map(AtomicU32::new);
         let text = Text(&codes);
         assert_eq!(text.to_owned(), "a\0\u{fffd}\u{fffd}\u{fffd}\u{fffd}λ");

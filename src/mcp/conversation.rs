@@ -1,4 +1,4 @@
-//! A conversation with one client: how it is opened, and what its messages ask for.
+//! A conversation with one client: its handshake, and the dispatch of its messages.
 
 use std::sync::{Arc, Weak};
 
@@ -10,18 +10,18 @@ use rmcp::model::{
 };
 use serde_json::{Value, json};
 
-use super::incoming::{Fault, Incoming, Message, decode};
-use super::peer::{Peer, fitted};
-use super::tools::{self, Call, Listener, ToolContext};
+use super::incoming::{Incoming, InvalidMessage, Message, decode};
+use super::peer::{Peer, for_revision};
+use super::tools::{self, Call, ToolContext, ToolListObserver};
 use crate::outcome::{Package, of_kind};
 use crate::recovery::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
 use crate::rpc::attach;
-use crate::rpc::framing::{Line, too_long};
+use crate::rpc::framing::{Line, too_long_message};
 use crate::rpc::inflight::{Batch, Inflight, Responder};
 use crate::rpc::route::job_number;
 use crate::session::Operation;
 
-/// The revisions that are tested. The last one has no handshake.
+/// The supported protocol revisions. The last one has no handshake.
 const REVISIONS: &[ProtocolVersion] = &[
     ProtocolVersion::V_2024_11_05,
     ProtocolVersion::V_2025_03_26,
@@ -30,51 +30,51 @@ const REVISIONS: &[ProtocolVersion] = &[
     ProtocolVersion::V_2026_07_28,
 ];
 
-/// Their names.
+/// Returns the names of the supported protocol revisions.
 pub(crate) fn revisions() -> Vec<String> {
     REVISIONS.iter().map(ToString::to_string).collect()
 }
 
-/// The last revision that has a handshake.
+/// The newest revision with a handshake.
 const LAST_WITH_HANDSHAKE: ProtocolVersion = ProtocolVersion::V_2025_11_25;
 
-/// The session as one client's MCP server.
+/// The session as the MCP server of one client.
 #[derive(Debug)]
 pub(super) struct Conversation {
     tools: Arc<ToolContext>,
-    /// The answer to `tools/list`, and the version of the registry that it was made for: making it takes time.
+    /// The answer to `tools/list`, cached because it is slow to make, with the version of the registry it was made for.
     listed: Mutex<(u64, ListToolsResult)>,
-    opened: Mutex<Option<Opened>>,
+    opened: Mutex<Option<OpenedBy>>,
 }
 
-/// How the conversation was opened.
+/// The way in which the conversation was opened.
 #[derive(Debug, Clone)]
-enum Opened {
-    /// By a handshake.
+enum OpenedBy {
+    /// A handshake.
     Handshake { version: ProtocolVersion, capabilities: ClientCapabilities },
-    /// By a request that says all of itself, as all after it do.
+    /// A self-contained request, as all requests after it are (MCP 2026-07-28).
     Request,
 }
 
-/// Where a message stands: its line, its place in that, how long the line is, and its batch.
+/// The position of a message: its call number, its index in a batch, the length of its line, and its batch.
 #[derive(Clone, Copy)]
-struct Place<'a> {
-    line: u64,
+struct MessagePosition<'a> {
+    call: u64,
     part: usize,
     bytes: usize,
     batch: Option<&'a Arc<Batch>>,
 }
 
 impl Conversation {
-    /// Answers go to the context's `inflight`.
+    /// Creates the conversation of the first client. Answers go to the `inflight` of `tools`.
     pub(super) fn new(tools: Arc<ToolContext>) -> Arc<Self> {
         let version = tools.registry().version();
         let listed = ListToolsResult::with_all_items(tools.list());
         Self::with_list(tools, (version, listed))
     }
 
-    /// With another client, by a connection of its own.
-    pub(super) fn beside(&self, tools: Arc<ToolContext>) -> Arc<Self> {
+    /// Creates the conversation of another client, which has a connection of its own.
+    pub(super) fn for_attached(&self, tools: Arc<ToolContext>) -> Arc<Self> {
         let listed = self.listed.lock().clone();
         Self::with_list(tools, listed)
     }
@@ -82,13 +82,13 @@ impl Conversation {
     fn with_list(tools: Arc<ToolContext>, listed: (u64, ListToolsResult)) -> Arc<Self> {
         let registry = tools.registry().clone();
         let conversation = Arc::new(Self { tools, listed: Mutex::new(listed), opened: Mutex::default() });
-        let told: Weak<Self> = Arc::downgrade(&conversation);
-        registry.tell(told);
+        let observer: Weak<Self> = Arc::downgrade(&conversation);
+        registry.subscribe(observer);
         conversation
     }
 
     /// Returns the answer to `tools/list`.
-    fn listed(&self) -> ListToolsResult {
+    fn tool_list(&self) -> ListToolsResult {
         let version = self.tools.registry().version();
         let mut listed = self.listed.lock();
         if listed.0 != version {
@@ -101,82 +101,83 @@ impl Conversation {
         &self.tools
     }
 
-    /// What waits for an answer.
+    /// Returns the client's pending requests.
     pub(super) fn inflight(&self) -> &Arc<Inflight> {
         self.tools.inflight()
     }
 
-    /// Goes on where the lines of a handshake left it that was answered in another image, of which the client is told.
-    pub(super) fn go_on(&self, handshake: &[String]) {
+    /// Resumes a conversation whose handshake another image has answered, and reports the replacement of that image to
+    /// the client.
+    pub(super) fn resume(&self, handshake: &[String]) {
         for line in handshake {
-            if let Incoming::One(Ok(Message::Request { params, .. })) = decode(line.as_bytes()) {
-                // The client has the answer.
+            if let Incoming::Single(Ok(Message::Request { params, .. })) = decode(line.as_bytes()) {
+                // The client has this answer already.
                 let _ = self.initialize(params);
             }
         }
-        // Not before it is known whether he listens.
-        self.tools.tell_of_replacement();
+        // Only after the handshake, which says whether the client receives notices.
+        self.tools.report_replacement();
     }
 
-    /// The client is gone: what it has asked for is cancelled, and its connection ends.
+    /// Cancels the requests of a client that is gone, and ends its connection.
     pub(super) fn end(&self) {
         self.inflight().cancel_all();
         self.tools.session().disconnect();
     }
 
-    /// Takes a line of the client's, which is the one of this number.
-    pub(super) fn line(&self, line: Line<'_>, number: u64) {
+    /// Handles a line of the client. `number` is the call number.
+    pub(super) fn handle_line(&self, line: Line<'_>, number: u64) {
         let text = match line {
             Line::Text(text) => text,
             Line::TooLong(id) => {
-                return self.inflight().refuse(id, ErrorData::invalid_request(too_long(), None), number, None);
+                return self.inflight().refuse(id, ErrorData::invalid_request(too_long_message(), None), number, None);
             }
         };
-        self.decoded(decode(text), text.len(), number);
+        self.handle_decoded(decode(text), text.len(), number);
     }
 
-    /// Takes the content of a line of `bytes` bytes, which has this number.
-    pub(super) fn decoded(&self, incoming: Incoming, bytes: usize, number: u64) {
+    /// Handles the content of a line of `bytes` bytes. `number` is the call number.
+    pub(super) fn handle_decoded(&self, incoming: Incoming, bytes: usize, number: u64) {
         match incoming {
-            Incoming::Nothing => self.inflight().output.done(number),
-            Incoming::One(message) => {
-                self.take(message, Place { line: number, part: 0, bytes, batch: None });
+            Incoming::Empty => self.inflight().output.done(number),
+            Incoming::Single(message) => {
+                self.handle_message(message, MessagePosition { call: number, part: 0, bytes, batch: None });
             }
             Incoming::Batch(messages) => {
                 let batch = Inflight::batch(number);
                 let bytes = bytes / messages.len();
                 for (part, message) in messages.into_iter().enumerate() {
-                    self.take(message, Place { line: number, part, bytes, batch: Some(&batch) });
+                    self.handle_message(message, MessagePosition { call: number, part, bytes, batch: Some(&batch) });
                 }
                 self.inflight().batch_read(&batch);
             }
         }
     }
 
-    fn take(&self, message: Result<Message, Fault>, place: Place<'_>) {
+    fn handle_message(&self, message: Result<Message, InvalidMessage>, position: MessagePosition<'_>) {
         match message {
-            Ok(Message::Request { id, method, params }) => self.request(id, &method, params, place),
+            Ok(Message::Request { id, method, params }) => self.request(id, &method, params, position),
             Ok(Message::Notification { method, params }) => {
-                self.notification(&method, params, place);
-                self.unanswered(place);
+                self.notification(&method, params, position);
+                self.unanswered(position);
             }
             Ok(Message::Response { id, result }) => {
-                self.unanswered(place);
-                self.inflight().answered(id, result);
+                self.unanswered(position);
+                self.inflight().deliver_reply(id, result);
             }
-            Ok(Message::Nothing) => self.unanswered(place),
-            Err((id, error)) => self.inflight().refuse(id, error, place.line, place.batch),
+            Ok(Message::StrayResponse) => self.unanswered(position),
+            Err((id, error)) => self.inflight().refuse(id, error, position.call, position.batch),
         }
     }
 
-    /// Notes that a message gets no answer.
-    fn unanswered(&self, place: Place<'_>) {
-        if place.batch.is_none() {
-            self.inflight().output.done(place.line);
+    /// Reports that a message gets no answer.
+    fn unanswered(&self, position: MessagePosition<'_>) {
+        if position.batch.is_none() {
+            self.inflight().output.done(position.call);
         }
     }
 
-    fn notification(&self, method: &str, mut params: JsonObject, place: Place<'_>) {
+    fn notification(&self, method: &str, mut params: JsonObject, position: MessagePosition<'_>) {
         match method {
             "notifications/cancelled" => {
                 if let Some(Ok(id)) = params.remove("requestId").map(serde_json::from_value::<RequestId>) {
@@ -184,28 +185,35 @@ impl Conversation {
                 }
             }
             "notifications/initialized" if self.opened.lock().is_some() => {
-                self.keep(place.line, json!({"jsonrpc": "2.0", "method": method}).to_string());
+                self.report_handshake(position.call, json!({"jsonrpc": "2.0", "method": method}).to_string());
             }
             _ => {}
         }
     }
 
-    /// Reports a message of the handshake, which opens the conversation with the next worker, too.
-    fn keep(&self, call: u64, message: String) {
+    /// Reports a message of the handshake, so that the next worker can resume the conversation.
+    fn report_handshake(&self, call: u64, message: String) {
         if let Some(recovery) = &self.tools.recovery {
             recovery.reporter.changed(SessionEvent::Handshake { call, message });
         }
     }
 
-    fn request(&self, id: RequestId, method: &str, params: JsonObject, place: Place<'_>) {
-        match self.inflight().admit(id.clone(), place.line, place.batch, place.bytes) {
-            Ok(responder) => self.perform(responder, id, method, params, place),
-            Err(error) => self.inflight().refuse(Some(id.into_json_value()), error, place.line, place.batch),
+    fn request(&self, id: RequestId, method: &str, params: JsonObject, position: MessagePosition<'_>) {
+        match self.inflight().admit(id.clone(), position.call, position.batch, position.bytes) {
+            Ok(responder) => self.perform(responder, id, method, params, position),
+            Err(error) => self.inflight().refuse(Some(id.into_json_value()), error, position.call, position.batch),
         }
     }
 
-    /// Does what a request asks for, or says why not.
-    fn perform(&self, responder: Responder, id: RequestId, method: &str, mut params: JsonObject, place: Place<'_>) {
+    /// Performs a request, or answers with an error.
+    fn perform(
+        &self,
+        responder: Responder,
+        id: RequestId,
+        method: &str,
+        mut params: JsonObject,
+        position: MessagePosition<'_>,
+    ) {
         let result = if method == "initialize" {
             let id = id.into_json_value();
             let kept = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": &params}).to_string();
@@ -214,7 +222,7 @@ impl Conversation {
             } else {
                 let result = self.initialize(params);
                 if result.is_ok() {
-                    self.keep(place.line, kept);
+                    self.report_handshake(position.call, kept);
                 }
                 result.map(ServerResult::InitializeResult)
             }
@@ -225,21 +233,21 @@ impl Conversation {
         } else {
             match self.peer(method, params.remove("_meta")) {
                 Err(error) => Err(error),
-                // A ping before all else.
+                // A ping before the handshake.
                 Ok(None) => Ok(ServerResult::empty(())),
                 Ok(Some(peer)) if method == "tools/call" => match tool_call(params) {
                     Ok(call) => {
-                        let number = job_number(place.line, place.part);
+                        let number = job_number(position.call, position.part);
                         return tools::call(Call::new(self.tools.clone(), responder, peer, number), call);
                     }
                     Err(reason) => Err(ErrorData::invalid_params(reason, None)),
                 },
-                Ok(Some(peer)) if method == attach::TAKE_OVER => {
-                    let number = job_number(place.line, place.part);
+                Ok(Some(peer)) if method == attach::ADOPT_HELD => {
+                    let number = job_number(position.call, position.part);
                     let call = Call::new(self.tools.clone(), responder, peer, number);
-                    return tools::take_over(call, params.get("id").and_then(Value::as_u64));
+                    return tools::adopt_held(call, params.get("id").and_then(Value::as_u64));
                 }
-                Ok(Some(peer)) => self.answer(method, &params, &peer).map(|result| fitted(result, &peer)),
+                Ok(Some(peer)) => self.answer(method, &params, &peer).map(|result| for_revision(result, &peer)),
             }
         };
         match result {
@@ -248,7 +256,7 @@ impl Conversation {
         }
     }
 
-    /// Names the packages of the image.
+    /// Answers with the names of the image's packages.
     fn packages(&self, responder: Responder) {
         self.tools.session().query(&Operation::new("packages"), move |records| match records {
             Ok(records) => {
@@ -259,22 +267,21 @@ impl Conversation {
         });
     }
 
-    /// What is answered at once.
+    /// Returns the result of a request that needs no Lisp.
     fn answer(&self, method: &str, params: &JsonObject, peer: &Peer) -> Result<ServerResult, ErrorData> {
         match method {
-            "ping" if !peer.is_modern() => Ok(ServerResult::empty(())),
-            "tools/list" if params.get("cursor").is_none_or(Value::is_null) => Ok(self.listed().into()),
-            "tools/list" => Err(ErrorData::invalid_params("unknown cursor: tools/list has one page", None)),
+            "ping" if !peer.has_no_handshake() => Ok(ServerResult::empty(())),
+            "tools/list" if params.get("cursor").is_none_or(Value::is_null) => Ok(self.tool_list().into()),
+            "tools/list" => Err(ErrorData::invalid_params("unknown cursor: tools/list has only one page", None)),
             "server/discover" => Ok(DiscoverResult::from_server_info(REVISIONS.to_vec(), self.info()).into()),
             _ => {
-                let reason =
-                    format!("there is no method {method:?} here: this server has tools (tools/list, tools/call)");
+                let reason = format!("unknown method {method:?}: this server offers tools (tools/list, tools/call)");
                 Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, reason, None))
             }
         }
     }
 
-    /// What the server says of itself.
+    /// Returns the server's description of itself.
     fn info(&self) -> ServerConfig {
         let name = Implementation::new("sbcl-mcp", crate::VERSION).with_title("SBCL (Common Lisp)");
         let mut capabilities = ServerCapabilities::default();
@@ -284,12 +291,13 @@ impl Conversation {
         ServerConfig::new(capabilities).with_server_info(name).with_instructions(self.tools.instructions())
     }
 
-    /// Opens the conversation by a handshake; also once more, in place of the first.
+    /// Handles `initialize`. A second one replaces the first.
     fn initialize(&self, params: JsonObject) -> Result<ServerConfig, ErrorData> {
         let params: InitializeRequestParams = serde_json::from_value(Value::Object(params))
-            .map_err(|error| ErrorData::invalid_params(format!("the params of initialize: {error}"), None))?;
-        let asked = params.protocol_version;
-        let version = if asked.has_initialize() && REVISIONS.contains(&asked) { asked } else { LAST_WITH_HANDSHAKE };
+            .map_err(|error| ErrorData::invalid_params(format!("invalid params of initialize: {error}"), None))?;
+        let requested = params.protocol_version;
+        let version =
+            if requested.has_initialize() && REVISIONS.contains(&requested) { requested } else { LAST_WITH_HANDSHAKE };
         let mut result = self.info();
         result.protocol_version = version.clone();
         self.tools.session().set_name(&params.client_info.name);
@@ -301,11 +309,11 @@ impl Conversation {
                 output.send(&json!({"jsonrpc": "2.0", "method": attach::NOTICE, "params": params}));
             });
         }
-        *self.opened.lock() = Some(Opened::Handshake { version, capabilities: params.capabilities });
+        *self.opened.lock() = Some(OpenedBy::Handshake { version, capabilities: params.capabilities });
         Ok(result)
     }
 
-    /// Who asks; `None` for a ping before the conversation is opened.
+    /// Returns the client's description for a request, or `None` for a ping before the conversation is opened.
     fn peer(&self, method: &str, meta: Option<Value>) -> Result<Option<Peer>, ErrorData> {
         let meta = match meta {
             None | Some(Value::Null) => RequestMetaObject::default(),
@@ -315,66 +323,67 @@ impl Conversation {
             }
         };
         let mut opened = self.opened.lock();
-        let asked = meta.protocol_version();
+        let requested = meta.protocol_version();
         let handshake = match &*opened {
-            None if method == "ping" && asked.is_none() => return Ok(None),
-            Some(Opened::Handshake { version, capabilities }) => Some((version.clone(), capabilities.clone())),
-            Some(Opened::Request) | None => None,
+            None if method == "ping" && requested.is_none() => return Ok(None),
+            Some(OpenedBy::Handshake { version, capabilities }) => Some((version.clone(), capabilities.clone())),
+            Some(OpenedBy::Request) | None => None,
         };
-        let says_all = method == "server/discover" || asked.as_ref().is_some_and(|version| !version.has_initialize());
-        if handshake.is_none() || says_all {
+        let is_self_contained =
+            method == "server/discover" || requested.as_ref().is_some_and(|version| !version.has_initialize());
+        if handshake.is_none() || is_self_contained {
             let missing = meta.missing_required_keys(&ProtocolVersion::V_2026_07_28);
             if !missing.is_empty() {
                 let missing = missing.join(", ");
-                let reason = format!("request _meta is missing or has malformed required fields: {missing}");
+                let reason = format!("required fields of the request's _meta are missing or malformed: {missing}");
                 return Err(ErrorData::invalid_params(reason, None));
             }
         }
-        if let Some(version) = asked.as_ref().filter(|version| !REVISIONS.contains(version)) {
+        if let Some(version) = requested.as_ref().filter(|version| !REVISIONS.contains(version)) {
             return Err(ErrorData::unsupported_protocol_version(version.clone(), REVISIONS));
         }
         if opened.is_none() && method != "server/discover" {
-            *opened = Some(Opened::Request);
+            *opened = Some(OpenedBy::Request);
         }
-        let (shaken, capabilities) = handshake.unzip();
-        let version = asked.or(shaken).unwrap_or(ProtocolVersion::V_2026_07_28);
+        let (negotiated, capabilities) = handshake.unzip();
+        let version = requested.or(negotiated).unwrap_or(ProtocolVersion::V_2026_07_28);
         Ok(Some(Peer { version, meta, capabilities }))
     }
 }
 
-impl Listener for Conversation {
+impl ToolListObserver for Conversation {
     fn tools_changed(&self) {
-        // Clients without a handshake ask for what they want to hear of (MCP 2026-07-28).
-        if matches!(&*self.opened.lock(), Some(Opened::Handshake { .. })) {
+        // Clients without a handshake subscribe to notifications by a request (MCP 2026-07-28).
+        if matches!(&*self.opened.lock(), Some(OpenedBy::Handshake { .. })) {
             let notification = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
             self.inflight().output.send(&notification);
         }
     }
 }
 
-/// The error for an `initialize` that is too large to be handed to the next worker.
+/// Returns the error for an `initialize` that is too large to pass to the next worker.
 fn too_large_handshake(bytes: usize) -> ErrorData {
     let limit = MAX_HANDSHAKE_MESSAGE;
-    let reason = format!("initialize takes {bytes} bytes, and {limit} is the limit: send smaller capabilities");
+    let reason = format!("initialize has {bytes} bytes; the limit is {limit}: send smaller capabilities");
     ErrorData::invalid_params(reason, None)
 }
 
-/// A call is taken apart here: it says what is wrong with it, it is faster, and a large argument is not copied.
+/// Parses the parameters of `tools/call` by hand, for better errors, for speed, and to avoid copying large arguments.
 fn tool_call(mut params: JsonObject) -> Result<CallToolRequestParams, String> {
     let Some(Value::String(name)) = params.remove("name") else {
-        return Err("the params of tools/call must have the name of a tool, a string".to_owned());
+        return Err("the params of tools/call must have a name, which is a string".to_owned());
     };
     let arguments = match params.remove("arguments") {
         None | Some(Value::Null) => JsonObject::new(),
         Some(Value::Object(arguments)) => arguments,
         Some(_) => return Err("the arguments of tools/call must be an object".to_owned()),
     };
-    let (name, arguments) = tools::translated(name, arguments);
+    let (name, arguments) = tools::translate_former_call(name, arguments);
     let mut call = CallToolRequestParams::new(name);
     call.arguments = Some(arguments);
     call.input_responses = match params.remove("inputResponses").map(serde_json::from_value).transpose() {
         Ok(responses) => responses.flatten(),
-        Err(error) => return Err(format!("the inputResponses of tools/call: {error}")),
+        Err(error) => return Err(format!("invalid inputResponses of tools/call: {error}")),
     };
     call.request_state = match params.remove("requestState") {
         None | Some(Value::Null) => None,
@@ -384,10 +393,10 @@ fn tool_call(mut params: JsonObject) -> Result<CallToolRequestParams, String> {
     Ok(call)
 }
 
-/// The id of the first request in a line.
+/// Returns the id of the first request in a line.
 pub(super) fn first_request(line: &[u8]) -> Option<RequestId> {
     match decode(line) {
-        Incoming::One(Ok(Message::Request { id, .. })) => Some(id),
+        Incoming::Single(Ok(Message::Request { id, .. })) => Some(id),
         Incoming::Batch(messages) => messages.into_iter().find_map(|message| match message {
             Ok(Message::Request { id, .. }) => Some(id),
             _ => None,

@@ -1,4 +1,4 @@
-//! Serving clients on streams of their own: those that join a server that has no supervisor, and those of a program that
+//! Clients on streams of their own: those that attach to a server without a supervisor, and those of a program that
 //! embeds the image.
 
 use std::io;
@@ -11,29 +11,29 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 
-use super::Offer;
+use super::ToolOptions;
 use super::conversation::Conversation;
 use super::server::SingleClient;
 use super::tools::{Registry, ToolContext, ToolSet};
 use crate::Lisp;
 use crate::os::poll_set::PollSet;
-use crate::rpc::attach::{Listener, MAX_GUESTS};
+use crate::rpc::attach::{Listener, MAX_ATTACHED};
 use crate::rpc::inflight::Inflight;
-use crate::rpc::output::{Output, Reader};
+use crate::rpc::output::{Output, Recipient};
 use crate::rpc::stream;
 use crate::rpc::waker::Waker;
 
-/// The two directions of a connection to an MCP client: what it writes and what it reads.
+/// A connection to an MCP client.
 #[derive(Debug)]
 pub struct Stream {
     input: OwnedFd,
-    /// `None` when that is the same.
+    /// `None` if `input` carries both directions.
     output: Option<OwnedFd>,
 }
 
 impl Stream {
-    /// A client that writes to the other end of `input` and reads from that of `output`: pipes, sockets, anything that
-    /// can be waited for.
+    /// Creates the connection to a client that writes to the other end of `input` and reads from the other end of
+    /// `output`. Both may be pipes, sockets, or anything else that can be polled.
     pub fn new(input: impl Into<OwnedFd>, output: impl Into<OwnedFd>) -> Self {
         Self { input: input.into(), output: Some(output.into()) }
     }
@@ -52,15 +52,15 @@ impl From<TcpStream> for Stream {
 }
 
 impl Stream {
-    /// What is read from, what is written to, and what wakes the thread that does both.
+    /// Returns the input, the output, and the waker of the thread that serves both.
     fn open(self) -> io::Result<(OwnedFd, Arc<Output>, Arc<Waker>)> {
         let output = self.output.map_or_else(|| self.input.try_clone(), Ok)?;
         let waker = Arc::new(Waker::new()?);
-        Ok((self.input, Arc::new(Output::new(output, Reader::Client, waker.clone())?), waker))
+        Ok((self.input, Arc::new(Output::new(output, Recipient::Client, waker.clone())?), waker))
     }
 }
 
-/// A client that is being served, by [`spawn`]. Dropping this changes nothing.
+/// A client that [`spawn`] serves. Dropping this value has no effect on the client.
 #[derive(Debug)]
 pub struct Served {
     over: Arc<AtomicBool>,
@@ -69,56 +69,58 @@ pub struct Served {
 }
 
 impl Served {
-    /// Waits until the client has closed its end.
+    /// Waits until the client disconnects.
     ///
     /// # Errors
-    /// Why it could not be heard any more.
+    /// If reading from the client failed.
     pub fn wait(self) -> io::Result<()> {
         self.thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that served the client panicked")))
     }
 
-    /// Serves the client no longer: what it has asked for is cancelled.
+    /// Stops serving the client and cancels its requests.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait).
+    /// Those of [`wait`](Self::wait).
     pub fn stop(self) -> io::Result<()> {
         self.over.store(true, Ordering::Release);
         self.waker.wake();
         self.wait()
     }
 
-    /// True when the client is served no more.
+    /// Returns true once the client is no longer served.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.thread.is_finished()
     }
 }
 
-/// The tools of the clients of this program's image.
-static OFFERED: LazyLock<Registry> = LazyLock::new(|| Registry::changing(ToolSet::default().embedded()));
+/// The tools of all clients of this program's image.
+static REGISTRY: LazyLock<Registry> = LazyLock::new(|| Registry::changing(ToolSet::default().embedded()));
 
-/// Chooses the tools that the MCP clients of this program's image have, those that are connected and those to come: `all`,
-/// `core`, or names with commas between them, as `list-definitions,describe-symbol`. reset-session and checkpoint are never among
-/// them. Connected clients are told (`notifications/tools/list_changed`), and calls of other tools are refused at once.
+/// Chooses the tools for MCP clients of this program's image, now and in the future: `all`, `core`, or a
+/// comma-separated list of names, as `list-definitions,describe-symbol`. It never includes reset-session and
+/// checkpoint. Connected clients are notified (`notifications/tools/list_changed`), and calls of other tools are
+/// refused at once.
 ///
-/// This is no protection from a client that has a tool which evaluates.
+/// This is no protection against a client with a tool that evaluates code.
 ///
 /// # Errors
-/// A sentence that names an unknown tool and all that there are.
+/// A message that names the unknown tool and all known ones.
 pub fn set_tools(tools: &str) -> Result<(), String> {
-    OFFERED.set(ToolSet::parse(tools)?.embedded());
+    REGISTRY.set(ToolSet::parse(tools)?.embedded());
     Ok(())
 }
 
-/// Serves an MCP client on this program's own image: what it looks at and repairs is the application that runs. It has
-/// all tools of the server except reset-session and checkpoint, which would remove the program's own definitions
-/// ([`set_tools`] chooses some),
-/// and a connection of its own ([`Session::connect`](crate::Session::connect)): its error state, held evaluation and
-/// `*package*` concern nobody else, and the program's calls go on beside its evaluations.
+/// Serves an MCP client on this program's own image, so that the client inspects and repairs the running application.
 ///
-/// Whoever can write to `stream` can do what this process can: make sure of who that is.
+/// The client has all tools of the server ([`set_tools`] chooses some) except reset-session and checkpoint, which would
+/// remove the program's own definitions. It has a connection of its own ([`Session::connect`](crate::Session::connect)):
+/// its error state, held evaluation and `*package*` affect no other client. The program's calls into Lisp run
+/// concurrently with the client's evaluations.
 ///
-/// Returns at once; a thread of its own serves the client, until it closes its end.
+/// Anybody who can write to `stream` has all rights of this process, so make sure who that is.
+///
+/// Returns at once. A separate thread serves the client until it disconnects.
 ///
 /// ```no_run
 /// let lisp = sbcl::Lisp::boot()?;
@@ -130,16 +132,16 @@ pub fn set_tools(tools: &str) -> Result<(), String> {
 /// ```
 ///
 /// # Errors
-/// When the process has no descriptors or threads left.
+/// If the process has no descriptors or threads left.
 pub fn spawn(lisp: &Lisp, stream: impl Into<Stream>) -> io::Result<Served> {
     let (input, output, waker) = stream.into().open()?;
     let session = lisp.session().connect();
-    let offer = Offer { structured: false, registry: OFFERED.clone(), joinable: false };
-    let tools = ToolContext::new(session, Inflight::new(output.clone()), None, None, offer);
-    let guest = SingleClient::new(Conversation::new(tools));
+    let options = ToolOptions { structured: false, registry: REGISTRY.clone(), attachable: false };
+    let tools = ToolContext::new(session, Inflight::new(output.clone()), None, None, options);
+    let client = SingleClient::new(Conversation::new(tools));
     let over = Arc::new(AtomicBool::new(false));
     let (is_over, waking) = (over.clone(), waker.clone());
-    let serve = move || serve(input, &output, &waking, &guest, || is_over.load(Ordering::Acquire));
+    let serve = move || serve(input, &output, &waking, &client, || is_over.load(Ordering::Acquire));
     let thread = std::thread::Builder::new().name("sbcl-mcp-client".to_owned()).spawn(serve)?;
     Ok(Served { over, waker, thread })
 }
@@ -148,26 +150,26 @@ fn serve(
     input: OwnedFd,
     output: &Arc<Output>,
     waker: &Waker,
-    guest: &SingleClient,
+    client: &SingleClient,
     is_over: impl Fn() -> bool,
 ) -> io::Result<()> {
-    let served = stream::serve(input, output, waker, guest, is_over);
-    guest.conversation.end();
+    let served = stream::serve(input, output, waker, client, is_over);
+    client.conversation.end();
     served
 }
 
-/// The conversations with those that have joined by the socket.
+/// The conversations with the clients attached by the socket.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Guests(Arc<Mutex<Vec<Arc<Conversation>>>>);
+pub(super) struct AttachedClients(Arc<Mutex<Vec<Arc<Conversation>>>>);
 
-impl Guests {
-    /// Gives the last answer to whatever still waits.
-    pub(super) fn abandon(&self, reason: &'static str) {
+impl AttachedClients {
+    /// Answers the pending requests of all attached clients with an error.
+    pub(super) fn fail_all(&self, reason: &'static str) {
         let conversations = self.0.lock().clone();
-        conversations.iter().for_each(|conversation| conversation.inflight().abandon(reason));
+        conversations.iter().for_each(|conversation| conversation.inflight().fail_all(reason));
     }
 
-    /// Serves whoever joins `main`'s session, each on a thread of its own.
+    /// Attaches each client of `listener` to the session of `main` and serves it on a thread of its own.
     pub(super) fn accept(self, listener: Arc<Listener>, main: Arc<Conversation>) -> io::Result<()> {
         let count = Arc::new(AtomicUsize::new(0));
         let accept = move || {
@@ -177,16 +179,16 @@ impl Guests {
                 set.wait(None)
             };
             while wait().is_ok() {
-                let Some(stream) = listener.accept(count.load(Ordering::Acquire) >= MAX_GUESTS) else { continue };
-                let (guests, main, left) = (self.clone(), main.clone(), count.clone());
+                let Some(stream) = listener.accept(count.load(Ordering::Acquire) >= MAX_ATTACHED) else { continue };
+                let (attached, main, open) = (self.clone(), main.clone(), count.clone());
                 count.fetch_add(1, Ordering::AcqRel);
-                let join = move || {
-                    if let Err(error) = guests.join(stream, &main) {
-                        tracing::debug!(%error, "a client that had joined is lost");
+                let serve = move || {
+                    if let Err(error) = attached.attach(stream, &main) {
+                        tracing::debug!(%error, "the connection of an attached client failed");
                     }
-                    left.fetch_sub(1, Ordering::AcqRel);
+                    open.fetch_sub(1, Ordering::AcqRel);
                 };
-                if std::thread::Builder::new().name("sbcl-mcp-client".to_owned()).spawn(join).is_err() {
+                if std::thread::Builder::new().name("sbcl-mcp-client".to_owned()).spawn(serve).is_err() {
                     count.fetch_sub(1, Ordering::AcqRel);
                 }
             }
@@ -194,11 +196,11 @@ impl Guests {
         std::thread::Builder::new().name("sbcl-mcp-accept".to_owned()).spawn(accept).map(drop)
     }
 
-    /// Serves a client that has joined.
-    fn join(&self, stream: UnixStream, main: &Conversation) -> io::Result<()> {
+    /// Serves one attached client until it disconnects.
+    fn attach(&self, stream: UnixStream, main: &Conversation) -> io::Result<()> {
         let (input, output, waker) = Stream::from(stream).open()?;
         let session = main.tools().session().connect();
-        let conversation = main.beside(main.tools().beside(session, Inflight::new(output.clone())));
+        let conversation = main.for_attached(main.tools().for_attached(session, Inflight::new(output.clone())));
         self.0.lock().push(conversation.clone());
         let served = serve(input, &output, &waker, &SingleClient::new(conversation.clone()), || false);
         self.0.lock().retain(|other| !Arc::ptr_eq(other, &conversation));

@@ -1,4 +1,4 @@
-//! What a line of the client's says.
+//! Decoding of the client's lines.
 
 use rmcp::model::{ErrorCode, ErrorData, JsonObject, RequestId};
 use serde_json::Value;
@@ -7,92 +7,92 @@ use super::tools;
 use crate::rpc::id_scanner::{IdScanner, is_exact};
 use crate::rpc::inflight::MAX_REQUESTS;
 
-/// A message of the client's.
+/// A message of the client.
 #[derive(Debug)]
 pub(super) enum Message {
-    /// It waits for an answer.
+    /// A request, which must be answered.
     Request { id: RequestId, method: String, params: JsonObject },
-    /// It does not.
+    /// A notification, which gets no answer.
     Notification { method: String, params: JsonObject },
-    /// Answers a question of ours: a result, or why there is none.
+    /// The client's answer to the server's question `id`: a result or a refusal.
     Response { id: u64, result: Result<Value, String> },
-    /// An answer to nothing.
-    Nothing,
+    /// A response whose id belongs to no question.
+    StrayResponse,
 }
 
-/// Why something is no message, with its id where it has one.
-pub(super) type Fault = (Option<Value>, ErrorData);
+/// An invalid message: its id, if it has one, and the error to answer with.
+pub(super) type InvalidMessage = (Option<Value>, ErrorData);
 
-/// What is to be done about a line.
+/// The content of a line.
 #[derive(Debug)]
 pub(super) enum Incoming {
-    Nothing,
-    One(Result<Message, Fault>),
-    /// Several messages in one line, as revision 2025-03-26 has it.
-    Batch(Vec<Result<Message, Fault>>),
+    Empty,
+    Single(Result<Message, InvalidMessage>),
+    /// A batch: an array of messages in one line, as revision 2025-03-26 allows.
+    Batch(Vec<Result<Message, InvalidMessage>>),
 }
 
 impl Incoming {
     /// Returns true for a call of a tool that searches directories before the call waits for Lisp.
     pub(super) fn searches_directories(&self) -> bool {
-        let searches = |message: &Result<Message, Fault>| match message {
+        let searches = |message: &Result<Message, InvalidMessage>| match message {
             Ok(Message::Request { method, params, .. }) if method == "tools/call" => {
                 params.get("name").and_then(Value::as_str).is_some_and(tools::searches_directories)
             }
             _ => false,
         };
         match self {
-            Self::Nothing => false,
-            Self::One(message) => searches(message),
+            Self::Empty => false,
+            Self::Single(message) => searches(message),
             Self::Batch(messages) => messages.iter().any(searches),
         }
     }
 }
 
-/// Makes sense of a line.
+/// Decodes a line.
 pub(super) fn decode(line: &[u8]) -> Incoming {
     let line = line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line).trim_ascii();
     if line.is_empty() {
-        return Incoming::Nothing;
+        return Incoming::Empty;
     }
     match serde_json::from_slice(line) {
         Ok(Value::Array(messages)) if messages.len() > MAX_REQUESTS => {
-            let reason = format!("a batch has at most {MAX_REQUESTS} messages, not {}", messages.len());
-            Incoming::One(Err((None, ErrorData::invalid_request(reason, None))))
+            let reason = format!("a batch may have at most {MAX_REQUESTS} messages, not {}", messages.len());
+            Incoming::Single(Err((None, ErrorData::invalid_request(reason, None))))
         }
         Ok(Value::Array(messages)) if !messages.is_empty() => {
-            Incoming::Batch(messages.into_iter().map(message).collect())
+            Incoming::Batch(messages.into_iter().map(parse_message).collect())
         }
-        Ok(value) => Incoming::One(message(value)),
+        Ok(value) => Incoming::Single(parse_message(value)),
         Err(error) => {
             let reason = match std::str::from_utf8(line) {
                 Ok(_) => format!("the message is not valid JSON: {error}"),
                 Err(error) => format!("the message is not valid UTF-8: {error}"),
             };
-            Incoming::One(Err((IdScanner::scan(line), ErrorData::new(ErrorCode::PARSE_ERROR, reason, None))))
+            Incoming::Single(Err((IdScanner::scan(line), ErrorData::new(ErrorCode::PARSE_ERROR, reason, None))))
         }
     }
 }
 
-fn message(value: Value) -> Result<Message, Fault> {
+fn parse_message(value: Value) -> Result<Message, InvalidMessage> {
     let Value::Object(map) = value else {
-        return Err((None, ErrorData::invalid_request("a message is a JSON object", None)));
+        return Err((None, ErrorData::invalid_request("a message must be a JSON object", None)));
     };
     let id = map.get("id").filter(|id| is_exact(id)).cloned();
-    object(map).map_err(|error| (id, error))
+    parse_object(map).map_err(|error| (id, error))
 }
 
 fn invalid<T>(reason: &str) -> Result<T, ErrorData> {
     Err(ErrorData::invalid_request(format!("not a valid request: {reason}"), None))
 }
 
-fn object(mut map: JsonObject) -> Result<Message, ErrorData> {
+fn parse_object(mut map: JsonObject) -> Result<Message, ErrorData> {
     let id = map.remove("id");
     let is_response = map.contains_key("result") || map.contains_key("error");
     let method = match map.remove("method") {
         Some(Value::String(method)) => method,
         Some(_) => return invalid("the method must be a string"),
-        None if is_response => return Ok(response(id, map)),
+        None if is_response => return Ok(parse_response(id, map)),
         None => return invalid("it has no method"),
     };
     if map.get("jsonrpc").is_none_or(|version| version != "2.0") {
@@ -100,7 +100,7 @@ fn object(mut map: JsonObject) -> Result<Message, ErrorData> {
     }
     let params = map.remove("params");
     let Some(id) = id else {
-        // Never answered, whatever is wrong with it.
+        // A notification is never answered, even if its parameters are wrong.
         let params = if let Some(Value::Object(params)) = params { params } else { JsonObject::new() };
         return Ok(Message::Notification { method, params });
     };
@@ -112,7 +112,7 @@ fn object(mut map: JsonObject) -> Result<Message, ErrorData> {
         },
     };
     if is_response {
-        return invalid("it is a response as well");
+        return invalid("it has both a method and a result or error");
     }
     match params {
         None | Some(Value::Null) => Ok(Message::Request { id, method, params: JsonObject::new() }),
@@ -121,8 +121,8 @@ fn object(mut map: JsonObject) -> Result<Message, ErrorData> {
     }
 }
 
-fn response(id: Option<Value>, mut map: JsonObject) -> Message {
-    let Some(id) = id.and_then(|id| id.as_u64()) else { return Message::Nothing };
+fn parse_response(id: Option<Value>, mut map: JsonObject) -> Message {
+    let Some(id) = id.and_then(|id| id.as_u64()) else { return Message::StrayResponse };
     let result = match map.remove("result") {
         Some(result) => Ok(result),
         None => Err(map["error"]["message"].as_str().unwrap_or("the client refused").to_owned()),

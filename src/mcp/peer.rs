@@ -1,54 +1,55 @@
-//! Who asks.
+//! The client's description, as its requests and its handshake give it.
 
 use rmcp::model::{ClientCapabilities, ProtocolVersion, RequestMetaObject, ServerResult};
 
-/// What a request's `_meta` says, as `true`, to get what a person's client needs: structured content whatever the server
-/// was started with, the session's package in the result's `_meta` ([`PACKAGE`]), and all of the output in reports of progress.
+/// Key in the `_meta` of a request, with the value `true`: the client serves a person. Its results have structured
+/// content, whatever the server's options, and the session's package in `_meta` ([`PACKAGE`]); its progress reports
+/// have all output.
 pub(crate) const FOR_PERSON: &str = "sbcl-mcp/person";
-/// What a call of evaluate-lisp's `_meta` says, as `true`, to have only the first form evaluated: the structured content's
-/// `read` is where that ends, in characters, and is not there without a form.
+/// Key in the `_meta` of a call of evaluate-lisp, with the value `true`: only the first form is evaluated. `read` in
+/// the structured content is the character index of its end, and is missing if there is no form.
 pub(crate) const ONE_FORM: &str = "sbcl-mcp/one-form";
-/// Where a result's `_meta` has the name of the package that the session is in.
+/// Key in the `_meta` of a result: the name of the session's package.
 pub(crate) const PACKAGE: &str = "sbcl-mcp/package";
 
-/// What a request says of its client, itself or by the handshake.
+/// The client's description, from the request itself or from the handshake.
 #[derive(Debug, Clone)]
 pub(super) struct Peer {
     pub(super) version: ProtocolVersion,
     pub(super) meta: RequestMetaObject,
-    /// What the handshake said.
+    /// The capabilities from the handshake.
     pub(super) capabilities: Option<ClientCapabilities>,
 }
 
 impl Peer {
-    /// True where a person's client asks ([`FOR_PERSON`]).
+    /// Returns true if the client serves a person ([`FOR_PERSON`]).
     pub(super) fn is_for_person(&self) -> bool {
-        self.says(FOR_PERSON)
+        self.has_flag(FOR_PERSON)
     }
 
-    /// True where it wants one form evaluated at a time ([`ONE_FORM`]).
+    /// Returns true if only the first form is to be evaluated ([`ONE_FORM`]).
     pub(super) fn is_form_by_form(&self) -> bool {
-        self.says(ONE_FORM)
+        self.has_flag(ONE_FORM)
     }
 
-    fn says(&self, key: &str) -> bool {
+    fn has_flag(&self, key: &str) -> bool {
         self.meta.0.0.get(key).and_then(serde_json::Value::as_bool) == Some(true)
     }
 
-    /// What the client can do.
+    /// Returns the client's capabilities.
     pub(super) fn capabilities(&self) -> Option<ClientCapabilities> {
         self.meta.client_capabilities().or_else(|| self.capabilities.clone())
     }
 
-    /// True for a revision without a handshake.
-    pub(super) fn is_modern(&self) -> bool {
+    /// Returns true for a revision without a handshake.
+    pub(super) fn has_no_handshake(&self) -> bool {
         !self.version.has_initialize()
     }
 }
 
-/// A result in the shape of the client's revision.
-pub(super) fn fitted(mut result: ServerResult, peer: &Peer) -> ServerResult {
-    if peer.is_modern() {
+/// Adapts a result to the client's protocol revision.
+pub(super) fn for_revision(mut result: ServerResult, peer: &Peer) -> ServerResult {
+    if peer.has_no_handshake() {
         result.fill_missing_cache_hints();
     } else {
         result.strip_result_type_for_legacy_peer();

@@ -1,4 +1,4 @@
-//! What a tool has to say, before it is worded.
+//! A tool's result, before it becomes text or structured content.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -9,18 +9,18 @@ use super::tools::reply_of;
 use crate::schema::{Refusal, json};
 use crate::{Outcome, report};
 
-/// What a tool has to say, as plain data: its text and its structured content tell the same.
+/// The result of a tool as plain data. Its text and its structured content have the same meaning.
 pub(super) trait Finding: Debug + Send {
-    /// What a client reads. Lists are as long as there is room in `max` characters; what else is longer is cut by [`Reply`].
+    /// Returns the text for the client. Lists are shortened to `max` characters; [`Reply`] truncates any other text.
     fn text(&self, max: usize) -> String;
 
-    /// Leaves out what is worth least, where the text has more than `max` characters.
+    /// Drops the least important parts, if the text has more than `max` characters.
     fn fit(&mut self, _max: usize) {}
 
-    /// The structured content of an answer whose text has at most `max` characters.
+    /// Returns the structured content that goes with a text of at most `max` characters.
     fn content(&self, max: usize) -> Value;
 
-    /// True when the call has failed.
+    /// Returns true if the call has failed.
     fn is_error(&self) -> bool {
         false
     }
@@ -37,7 +37,7 @@ impl<F: Finding + 'static> From<F> for Reply {
 }
 
 impl Reply {
-    /// What a client reads, in at most `max` characters; the content is what there is to be said in so many.
+    /// Returns the text for the client, of at most `max` characters. [`Self::content`] then matches it.
     pub(super) fn text(&mut self, max: usize) -> String {
         let text = self.0.text(max);
         if text.len() <= max || text.chars().count() <= max {
@@ -47,22 +47,22 @@ impl Reply {
         report::cut(self.0.text(max), max)
     }
 
-    /// The text of a part of an answer, which is not cut here.
+    /// Returns the text as a part of another reply, without truncating it.
     pub(super) fn part(&self, max: usize) -> String {
         self.0.text(max)
     }
 
-    /// Leaves out what is worth least, where the text has more than `max` characters.
+    /// Drops the least important parts, if the text has more than `max` characters.
     pub(super) fn fit(&mut self, max: usize) {
         self.0.fit(max);
     }
 
-    /// The structured content of an answer whose text has at most `max` characters.
+    /// Returns the structured content that goes with a text of at most `max` characters.
     pub(super) fn content(&self, max: usize) -> Value {
         self.0.content(max)
     }
 
-    /// True when the call has failed.
+    /// Returns true if the call has failed.
     pub(super) fn is_error(&self) -> bool {
         self.0.is_error()
     }
@@ -80,7 +80,7 @@ impl From<Arc<Outcome>> for Reply {
     }
 }
 
-/// A wrong value: a sentence for whoever chose it.
+/// The refusal of a wrong argument: a sentence for the model.
 #[derive(Debug)]
 pub(super) struct Refused(pub(super) String);
 

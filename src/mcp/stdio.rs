@@ -1,30 +1,30 @@
-//! The client's stdin and stdout, taken away from everything else in the process.
+//! The client's stdin and stdout, out of reach for the rest of the process.
 
 use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::rpc::descriptors::out_of_the_way;
+use crate::rpc::descriptors::to_private_number;
 use crate::rpc::recorder::Recorder;
 
-/// The two ends of the conversation, on private numbers that no child process inherits.
+/// The two directions of the client's connection, on private descriptors that no child process inherits.
 #[derive(Debug)]
 pub(crate) struct Stdio {
-    /// What the client writes.
+    /// The descriptor that the client writes to.
     pub(crate) input: OwnedFd,
-    /// What the client reads.
+    /// The descriptor that the client reads.
     pub(crate) output: OwnedFd,
-    /// What records the conversation.
+    /// The recorder of the session, if it is recorded.
     pub(crate) recorder: Option<Recorder>,
 }
 
 impl Stdio {
-    /// Takes fds 0 and 1. From here on 0 is `/dev/null` and 1 is stderr, so that nothing that Lisp, C code or a child
-    /// process writes to "stdout" can reach the client, and nothing they read is the client's.
+    /// Takes descriptors 0 and 1 and replaces them by `/dev/null` and stderr. Nothing that Lisp, C code or a child
+    /// process then writes to "stdout" reaches the client, and nothing that they read comes from the client.
     pub(crate) fn take() -> io::Result<Self> {
-        let input = out_of_the_way(rustix::stdio::stdin())?;
-        let output = out_of_the_way(rustix::stdio::stdout())?;
+        let input = to_private_number(rustix::stdio::stdin())?;
+        let output = to_private_number(rustix::stdio::stdout())?;
         let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         rustix::stdio::dup2_stdin(&null)?;
         rustix::stdio::dup2_stdout(rustix::stdio::stderr())?;

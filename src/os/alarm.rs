@@ -1,9 +1,9 @@
-//! A timer that one thread waits for and any thread sets. Setting it wakes nobody, whereas waking a thread so that it
-//! sleeps until a time can take longer than the evaluation that the time is set for.
+//! A timer that one thread waits for and any thread sets. Setting the timer wakes nobody: to wake the waiting thread,
+//! so that it sleeps until another time, can take longer than the evaluation that the time is for.
 
 pub(crate) use timer::Alarm;
 
-/// A timer of the kernel's.
+/// The implementation with a kernel timer.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod timer {
     use std::os::fd::OwnedFd;
@@ -13,8 +13,8 @@ mod timer {
         Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
     };
 
-    /// How often to look when there is no timer: evaluated code may close every descriptor.
-    const WITHOUT_TIMER: Duration = Duration::from_millis(5);
+    /// The poll interval when there is no timer: evaluated code may close every descriptor.
+    const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
     #[derive(Debug)]
     pub(crate) struct Alarm(Option<OwnedFd>);
@@ -26,19 +26,19 @@ mod timer {
     }
 
     impl Alarm {
-        /// Has [`Self::wait`] return at `time`.
+        /// Makes [`Self::wait`] return at `time`.
         pub(crate) fn set(&self, time: Instant) {
-            // Zero would be never.
+            // A value of zero would disarm the timer.
             let left = time.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
             let it_value = left.try_into().unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
             let once = Itimerspec { it_interval: Timespec::default(), it_value };
             if let Some(timer) = &self.0 {
-                // Without a timer the thread looks anyway.
+                // An error is ignored: without a timer, `wait` polls.
                 let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &once);
             }
         }
 
-        /// Forgets the time.
+        /// Disarms the timer.
         pub(crate) fn stop(&self) {
             let never = Itimerspec { it_interval: Timespec::default(), it_value: Timespec::default() };
             if let Some(timer) = &self.0 {
@@ -46,13 +46,13 @@ mod timer {
             }
         }
 
-        /// Waits until the time has come, or for no reason.
+        /// Waits until the time that was set. May return early.
         pub(crate) fn wait(&self) {
             let rung = self.0.as_ref().is_some_and(|timer| {
                 rustix::io::retry_on_intr(|| rustix::io::read(timer, &mut [0; 8])).is_ok_and(|count| count == 8)
             });
             if !rung {
-                std::thread::sleep(WITHOUT_TIMER);
+                std::thread::sleep(POLL_INTERVAL);
             }
         }
     }
@@ -71,18 +71,18 @@ mod timer {
     }
 
     impl Alarm {
-        /// Has [`Self::wait`] return at `time`.
+        /// Makes [`Self::wait`] return at `time`.
         pub(crate) fn set(&self, time: Instant) {
             *self.time.lock() = Some(time);
             self.changed.notify_one();
         }
 
-        /// Forgets the time.
+        /// Disarms the timer.
         pub(crate) fn stop(&self) {
             *self.time.lock() = None;
         }
 
-        /// Waits until the time has come, or for no reason.
+        /// Waits until the time that was set. May return early.
         pub(crate) fn wait(&self) {
             let mut time = self.time.lock();
             match *time {

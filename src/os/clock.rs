@@ -1,5 +1,5 @@
-//! Deadlines: an alarm for the earliest of many times, and the wait for it. The session and the library's pool of threads each
-//! have one.
+//! Deadlines: an alarm for the earliest of many times, and the wait for it. The session and the library's thread pool
+//! have one each.
 
 use std::time::Instant;
 
@@ -7,17 +7,17 @@ use parking_lot::Mutex;
 
 use crate::os::alarm::Alarm;
 
-/// An alarm that is set for every evaluation and every call with a limit but seldom rings: it stays at the earliest time that it
-/// was armed for. When that comes, the thread that waits looks what is really due.
+/// An alarm that is armed for every evaluation and every call with a limit but seldom goes off: it stays at the
+/// earliest time that it was armed for. When that time comes, the waiting thread checks which deadlines have passed.
 #[derive(Debug, Default)]
 pub(crate) struct Clock {
-    /// When the thread wakes; `None` while it waits to be told.
+    /// The time when the waiting thread wakes; `None` when the clock is not armed.
     wakes: Mutex<Option<Instant>>,
     alarm: Alarm,
 }
 
 impl Clock {
-    /// Makes sure that the thread looks at `time` or before.
+    /// Makes the waiting thread wake at `time` or before.
     pub(crate) fn arm(&self, time: Instant) {
         let mut wakes = self.wakes.lock();
         if wakes.is_none_or(|wakes| time < wakes) {
@@ -26,15 +26,15 @@ impl Clock {
         }
     }
 
-    /// Forgets all times.
-    pub(crate) fn rest(&self) {
+    /// Disarms the clock.
+    pub(crate) fn stop(&self) {
         let mut wakes = self.wakes.lock();
         if wakes.take().is_some() {
             self.alarm.stop();
         }
     }
 
-    /// Waits until the time has come, forgets it, and returns the present moment. One thread waits at a time.
+    /// Waits until the armed time, disarms the clock, and returns the current time. Only one thread may wait.
     pub(crate) fn wait(&self) -> Instant {
         loop {
             let now = Instant::now();
@@ -45,10 +45,10 @@ impl Clock {
         }
     }
 
-    /// Calls `look` whenever the time has come; it returns the next time. Never returns.
-    pub(crate) fn run(&self, mut look: impl FnMut(Instant) -> Option<Instant>) {
+    /// Calls `check` at each armed time, and arms the clock for the time that `check` returns. Never returns.
+    pub(crate) fn run(&self, mut check: impl FnMut(Instant) -> Option<Instant>) {
         loop {
-            if let Some(next) = look(self.wait()) {
+            if let Some(next) = check(self.wait()) {
                 self.arm(next);
             }
         }
@@ -62,13 +62,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_stays_at_the_earliest_time_until_it_rests() {
+    fn a_clock_keeps_the_earliest_time_until_it_is_stopped() {
         let clock = Clock::default();
         let (soon, late) = (Instant::now() + Duration::from_secs(3600), Instant::now() + Duration::from_secs(7200));
         clock.arm(soon);
         clock.arm(late);
         assert_eq!(*clock.wakes.lock(), Some(soon));
-        clock.rest();
+        clock.stop();
         clock.arm(late);
         assert_eq!(*clock.wakes.lock(), Some(late));
     }

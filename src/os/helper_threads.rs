@@ -10,52 +10,52 @@ use crate::os::panics;
 type Work = Box<dyn FnOnce() + Send>;
 
 /// The largest number of threads. While all of them are blocked, new work waits.
-const MOST: usize = 64;
-/// Time after which a thread without work ends.
-const IDLE: Duration = Duration::from_secs(1);
+const MAX_THREADS: usize = 64;
+/// The time after which a thread without work ends.
+const IDLE_TIME: Duration = Duration::from_secs(1);
 
-struct Waiting {
+struct Helpers {
     work: VecDeque<Work>,
     threads: usize,
     idle: usize,
 }
 
-static WAITING: Mutex<Waiting> = Mutex::new(Waiting { work: VecDeque::new(), threads: 0, idle: 0 });
+static HELPERS: Mutex<Helpers> = Mutex::new(Helpers { work: VecDeque::new(), threads: 0, idle: 0 });
 static PUSHED: Condvar = Condvar::new();
 
-/// Runs `work` on another thread and returns at once. A panic in it is ignored.
+/// Runs `work` on another thread and returns at once. A panic in `work` is ignored.
 pub(crate) fn run(work: impl FnOnce() + Send + 'static) {
-    let mut waiting = WAITING.lock();
-    waiting.work.push_back(Box::new(work));
-    if waiting.idle >= waiting.work.len() {
+    let mut helpers = HELPERS.lock();
+    helpers.work.push_back(Box::new(work));
+    if helpers.idle >= helpers.work.len() {
         PUSHED.notify_one();
         return;
     }
-    if waiting.threads >= MOST {
+    if helpers.threads >= MAX_THREADS {
         return;
     }
-    waiting.threads += 1;
-    drop(waiting);
+    helpers.threads += 1;
+    drop(helpers);
     if std::thread::Builder::new().name("sbcl-helper".to_owned()).spawn(serve).is_err() {
-        // What was pushed waits for a thread that there is, or for the next attempt.
-        WAITING.lock().threads -= 1;
+        // The work stays queued for another thread, or for the next attempt to start one.
+        HELPERS.lock().threads -= 1;
     }
 }
 
 fn serve() {
-    let mut waiting = WAITING.lock();
+    let mut helpers = HELPERS.lock();
     loop {
-        if let Some(work) = waiting.work.pop_front() {
-            drop(waiting);
+        if let Some(work) = helpers.work.pop_front() {
+            drop(helpers);
             panics::caught(work);
-            waiting = WAITING.lock();
+            helpers = HELPERS.lock();
             continue;
         }
-        waiting.idle += 1;
-        let waited = PUSHED.wait_for(&mut waiting, IDLE);
-        waiting.idle -= 1;
-        if waited.timed_out() && waiting.work.is_empty() {
-            waiting.threads -= 1;
+        helpers.idle += 1;
+        let waited = PUSHED.wait_for(&mut helpers, IDLE_TIME);
+        helpers.idle -= 1;
+        if waited.timed_out() && helpers.work.is_empty() {
+            helpers.threads -= 1;
             return;
         }
     }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_that_blocks_or_panics_does_not_hold_up_what_comes_after() {
+    fn work_that_blocks_or_panics_does_not_delay_later_work() {
         let (done, is_done) = mpsc::channel();
         let gates: Vec<_> = (0..8)
             .map(|number| {

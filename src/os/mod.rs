@@ -1,4 +1,4 @@
-//! Threads, timers, descriptors and processes. Nothing here knows of Lisp or MCP.
+//! Threads, timers, descriptors and processes. Nothing here depends on Lisp or MCP.
 
 pub(crate) mod alarm;
 pub(crate) mod busy_poll;

@@ -1,4 +1,4 @@
-//! Panics of code that is the program's. What it panics with is any object, whose destructor may panic in turn.
+//! Panics in the embedding program's code. A panic's payload can be any object, and its destructor may panic in turn.
 
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -8,7 +8,8 @@ pub(crate) fn caught<R>(work: impl FnOnce() -> R) -> Option<R> {
     caught_as(work, |_| ()).ok()
 }
 
-/// Returns the result of `work`, or, when it panics, what `describe` makes of the text of the panic, if that has one.
+/// Returns the result of `work`. When it panics, returns what `describe` makes of the panic's text, or of `None` if the
+/// payload is no text.
 pub(crate) fn caught_as<R, E>(work: impl FnOnce() -> R, describe: impl FnOnce(Option<&str>) -> E) -> Result<R, E> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref().map(String::as_str));
@@ -18,15 +19,15 @@ pub(crate) fn caught_as<R, E>(work: impl FnOnce() -> R, describe: impl FnOnce(Op
     })
 }
 
-/// Drops what may panic when it is dropped.
+/// Drops an object whose destructor may panic.
 pub(crate) fn discard<T>(object: T) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(object))) {
-        // Its own destructor may panic as well, and so on: leaked, it ends here.
+        // The payload's own destructor may panic, and so on, so the payload is leaked.
         std::mem::forget(panic);
     }
 }
 
-/// Calls all of them, whichever panics, and then lets the first panic go on.
+/// Calls all functions, even when some of them panic. Then resumes the first panic.
 pub(crate) fn call_all(functions: impl IntoIterator<Item = Box<dyn FnOnce() + Send>>) {
     let mut panics = functions.into_iter().filter_map(|function| catch_unwind(AssertUnwindSafe(function)).err());
     let first = panics.next();
@@ -36,8 +37,8 @@ pub(crate) fn call_all(functions: impl IntoIterator<Item = Box<dyn FnOnce() + Se
     }
 }
 
-/// A value of the program's that is not dropped by its code alone. What its destructor panics with ends there, even while
-/// another panic unwinds, which would end the process.
+/// A value of the embedding program that our code may drop. A panic in its destructor is caught, so that it cannot end
+/// the process while another panic unwinds.
 pub(crate) struct Contained<T>(Option<T>);
 
 impl<T> Contained<T> {
@@ -45,7 +46,7 @@ impl<T> Contained<T> {
         Self(Some(value))
     }
 
-    /// Returns the value: whoever has it drops it.
+    /// Returns the value, without protection from its destructor.
     pub(crate) fn into_inner(mut self) -> T {
         self.0.take().expect("it is there until this is dropped")
     }
@@ -74,7 +75,7 @@ mod tests {
 
     use super::*;
 
-    /// Panics when it is dropped, with another one until the number is 0.
+    /// Panics when it is dropped. The payload is another bomb, until the number is 0.
     struct Bomb(u32);
 
     impl Drop for Bomb {
@@ -86,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_that_are_called_together_are_all_called_whichever_panics() {
+    fn call_all_calls_every_function_even_when_one_panics() {
         static CALLED: AtomicU32 = AtomicU32::new(0);
         let functions = (0..3).map(|number| -> Box<dyn FnOnce() + Send> {
             Box::new(move || {
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contained_value_whose_destructor_panics_may_be_dropped_while_a_panic_unwinds() {
+    fn a_panic_in_the_destructor_of_a_contained_value_is_caught_during_unwinding() {
         let panicked = caught(|| {
             let contained = Contained::new(Bomb(3));
             assert_eq!(contained.0.as_ref().map(|bomb| bomb.0), Some(3));
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_whose_destructor_panics_ends_where_it_is_caught() {
+    fn a_panic_payload_whose_destructor_panics_is_caught() {
         for depth in 0..4 {
             assert!(caught(|| panic_any(Bomb(depth))).is_none());
             discard(Bomb(depth));

@@ -1,4 +1,5 @@
-//! Descriptors to wait for, each under a name of the waiter's. Nothing else waits for any.
+//! Sets of descriptors to poll, each under a name of the caller's. All waits for descriptors in this program go through
+//! here.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -8,14 +9,14 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::os::busy_poll::wait;
 
-/// A set of descriptors to wait for. Each has a name of its own.
+/// A set of descriptors to wait for, each under a name of its own.
 #[derive(Debug)]
 pub(crate) struct PollSet<'a, T> {
     names: Vec<T>,
     fds: Vec<PollFd<'a>>,
 }
 
-/// The descriptors that are ready, by name, with what poll(2) says of each.
+/// The descriptors that are ready, by name, with their poll(2) events.
 #[derive(Debug)]
 pub(crate) struct Ready<T>(Vec<(T, PollFlags)>);
 
@@ -24,18 +25,18 @@ impl<'a, T: Copy + PartialEq> PollSet<'a, T> {
         Self { names: Vec::with_capacity(8), fds: Vec::with_capacity(8) }
     }
 
-    /// Waits until `fd` can be read, or its other end is closed.
+    /// Adds a wait until `fd` can be read, or its other end is closed.
     pub(crate) fn read(&mut self, name: T, fd: &'a impl AsFd) {
         self.add(name, PollFd::new(fd, PollFlags::IN));
     }
 
-    /// Waits until `fd` can be written, or its other end is closed.
+    /// Adds a wait until `fd` can be written, or its other end is closed.
     pub(crate) fn write(&mut self, name: T, fd: &'a impl AsFd) {
         self.add(name, PollFd::new(fd, PollFlags::OUT));
     }
 
-    /// Waits until the other end of `fd` is closed.
-    pub(crate) fn close(&mut self, name: T, fd: &'a impl AsFd) {
+    /// Adds a wait until the other end of `fd` is closed.
+    pub(crate) fn hangup(&mut self, name: T, fd: &'a impl AsFd) {
         self.add(name, PollFd::new(fd, PollFlags::empty()));
     }
 
@@ -44,10 +45,10 @@ impl<'a, T: Copy + PartialEq> PollSet<'a, T> {
         self.fds.push(fd);
     }
 
-    /// Waits until something is ready, at most for `timeout`. A signal is no error: then nothing is ready.
+    /// Waits until a descriptor is ready, for `timeout` at most. After a signal, none is ready.
     ///
     /// # Errors
-    /// An error of poll(2): the process may not have so many descriptors, or the system has no memory.
+    /// Fails when poll(2) does: the process may not have so many descriptors, or the system is out of memory.
     pub(crate) fn wait(mut self, timeout: Option<Duration>) -> io::Result<Ready<T>> {
         let count = wait(&mut self.fds, timeout)?;
         let events = self.names.iter().zip(&self.fds).map(|(name, fd)| (*name, fd.revents()));
@@ -56,7 +57,7 @@ impl<'a, T: Copy + PartialEq> PollSet<'a, T> {
 }
 
 impl<T: Copy + PartialEq> Ready<T> {
-    /// The names of what is ready, in the order in which it was added.
+    /// Returns the names of the ready descriptors, in the order in which they were added.
     pub(crate) fn names(&self) -> impl Iterator<Item = T> {
         self.0.iter().map(|(name, _)| *name)
     }
@@ -65,12 +66,12 @@ impl<T: Copy + PartialEq> Ready<T> {
         self.names().any(|ready| ready == name)
     }
 
-    /// True when the descriptor is no descriptor any more.
+    /// Returns true if the descriptor has been closed.
     pub(crate) fn is_invalid(&self, name: T) -> bool {
         self.0.iter().any(|(ready, events)| *ready == name && events.contains(PollFlags::NVAL))
     }
 
-    /// True when nobody holds the other end.
+    /// Returns true if the other end has been closed.
     pub(crate) fn is_closed(&self, name: T) -> bool {
         self.0.iter().any(|(ready, events)| *ready == name && events.contains(PollFlags::HUP))
     }
@@ -83,13 +84,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_ready_is_named_in_order() {
+    fn ready_descriptors_are_listed_in_the_order_of_the_set() {
         let (reader, mut writer) = io::pipe().unwrap();
         let (other, closed) = io::pipe().unwrap();
         let wait = |time| {
             let mut set = PollSet::new();
             set.read("reader", &reader);
-            set.close("other", &other);
+            set.hangup("other", &other);
             set.wait(Some(time)).unwrap()
         };
         assert_eq!(wait(Duration::ZERO).names().count(), 0);

@@ -1,38 +1,59 @@
-//! The processes that descend from this one. Orphans of a worker become the supervisor's children, and go when it does.
+//! The descendants of this process. Orphans of a worker become the supervisor's children, and end with it.
 
 use std::fs;
 use std::io::ErrorKind;
+use std::time::{Duration, Instant};
 
 use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus, getpid, kill_process, kill_process_group, waitid,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus, getpid, kill_process, kill_process_group,
+    pidfd_open, waitid,
 };
 
-/// Rounds of looking for processes, which may be making others.
+use super::poll_set::PollSet;
+
+/// The number of searches for processes, which may be starting others meanwhile.
 const ROUNDS: usize = 5;
 
-/// Makes orphans of the worker's this process' children.
+/// Makes this process the parent of the worker's orphans.
 pub(crate) fn adopt_orphans() {
-    // Without it they can still be found while their parents live.
+    // An error is ignored: orphans can still be found while their parents live.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::set_child_subreaper(Some(getpid()));
 }
 
-/// A child that has ended, if there is one. Its number is free from here on.
-pub(crate) fn ended() -> Option<(Pid, WaitStatus)> {
+/// Waits for a child that has ended, if there is one. Its number may then be reused.
+pub(crate) fn reap() -> Option<(Pid, WaitStatus)> {
     rustix::process::wait(WaitOptions::NOHANG).ok().flatten()
 }
 
-/// Kills everything that descends from this process.
-pub(crate) fn end_all() {
-    end_all_but(&[]);
+/// Waits at most `time` until a child has ended, without reaping it. Returns false if the child still runs.
+pub(crate) fn wait_child(child: Pid, time: Duration) -> bool {
+    let Ok(descriptor) = pidfd_open(child, PidfdFlags::empty()) else { return true };
+    let end = Instant::now() + time;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let mut set = PollSet::new();
+        set.read((), &descriptor);
+        match set.wait(Some(left)) {
+            Ok(ready) if ready.has(()) => return true,
+            Ok(_) if left.is_zero() => return false,
+            Ok(_) => {}
+            Err(_) => return true,
+        }
+    }
 }
 
-/// Kills everything that descends from this process, but for these and what descends from them.
-pub(crate) fn end_all_but(these: &[Pid]) {
+/// Kills all descendants of this process.
+pub(crate) fn kill_all_descendants() {
+    kill_all_descendants_except(&[]);
+}
+
+/// Kills all descendants of this process, except those in `except` and their descendants.
+pub(crate) fn kill_all_descendants_except(except: &[Pid]) {
     for _ in 0..ROUNDS {
-        let any = kill_descendants(getpid(), these);
-        // Those that are this process' children by now are done with; the rest become so.
-        while ended().is_some() {}
+        let any = kill_descendants(getpid(), except);
+        // Killed children are reaped. The orphans of killed processes become children, for the next round.
+        while reap().is_some() {}
         if !any {
             return;
         }
@@ -40,9 +61,9 @@ pub(crate) fn end_all_but(these: &[Pid]) {
     }
 }
 
-/// Kills this child, which leads a process group and is yet to be waited for, with what descends from it and that group.
-pub(crate) fn end_tree(child: Pid) {
-    // It starts nothing meanwhile.
+/// Kills this child, its descendants, and the process group that it leads. The child must not have been waited for.
+pub(crate) fn kill_tree(child: Pid) {
+    // A stopped process cannot start others.
     let _ = kill_process(child, Signal::STOP);
     for _ in 0..ROUNDS {
         if !kill_descendants(child, &[]) {
@@ -53,26 +74,26 @@ pub(crate) fn end_tree(child: Pid) {
     let _ = kill_process_group(child, Signal::KILL);
 }
 
-/// Kills what descends from a process, but for these and what descends from them; false where there is nothing.
-fn kill_descendants(root: Pid, but: &[Pid]) -> bool {
-    let found = descendants(root, but);
+/// Kills the descendants of a process, except those in `except` and their descendants. Returns false if there are none.
+fn kill_descendants(root: Pid, except: &[Pid]) -> bool {
+    let found = descendants(root, except);
     for (pid, parent) in &found {
         kill(*pid, *parent);
     }
     !found.is_empty()
 }
 
-/// Kills `pid` if it is a child of `parent`: its number may be another process' by now, which does not get the signal.
+/// Kills `pid` if it is a child of `parent`. If the number has been reused for another process, nothing is killed.
 #[cfg(target_os = "linux")]
 pub(crate) fn kill(pid: Pid, parent: Pid) {
-    use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
-    // Whatever it is that is looked at after this is what is signalled.
+    use rustix::process::pidfd_send_signal;
+    // Opened before the check: the signal then goes to the process that was checked.
     let process = pidfd_open(pid, PidfdFlags::empty());
     if children(parent).contains(&pid) {
         let _ = match process {
             Ok(process) => pidfd_send_signal(process, Signal::KILL),
             Err(rustix::io::Errno::SRCH) => Ok(()),
-            // An old kernel, or no descriptor is left.
+            // The kernel is too old, or no descriptor is left.
             Err(_) => kill_process(pid, Signal::KILL),
         };
     }
@@ -83,24 +104,24 @@ pub(crate) fn kill(pid: Pid, _parent: Pid) {
     let _ = kill_process(pid, Signal::KILL);
 }
 
-/// True for a child that a signal has stopped.
+/// Returns true for a child that a signal has stopped.
 pub(crate) fn is_stopped(child: Pid) -> bool {
     let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     waitid(WaitId::Pid(child), options).is_ok_and(|status| status.is_some_and(|status| status.stopped()))
 }
 
-/// True unless the process has ended, or is about to: it has no program any more (proc(5), `exe`).
+/// Returns false for a process that has ended, or is about to: it has no program any more (proc(5), `exe`).
 fn runs(pid: Pid) -> bool {
     !fs::read_link(format!("/proc/{pid}/exe")).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
-/// Returns the children of a process, of all its threads; none when it has ended.
+/// Returns the children of all threads of a process; none if it has ended.
 pub(crate) fn children(parent: Pid) -> Vec<Pid> {
     let mut found = Vec::new();
     for thread in fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten() {
         match fs::read_to_string(thread.path().join("children")) {
             Ok(text) => found.extend(text.split_ascii_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?))),
-            // This kernel has no such files, unless the thread is gone.
+            // The thread still exists, so this kernel has no `children` files.
             Err(_) if thread.path().exists() => return children_among_all(parent),
             Err(_) => {}
         }
@@ -108,11 +129,11 @@ pub(crate) fn children(parent: Pid) -> Vec<Pid> {
     found
 }
 
-/// Returns the same from a look at every process of the machine: however many there are.
+/// Returns the children of a process, by checking every process of the machine.
 fn children_among_all(parent: Pid) -> Vec<Pid> {
     let is_child = |pid: &Pid| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok();
-        // The command's name, in parentheses, may hold anything.
+        // The command's name, in parentheses, may contain any character.
         let of = stat.as_ref().and_then(|stat| stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok());
         of == Some(parent.as_raw_nonzero().get())
     };
@@ -121,12 +142,12 @@ fn children_among_all(parent: Pid) -> Vec<Pid> {
     pids.filter(is_child).collect()
 }
 
-/// Returns the running descendants of the process `root`, without those of `but`, with the parent of each.
-fn descendants(root: Pid, but: &[Pid]) -> Vec<(Pid, Pid)> {
+/// Returns the running descendants of the process `root`, each with its parent; without `except` and their descendants.
+fn descendants(root: Pid, except: &[Pid]) -> Vec<(Pid, Pid)> {
     let mut found = Vec::new();
     let mut pending = vec![root];
     while let Some(parent) = pending.pop() {
-        for child in children(parent).into_iter().filter(|child| !but.contains(child) && runs(*child)) {
+        for child in children(parent).into_iter().filter(|child| !except.contains(child) && runs(*child)) {
             found.push((child, parent));
             pending.push(child);
         }
@@ -141,7 +162,7 @@ mod tests {
     use std::os::unix::process::{CommandExt, ExitStatusExt};
 
     #[test]
-    fn children_are_found_in_either_way() {
+    fn children_are_found_by_thread_and_among_all_processes() {
         let mut shell = std::process::Command::new("/bin/sh");
         let mut child = shell.args(["-c", "sleep 1000; :"]).process_group(0).spawn().unwrap();
         let shell = Pid::from_child(&child);
@@ -158,7 +179,7 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(is_stopped(shell) && is_stopped(shell));
-        end_tree(shell);
+        kill_tree(shell);
         assert_eq!(child.wait().unwrap().signal(), Some(9));
         while runs(sleep) && std::time::Instant::now() < end {
             std::thread::yield_now();
@@ -167,10 +188,10 @@ mod tests {
     }
 
     #[test]
-    fn only_the_process_that_is_meant_is_killed() {
+    fn a_process_of_another_parent_is_not_killed() {
         let mut child = std::process::Command::new("/bin/sleep").arg("1000").spawn().unwrap();
         let pid = Pid::from_child(&child);
-        // As if the number had been another process' when it was looked at.
+        // As if the number had been reused.
         kill(pid, Pid::INIT);
         assert_eq!(child.try_wait().unwrap(), None);
         kill(pid, getpid());

@@ -1,38 +1,38 @@
-//! Threads that are started for Lisp's sake: how many are on their way, and when the next one is tried after one could not be.
+//! The starting of Lisp threads: how many are being started, and when the next attempt is made after a failure.
 
 use std::time::{Duration, Instant};
 
-/// How long after a thread could not be started the next one is tried.
-const START_AGAIN: Duration = Duration::from_secs(1);
+/// The delay before the next attempt after a thread could not be started.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// What was asked for and is not there yet.
+/// Counts the threads that are being started, and delays attempts after a failure.
 #[derive(Debug, Default)]
 pub(crate) struct ThreadSupply {
     starting: usize,
-    start_again: Option<Instant>,
+    retry_at: Option<Instant>,
 }
 
 impl ThreadSupply {
-    /// True when one more is to be started now, so that as many as are needed are on their way. It counts as one of these from
-    /// here on, until [`arrived`](Self::arrived) or [`refused`](Self::refused).
+    /// Returns true if the caller must start a thread now, because fewer than `needed` are being started. The thread
+    /// counts as being started until [`arrived`](Self::arrived) or [`refused`](Self::refused).
     pub(crate) fn start(&mut self, needed: usize, now: Instant) -> bool {
-        let starts = self.starting < needed && self.start_again.is_none_or(|time| time <= now);
+        let starts = self.starting < needed && self.retry_at.is_none_or(|time| time <= now);
         self.starting += usize::from(starts);
         starts
     }
 
-    /// One that was started is there.
+    /// Records that a thread runs.
     pub(crate) fn arrived(&mut self) {
         self.starting = self.starting.saturating_sub(1);
     }
 
-    /// One could not be started. When the next one may be.
+    /// Records that a thread could not be started. Returns when the next attempt may be made.
     pub(crate) fn refused(&mut self, now: Instant) -> Instant {
         self.arrived();
-        *self.start_again.insert(now + START_AGAIN)
+        *self.retry_at.insert(now + RETRY_DELAY)
     }
 
-    /// How many are on their way.
+    /// Returns how many threads are being started.
     pub(crate) fn starting(&self) -> usize {
         self.starting
     }
@@ -43,11 +43,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refused_thread_is_tried_again_after_a_second() {
+    fn a_thread_that_could_not_be_started_is_retried_after_a_second() {
         let (mut supply, now) = (ThreadSupply::default(), Instant::now());
         assert!(supply.start(1, now) && !supply.start(1, now));
-        assert_eq!(supply.refused(now), now + START_AGAIN);
-        assert!(!supply.start(1, now) && supply.start(1, now + START_AGAIN));
+        assert_eq!(supply.refused(now), now + RETRY_DELAY);
+        assert!(!supply.start(1, now) && supply.start(1, now + RETRY_DELAY));
         supply.arrived();
         assert_eq!(supply.starting(), 0);
     }

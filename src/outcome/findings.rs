@@ -1,4 +1,4 @@
-//! What operations and queries found, each put together from its records.
+//! The results of operations and queries, each assembled from its records.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use super::records::{
     Trace, TracedCall, of_kind,
 };
 
-/// Takes out the records of one kind, in their order.
+/// Clones the records of one kind, in order.
 macro_rules! all {
     ($records:expr, $kind:ident) => {
         $records
@@ -17,7 +17,7 @@ macro_rules! all {
     };
 }
 
-/// Returns how many more there are than were asked for, or are kept.
+/// Returns the number of results left out: those beyond the requested limit, and those that were not kept.
 fn more(records: &[Record]) -> u64 {
     let more = of_kind(records).map(|more: &More| more.count).sum::<u64>();
     more + of_kind(records).map(|omitted: &Omitted| omitted.count).sum::<u64>()
@@ -27,15 +27,15 @@ fn notes(records: &[Record]) -> Vec<String> {
     of_kind(records).map(|note: &Note| note.text.clone()).collect()
 }
 
-/// What a search for symbols and packages found.
+/// The result of a search for symbols and packages.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
 pub struct FoundSymbols {
-    /// The best matches, the best first.
+    /// The best matches, best first.
     pub symbols: Vec<FoundSymbol>,
-    /// How many more there are than were asked for.
+    /// The number of matches beyond the requested limit.
     pub more: u64,
-    /// Sentences that say that there are none, with near names.
+    /// Sentences that say that nothing matches, with similar names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nothing: Option<String>,
 }
@@ -50,18 +50,18 @@ impl From<Vec<Record>> for FoundSymbols {
     }
 }
 
-/// What stands in a relation to a name.
+/// The definitions in a given relation to a name, such as its callers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
 pub struct References {
-    /// The relation, when the name is known.
+    /// The relation, if the name is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub relation: Option<String>,
-    /// In the order of their source.
+    /// The references, in the order of their source.
     pub references: Vec<Reference>,
-    /// How many more there are than were asked for.
+    /// The number of references beyond the requested limit.
     pub more: u64,
-    /// Sentences about what is not among them.
+    /// Sentences about references that may be missing.
     pub notes: Vec<String>,
 }
 
@@ -76,16 +76,16 @@ impl From<Vec<Record>> for References {
     }
 }
 
-/// What a macro form expands to.
+/// The expansion of a macro form.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Expansion {
-    /// The steps, as far as they are named.
+    /// The recorded steps.
     pub steps: Vec<ExpansionStep>,
-    /// How many more steps there were.
+    /// The number of further steps.
     pub more_steps: u64,
-    /// The expansion, empty if there is none.
+    /// The expanded form; empty if there is none.
     pub text: String,
-    /// What failed instead.
+    /// The error that stopped the expansion.
     pub error: Option<ExpansionError>,
     /// Sentences about the expansion.
     pub notes: Vec<String>,
@@ -103,73 +103,73 @@ impl From<Vec<Record>> for Expansion {
     }
 }
 
-/// The calls of traced functions.
+/// The recorded calls of traced functions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallTree<'a> {
-    /// What was traced.
+    /// The summary of the trace.
     pub trace: &'a Trace,
-    /// Each after the one that it is in, those of one thread together.
+    /// The calls, each after its caller, those of one thread together.
     pub calls: Vec<&'a TracedCall>,
 }
 
 impl<'a> CallTree<'a> {
-    /// The one that records tell of, if they do.
+    /// Assembles the call tree; returns `None` if the records contain no trace.
     #[must_use]
     pub fn of(records: &'a [Record]) -> Option<Self> {
         Some(Self { trace: of_kind(records).next()?, calls: of_kind(records).collect() })
     }
 }
 
-/// Where an evaluation spent its time, or what allocated.
+/// The profile of an evaluation: where it spent time, or what allocated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Profile<'a> {
-    /// What the profiler counted.
+    /// The counts of the profiler.
     pub summary: &'a ProfileSummary,
-    /// The functions, the one that ran most itself first.
+    /// The functions, by time in the function itself, largest first.
     pub functions: Vec<&'a ProfiledFunction>,
 }
 
 impl<'a> Profile<'a> {
-    /// The one that records tell of, if they do.
+    /// Assembles the profile; returns `None` if the records contain none.
     #[must_use]
     pub fn of(records: &'a [Record]) -> Option<Self> {
         Some(Self { summary: of_kind(records).next()?, functions: of_kind(records).collect() })
     }
 }
 
-/// A run of tests of one system, or of whatever else.
+/// The results of a test run: the tests of one system, a package, a suite or a single test.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TestRun<'a> {
-    /// The tests, those that failed first.
+    /// The tests, failures first.
     pub tests: Vec<Test<'a>>,
-    /// The tests that pass in the session or in a fresh image alone.
+    /// The tests that pass only in the session, or only in a fresh image.
     pub differences: Vec<&'a Difference>,
 }
 
-/// A test with all that is told of it.
+/// A test with its failed checks and suspects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Test<'a> {
-    /// What it came to.
+    /// The result of the test.
     pub result: &'a TestResult,
-    /// The first checks that did not hold.
+    /// The first checks that failed.
     pub checks: Vec<&'a Check>,
-    /// How many more did not.
+    /// The number of further failed checks.
     pub more_checks: u64,
     /// The functions that may be at fault: one list, or one for each kind of failure that a test operation printed.
     pub suspects: Vec<SuspectList<'a>>,
 }
 
-/// Functions that may be at fault for a failure.
+/// The functions that may be at fault for a failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SuspectList<'a> {
-    /// What they are for.
+    /// The failure that the list is for.
     pub of: &'a Suspects,
-    /// The functions, each with the lines that make the difference; the most suspicious one first.
+    /// The functions, most suspicious first, each with the lines that only failing tests ran, or few passing ones.
     pub functions: Vec<(&'a Suspect, Vec<&'a SuspectLine>)>,
 }
 
 impl<'a> TestRun<'a> {
-    /// The one that records tell of.
+    /// Assembles the test run from its records.
     #[must_use]
     pub fn of(records: &'a [Record]) -> Self {
         let mut tests: Vec<Test<'a>> = Vec::new();
@@ -183,7 +183,7 @@ impl<'a> TestRun<'a> {
                 _ => {}
             }
         }
-        // They come after all tests.
+        // The records of suspects come after those of all tests, and name their test.
         let mut of = None;
         for record in records {
             if let Record::Suspects(suspects) = record {
@@ -204,19 +204,20 @@ impl<'a> TestRun<'a> {
         Self { tests, differences: of_kind(records).collect() }
     }
 
-    /// Those that tell of a fault.
+    /// Returns the tests that failed or ended with an error.
     pub(crate) fn failures(&self) -> impl Iterator<Item = &Test<'a>> {
         self.tests.iter().filter(|test| test.result.status.is_failure())
     }
 
-    /// True when there is no other test than a test operation, and so nothing that its suspects could be told by.
+    /// Returns true if no test is known other than a test operation. Suspects then have no passing tests to compare
+    /// with.
     pub(crate) fn is_test_operation_alone(&self) -> bool {
         self.tests.iter().all(|test| test.result.is_test_operation())
     }
 }
 
 impl TestResult {
-    /// True for a test operation that is one test itself.
+    /// Returns true for an ASDF test operation that counts as one test, since its framework is unknown.
     #[must_use]
     pub fn is_test_operation(&self) -> bool {
         self.framework == "ASDF"

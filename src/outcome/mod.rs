@@ -1,7 +1,7 @@
-//! What an evaluation or an inspection did, as plain data.
+//! The result of an evaluation or an inspection, as plain data.
 //!
-//! Everything here is owned, immutable once built, and serialisable: it outlives the Lisp objects it tells of, and it
-//! can be handed to another process. How it is worded is [`report`](crate::report)'s business.
+//! All types here own their data and are serialisable: they outlive the Lisp objects that they describe, and can be
+//! sent to another process. [`report`](crate::report) turns them into text.
 
 mod findings;
 mod records;
@@ -17,14 +17,14 @@ pub use records::*;
 /// Text that may have been cut while it was written.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clipped {
-    /// The part that was kept, from the beginning.
+    /// The beginning of the text, as far as it was kept.
     pub text: String,
-    /// How many characters were left out after it.
+    /// The number of characters left out after `text`.
     pub omitted: u64,
 }
 
 impl Clipped {
-    /// True when nothing was written at all.
+    /// Returns true if nothing was written, not even text that was left out.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.text.is_empty() && self.omitted == 0
@@ -32,16 +32,16 @@ impl Clipped {
 }
 
 impl Clipped {
-    /// This text and then the other one.
+    /// Returns this text with `after` appended.
     fn followed_by(self, after: Self) -> Self {
         if self.omitted > 0 {
-            // What comes after a cut is cut as well.
+            // Nothing can follow the cut: all of `after` counts as omitted.
             return Self { omitted: self.omitted + after.characters(), ..self };
         }
         Self { text: self.text + &after.text, omitted: after.omitted }
     }
 
-    /// Returns the beginning of the text that takes at most so many bytes as JSON.
+    /// Returns the beginning of the text that takes at most `bytes` bytes as JSON.
     #[cfg(feature = "mcp")]
     fn within(&self, bytes: usize) -> Self {
         let mut left = bytes;
@@ -56,13 +56,13 @@ impl Clipped {
         Self { text: text.to_owned(), omitted: self.omitted + rest.chars().count() as u64 }
     }
 
-    /// How many characters were written.
+    /// Returns the number of characters written, including those left out.
     pub(crate) fn characters(&self) -> u64 {
         self.text.chars().count() as u64 + self.omitted
     }
 }
 
-/// The text of two streams in the order of their turns: see [`Outcome::turns`].
+/// Merges the text of two streams in the order in which it was printed: see [`Outcome::turns`].
 pub(crate) fn interleaved(stdout: &str, stderr: &str, turns: &[u32]) -> String {
     let mut text = String::with_capacity(stdout.len() + stderr.len());
     let mut rest = [stdout, stderr];
@@ -75,7 +75,8 @@ pub(crate) fn interleaved(stdout: &str, stderr: &str, turns: &[u32]) -> String {
     text
 }
 
-/// Where character `count` of `text` begins, in bytes; its length when there are not that many.
+/// Returns the byte offset of the character with index `count` in `text`, or the length of `text` if it has fewer
+/// characters.
 pub(crate) fn byte_offset(text: &str, count: u64) -> usize {
     usize::try_from(count).ok().and_then(|count| text.char_indices().nth(count)).map_or(text.len(), |(at, _)| at)
 }
@@ -92,67 +93,68 @@ impl From<String> for Clipped {
     }
 }
 
-/// A warning that an evaluation signalled, or that the compiler did on its behalf.
+/// A warning signalled by an evaluation, or by the compiler while it compiled the submitted code or a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {
-    /// The condition's class name, with its package where a reader in CL-USER needs one.
+    /// The class name of the condition, with a package prefix where CL-USER needs one.
     pub kind: String,
-    /// Its report.
+    /// The report of the condition.
     pub message: Clipped,
-    /// The file that the compiler was at; `None` when it was at the submitted code, or there was no compiler.
+    /// The file that the compiler was reading; `None` for the submitted code, and for a warning outside the compiler.
     pub file: Option<String>,
-    /// The line there, from 1.
+    /// The line in that file, or in the submitted code, from 1.
     pub line: Option<u64>,
-    /// The column there, from 1.
+    /// The column on that line, from 1.
     pub column: Option<u64>,
-    /// What the form around it in the file is called: `(DEFUN F)`.
+    /// The enclosing top-level form in that file: `(DEFUN F)`.
     pub form: Option<String>,
 }
 
 /// A restart that was available where an error happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
-pub struct Restart {
-    /// Its number, from 1, in `compute-restarts`' order.
+pub struct RestartRecord {
+    /// The number of the restart, from 1, in the order of `compute-restarts`.
     pub number: u64,
-    /// The restart's name, without package.
+    /// The name of the restart, without its package.
     pub name: String,
-    /// What it says it does.
+    /// The report of the restart: what invoking it does.
     pub description: String,
 }
 
 /// One frame of a backtrace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Frame {
-    /// Its number, from 0 at the point of the error.
+pub struct FrameRecord {
+    /// The number of the frame, from 0 at the point of the error.
     pub number: u64,
     /// The call, printed on one line: `(FOO 1 "x")`.
     pub call: String,
-    /// Where the function was defined, if that is known: `path:line`, or `evaluation 12, line 3`.
+    /// The source location of the function, if known: `path:line`, or `evaluation 12, line 3`.
     pub source: Option<String>,
-    /// The line of source there, cut if it is long.
+    /// The source line at that location, shortened if it is long.
     pub code: Option<String>,
-    /// Whose machinery the frame belongs to that only brought the user's code to run: `ASDF`, `the reader`.
+    /// The name of the machinery that the frame belongs to, if the frame only led to the user's code: `ASDF`, `the
+    /// reader`.
     pub machinery: Option<String>,
-    /// The local variables that SBCL knows of. Kept for the innermost frames only.
+    /// The local variables that SBCL knows. Recorded for the innermost frames only.
     pub locals: Vec<Local>,
 }
 
 /// A local variable of a frame.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Local {
-    /// Its name.
+    /// The name of the variable.
     pub name: String,
-    /// Its value, if it can be read at this point.
+    /// The value of the variable, if it can be read at this point.
     pub value: LocalValue,
 }
 
 /// The local variables of one frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrameLocals {
-    /// The frame's number, from 0.
+    /// The number of the frame, from 0.
     pub frame: u64,
-    /// Its variables, in the order of the code.
+    /// The variables, in the order of the code.
     pub locals: Vec<Local>,
 }
 
@@ -160,11 +162,11 @@ pub struct FrameLocals {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LocalValue {
-    /// It has this value.
+    /// The printed value.
     Value(String),
-    /// It is no longer, or not yet, in use at this point.
+    /// The variable is not yet, or no longer, in use at this point.
     Dead,
-    /// SBCL cannot tell.
+    /// SBCL cannot tell the value.
     Unavailable,
 }
 
@@ -172,62 +174,63 @@ pub enum LocalValue {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
 pub struct Slot {
-    /// Its name, without package.
+    /// The name of the slot, without its package.
     pub name: String,
-    /// Its value as printed.
+    /// The printed value of the slot.
     pub value: String,
 }
 
-/// Which top-level form of the submitted code failed.
+/// The position of the top-level form that failed in the submitted code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
 pub struct FormPosition {
-    /// Its number, from 1.
+    /// The number of the form, from 1.
     pub number: u64,
-    /// The line, from 1, that it begins on.
+    /// The line on which the form begins, from 1.
     pub line: u64,
-    /// Its first line of text.
+    /// The first line of the form's text.
     pub text: String,
 }
 
-/// An error and everything known about it, taken where it happened.
+/// An error and everything known about it, recorded where it happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorRecord {
-    /// Its number in this session's history, from 1: `E1`. 0 before it has got one.
+    /// The number of the error in the session's history, from 1 (`E1`); 0 before one is assigned.
     pub id: u64,
-    /// The condition's class name, with its package where a reader in CL-USER needs one; or one of the server's own:
+    /// The class name of the condition, with a package prefix where CL-USER needs one; or a type of the server's own:
     /// `TIMEOUT`, `CANCELLED`, `IMAGE-LOST`.
     pub kind: String,
-    /// The condition's report.
+    /// The report of the condition.
     pub message: Clipped,
-    /// When it happened.
+    /// The time of the error.
     pub time: jiff::Timestamp,
     /// The form of the submitted code that failed.
     pub form: Option<FormPosition>,
-    /// The condition's slots.
+    /// The slots of the condition.
     pub slots: Vec<Slot>,
-    /// The restarts that were kept, in `compute-restarts`' order. Of very many some in the middle are missing: the
-    /// numbers tell. The last two are the server's own.
-    pub restarts: Vec<Restart>,
-    /// The frames that were kept, innermost first. Of a very deep stack the middle is missing: the numbers tell.
-    pub frames: Vec<Frame>,
-    /// How many frames there were.
+    /// The recorded restarts, in the order of `compute-restarts`. Some in the middle are missing if there are very
+    /// many, as gaps in the numbers show. The server itself establishes the last two.
+    pub restarts: Vec<RestartRecord>,
+    /// The recorded frames, innermost first. The middle of a very deep stack is missing, as gaps in the numbers show.
+    pub frames: Vec<FrameRecord>,
+    /// The number of frames on the stack.
     pub total_frames: u64,
-    /// How many more slots there were.
+    /// The number of slots left out of `slots`.
     pub slots_omitted: u64,
-    /// The number of the evaluation that ended with it; 0 where none is known.
+    /// The number of the evaluation that ended with this error; 0 if none is known.
     pub evaluation: u64,
 }
 
 impl ErrorRecord {
-    /// What its message begins with: of an evaluation that was ended, that, without what is said of an image that goes on.
+    /// Returns the first clause of the message: what happened, without the advice or the state of the image that may
+    /// follow.
     pub(crate) fn what_happened(&self) -> &str {
         let text = &*self.message.text;
         let end = ["; ", ". "].iter().filter_map(|mark| text.find(mark)).min();
         text[..end.unwrap_or(text.len())].trim_end_matches('.')
     }
 
-    /// Returns the record with these local variables in place of its own.
+    /// Returns a copy of the record with `locals` in place of its own local variables.
     #[cfg(feature = "mcp")]
     pub(crate) fn with_locals(&self, mut locals: Vec<FrameLocals>) -> Self {
         let mut record = self.clone();
@@ -238,16 +241,17 @@ impl ErrorRecord {
         record
     }
 
-    /// How much room it takes, about: in memory, and as JSON where that is more.
+    /// Returns the approximate size of the record in bytes: in memory, or as JSON if that is larger.
     pub(crate) fn bytes(&self) -> usize {
         let form = self.form.as_ref().map_or(0, |form| json_size(&form.text));
-        let own = 4 * PART + json_size(&self.kind) + json_size(&self.message.text) + form;
+        let own = 4 * PART_BYTES + json_size(&self.kind) + json_size(&self.message.text) + form;
         let slots = self.slots.iter().map(Slot::bytes).sum::<usize>();
-        let restarts = self.restarts.iter().map(Restart::bytes).sum::<usize>();
-        own + slots + restarts + self.frames.iter().map(Frame::bytes).sum::<usize>()
+        let restarts = self.restarts.iter().map(RestartRecord::bytes).sum::<usize>();
+        own + slots + restarts + self.frames.iter().map(FrameRecord::bytes).sum::<usize>()
     }
 
-    /// Returns the record without the end of its message, slots, restarts and outer frames that exceed about so many bytes.
+    /// Returns the record cut to about `bytes` bytes: the end of its message, slots, restarts and outer frames are
+    /// dropped.
     #[cfg(feature = "mcp")]
     pub(crate) fn within(self: &Arc<Self>, bytes: usize) -> Arc<Self> {
         if self.bytes() <= bytes {
@@ -260,11 +264,11 @@ impl ErrorRecord {
             fits
         };
         let form = self.form.clone().filter(|form| takes(json_size(&form.text)));
-        takes(4 * PART + json_size(&self.kind));
+        takes(4 * PART_BYTES + json_size(&self.kind));
         let message = self.message.within(bytes / 2);
         takes(json_size(&message.text));
         let slots: Vec<_> = self.slots.iter().filter(|slot| takes(slot.bytes())).cloned().collect();
-        // The last ones are the server's own.
+        // Counted from the end: the server's own restarts come last and must stay.
         let mut restarts: Vec<_> =
             self.restarts.iter().rev().filter(|restart| takes(restart.bytes())).cloned().collect();
         restarts.reverse();
@@ -285,17 +289,17 @@ impl ErrorRecord {
     }
 }
 
-/// Bytes of a part of an error without its texts, about.
-const PART: usize = 64;
+/// Approximate size in bytes of a slot, restart, frame or local variable without its text.
+const PART_BYTES: usize = 64;
 
-/// Returns an upper bound of a text's size as JSON without its quotes, in bytes: control characters take six.
+/// Returns an upper bound for the size of `text` as JSON, without quotes, in bytes. Control characters take six.
 pub(crate) fn json_size(text: &str) -> usize {
     let escaped = |byte: u8| if byte < b' ' { 6 } else { 1 + usize::from(byte == b'"' || byte == b'\\') };
     text.bytes().map(escaped).sum()
 }
 
 fn part_bytes(name: &str, value: &str) -> usize {
-    PART + json_size(name) + json_size(value)
+    PART_BYTES + json_size(name) + json_size(value)
 }
 
 impl Slot {
@@ -304,13 +308,13 @@ impl Slot {
     }
 }
 
-impl Restart {
+impl RestartRecord {
     fn bytes(&self) -> usize {
         part_bytes(&self.name, &self.description)
     }
 }
 
-impl Frame {
+impl FrameRecord {
     fn bytes(&self) -> usize {
         let locals = self.locals.iter().map(|local| match &local.value {
             LocalValue::Value(value) => part_bytes(&local.name, value),
@@ -321,7 +325,7 @@ impl Frame {
     }
 }
 
-/// What `capture-time` measures.
+/// The measurements that `capture-time` asks for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timing {
     /// Elapsed time in milliseconds.
@@ -334,52 +338,53 @@ pub struct Timing {
     pub bytes_consed: u64,
 }
 
-/// A form that defined something: evaluated again in its package, in order with the others, it makes another image
-/// like this one.
+/// A form that defined something. Evaluating all such forms again, in order and each in its package, restores the
+/// definitions in another image.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DefiningForm {
-    /// The form's text.
+    /// The text of the form.
     pub code: String,
-    /// The package it was read in.
+    /// The package in which the form was read.
     pub package: String,
 }
 
-/// The changes that a form made to the image, as Lisp reported them.
+/// The changes that a form made to the image, as reported by Lisp.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Changes {
-    /// The names that it defined, each with the kind of definition: `FUNCTION APP::F`. None when there were more than Lisp
-    /// reports (50), or when a system defined them.
+    /// The defined names, each with its kind of definition: `FUNCTION APP::F`. Empty if there were more than the 50
+    /// that Lisp reports, or if a system defined them.
     pub(crate) defined: Vec<String>,
-    /// The names that it removed, in the same form.
+    /// The removed names, in the same format.
     pub(crate) removed: Vec<String>,
-    /// The modules that its symbols belong to, as `require` takes them.
+    /// The modules that the form's symbols belong to, by the names that `require` takes.
     pub(crate) modules: Vec<String>,
     pub(crate) role: FormRole,
 }
 
-/// The role of a form in a session: whether it can be replayed, and whether a file of source may leave it out.
+/// The role of a form in a session: determines whether it can be replayed, and whether an exported source file may omit
+/// it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FormRole {
-    /// Unknown, since version 0.1 recorded the form.
+    /// Unknown, because version 0.1 recorded the form.
     #[default]
     Unknown,
-    /// An `in-package`.
+    /// An `in-package` form.
     PackageSelection,
     /// A `defun` in which nothing runs before the function is called.
     Function,
     /// A `defgeneric` or `defmethod` in which nothing runs before the function is called.
     GenericFunction,
-    /// A form that failed after it had defined something: it cannot be replayed.
+    /// A form that failed after it had defined something, and so cannot be replayed.
     Failed,
     /// Any other form.
     Other,
 }
 
 impl Changes {
-    /// Parses what Lisp reports beside a form's place: lines that begin with `=` (its role), `+` (a name that it defined),
-    /// `-` (a name that it removed) or `?` (a module).
+    /// Parses the lines in which Lisp reports the changes of a form. Each begins with `=` (the role of the form), `+`
+    /// (a defined name), `-` (a removed name) or `?` (a module).
     pub(crate) fn parse<'a>(lines: impl Iterator<Item = &'a str>) -> Self {
         let mut changes = Self { role: FormRole::Other, ..Self::default() };
         for line in lines {
@@ -403,59 +408,60 @@ impl Changes {
     }
 }
 
-/// What one evaluation did.
+/// The result of one evaluation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// The evaluation's number in its session, from 1; 0 for none.
+    /// The number of the evaluation in its session, from 1; 0 if it has none.
     pub evaluation: u64,
-    /// The session keeps it whole under this number, until newer ones take its place.
+    /// True if the session keeps the complete outcome under this number until newer ones replace it.
     pub kept: bool,
-    /// What the server itself has to say.
+    /// Messages from the server itself.
     pub notices: Vec<String>,
     /// Output of threads that outlived their evaluation.
     pub background: Clipped,
-    /// What went to `*standard-output*`.
+    /// Output to `*standard-output*`.
     pub stdout: Clipped,
-    /// What went to `*error-output*` and `*trace-output*`.
+    /// Output to `*error-output*` and `*trace-output*`.
     pub stderr: Clipped,
-    /// The order in which these two were printed: so many characters of stdout, so many of stderr, and so on in turn.
+    /// The order in which `stdout` and `stderr` were printed: character counts of the two streams in alternation,
+    /// `stdout` first.
     pub turns: Vec<u32>,
-    /// How many characters this evaluation had printed before it was held and went on.
+    /// The number of characters that this evaluation had printed before it was held and resumed.
     pub printed_before: u64,
-    /// Warnings in the order they were signalled.
+    /// The warnings, in the order in which they were signalled.
     pub warnings: Vec<Warning>,
-    /// How many more warnings there were.
+    /// The number of warnings left out of `warnings`.
     pub warnings_omitted: u64,
     /// The values of the last form, or the error that ended the evaluation.
     pub result: Result<Vec<Clipped>, Arc<ErrorRecord>>,
-    /// Present when it was asked for.
+    /// The measured times, if the call asked for them.
     pub timing: Option<Timing>,
-    /// The evaluation is held where it failed: its restarts can be invoked and its frames looked at.
+    /// True if the evaluation is held where it failed: its restarts can be invoked and its frames inspected.
     pub held: bool,
-    /// It is not over, and goes on in the background: this is what it has printed so far.
+    /// True if the evaluation still runs in the background; the output is what it has printed so far.
     pub in_background: bool,
     /// The forms that defined something, in order.
     pub defined: Vec<DefiningForm>,
-    /// What an operation found, in its order.
+    /// The records that an operation returned, in order.
     pub records: Vec<Record>,
-    /// Errors that its records tell of, in their order: a record names one by its index.
+    /// The errors that `records` refer to by index.
     pub errors: Vec<Arc<ErrorRecord>>,
 }
 
 impl Outcome {
-    /// True when the evaluation ended with an error.
+    /// Returns true if the evaluation ended with an error.
     #[must_use]
     pub fn is_error(&self) -> bool {
         self.result.is_err()
     }
 
-    /// What was loaded; `None` when that failed, or nothing was to be.
+    /// Returns the report on a load; `None` if the load failed, or if this is not the outcome of a load.
     #[must_use]
     pub fn loaded(&self) -> Option<&Loaded> {
         of_kind(&self.records).next().filter(|_| !self.is_error())
     }
 
-    /// How much memory it takes, about.
+    /// Returns the approximate size of the outcome in memory, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let values = match &self.result {
             Ok(values) => values.iter().map(|value| 32 + value.text.len()).sum(),
@@ -476,13 +482,14 @@ impl Outcome {
             + self.errors.iter().map(|error| error.bytes()).sum::<usize>()
     }
 
-    /// What it printed to stdout and stderr, in the order printed, as far as that is kept.
+    /// Returns the recorded output to stdout and stderr, in the order in which it was printed.
     #[must_use]
     pub fn printed(&self) -> String {
         interleaved(&self.stdout.text, &self.stderr.text, &self.turns)
     }
 
-    /// The place in [`printed`](Self::printed), in characters, of the character at `place` of stdout, or of stderr.
+    /// Returns the index in [`printed`](Self::printed) of the character with index `place` in stdout, or in stderr if
+    /// `stderr` is true. Both count characters.
     pub(crate) fn printed_at(&self, stderr: bool, place: u64) -> u64 {
         let (mut before, mut own) = (0, 0);
         for (index, &count) in self.turns.iter().enumerate() {
@@ -498,12 +505,14 @@ impl Outcome {
         before + (place - own.min(place))
     }
 
-    /// What the tests of each of several systems came to, by the names that were asked for; nothing where there was one.
+    /// Splits the outcome of a test run into one outcome per system, with the names as requested; empty if a single
+    /// system was tested.
     pub(crate) fn by_system(&self) -> Vec<(&str, Self)> {
         let begun: Vec<&System> = of_kind(&self.records).collect();
         let printed = self.printed();
         let at = |system: &System| byte_offset(&printed, system.printed);
-        // What was printed after the last that was kept is not known to be anybody else's.
+        // Output omitted at the end is attributed to the system that was printing last, since nothing tells whose it
+        // was.
         let cut = begun.iter().rposition(|system| at(system) < printed.len()).unwrap_or(0);
         let systems = begun.iter().enumerate().map(|(index, system)| {
             let name = &*system.name;
@@ -522,7 +531,8 @@ impl Outcome {
             }
             for record in &mut outcome.records {
                 let Record::TestResult(test) = record else { continue };
-                // One that was not kept is nobody else's either.
+                // The index of an error that was not kept is cleared: in the new list it would name an error of another
+                // test.
                 let found = test.error_among(&self.errors);
                 test.error = found.map(|_| outcome.errors.len() as u64);
                 outcome.errors.extend(found.cloned());
@@ -532,7 +542,7 @@ impl Outcome {
         systems.collect()
     }
 
-    /// One of tests that come to nothing yet, and printed this.
+    /// Returns an outcome without test results yet, whose output is `printed`.
     pub(crate) fn of_tests(printed: String) -> Self {
         Self {
             evaluation: 0,
@@ -555,7 +565,8 @@ impl Outcome {
         }
     }
 
-    /// The same with what the tests of one more of several systems came to: the reverse of [`by_system`](Self::by_system).
+    /// Returns this outcome with the test results of one more system added: the reverse of
+    /// [`by_system`](Self::by_system).
     #[cfg(feature = "mcp")]
     pub(crate) fn with_system(mut self, name: &str, mut tests: Self) -> Self {
         let system = System { name: name.to_owned(), printed: self.printed().chars().count() as u64 };
@@ -570,7 +581,7 @@ impl Outcome {
         self.followed_by(tests)
     }
 
-    /// One outcome of an evaluation that was held with this one, and went on to `after`.
+    /// Combines this outcome of a held evaluation with the outcome `after` it was resumed.
     pub(crate) fn followed_by(self, after: Self) -> Self {
         let mut turns = self.turns;
         if turns.len() % 2 == 1 {
@@ -595,29 +606,30 @@ impl Outcome {
 }
 
 impl TestResult {
-    /// The error that ended it, among those of the outcome, if it was kept.
+    /// Returns the error that ended the test from the `errors` of its outcome, if it was kept.
     pub(crate) fn error_among<'a>(&self, errors: &'a [Arc<ErrorRecord>]) -> Option<&'a Arc<ErrorRecord>> {
         errors.get(usize::try_from(self.error?).ok()?)
     }
 }
 
-/// How many tests came to what.
+/// Counts of tests by result.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TestCounts {
-    /// All their checks held.
+    /// Tests in which all checks held.
     pub passed: u64,
-    /// A check did not hold, or the test took too long.
+    /// Tests in which a check failed, or which took too long.
     pub failed: u64,
-    /// An error ended the test.
+    /// Tests ended by an error.
     pub errors: u64,
-    /// It was not run, or checked nothing for a reason that it gave.
+    /// Tests that did not run, or that checked nothing and said why.
     pub skipped: u64,
-    /// How long all of them took.
+    /// Total time of the tests, in milliseconds.
     pub milliseconds: u64,
 }
 
 impl TestCounts {
-    /// Those of an outcome that is one of tests: of several systems, of all together.
+    /// Returns the counts of a test run, added up over several systems; `None` if the outcome is not that of a test
+    /// run.
     #[must_use]
     pub fn of(outcome: &Outcome) -> Option<Self> {
         let counts = of_kind(&outcome.records).map(|run: &RunCounts| Self {
@@ -630,7 +642,7 @@ impl TestCounts {
         counts.reduce(|all, counts| all + counts)
     }
 
-    /// How many tests there were.
+    /// Returns the number of tests.
     #[must_use]
     pub fn all(&self) -> u64 {
         self.passed + self.failed + self.errors + self.skipped
@@ -651,38 +663,38 @@ impl std::ops::Add for TestCounts {
     }
 }
 
-/// How far an evaluation is.
+/// The progress of an evaluation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Progress {
-    /// It waits for the ones before it.
+    /// Waiting for earlier evaluations.
     Queued,
-    /// It has run for so long, in the foreground or in the background.
+    /// Running.
     Running {
-        /// How long.
+        /// The time since it started.
         time: Duration,
-        /// Calls that come after it need not wait for its end.
+        /// True in the background, where later calls need not wait for its end.
         background: bool,
     },
-    /// It has failed and is held where it failed.
+    /// Failed, and held where it failed.
     Held(Arc<Outcome>),
-    /// It is over, and took so long.
+    /// Ended, after this time.
     Over(Arc<Outcome>, Duration),
 }
 
-/// What is known of an evaluation.
+/// The status of an evaluation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EvaluationStatus {
-    /// Its number.
+    /// The number of the evaluation.
     pub id: u64,
     /// The beginning of its code.
     pub code: String,
-    /// How far it is.
+    /// The progress of the evaluation.
     pub progress: Progress,
-    /// Characters that it has printed so far, as far as they are kept.
+    /// The number of characters printed so far, as far as they are kept.
     pub printed: u64,
 }
 
-/// What kind of thing a [`Definition`] defines.
+/// The kind of a [`Definition`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
@@ -701,22 +713,22 @@ pub enum DefinitionKind {
     System,
 }
 
-/// One thing that the session defined.
+/// A definition made in the session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
 pub struct Definition {
-    /// What it is.
+    /// The kind of the definition.
     pub kind: DefinitionKind,
-    /// One line: its name, and the lambda list or value where there is one.
+    /// One line with the name, and the lambda list or value if there is one.
     pub text: String,
 }
 
-/// Which definitions to list.
+/// A filter for [`DefinitionQuery`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DefinitionFilter {
-    /// All of them, packages and systems too.
+    /// All definitions, including packages and systems.
     #[default]
     All,
     /// Functions.
@@ -729,14 +741,14 @@ pub enum DefinitionFilter {
     Classes,
 }
 
-/// A question for definitions.
+/// A query for the definitions of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DefinitionQuery {
-    /// Which ones.
+    /// The kinds of definitions to list.
     pub filter: DefinitionFilter,
-    /// Only those in this package, what systems brought too.
+    /// The package to list, including definitions from loaded systems; all definitions of the session if `None`.
     pub package: Option<String>,
-    /// At most this many; systems are not counted.
+    /// The maximum number of definitions, systems not counted.
     pub limit: u64,
 }
 
@@ -746,14 +758,14 @@ impl Default for DefinitionQuery {
     }
 }
 
-/// What a session defined.
+/// The definitions of a session.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Definitions {
-    /// Sorted by kind, then by text.
+    /// The definitions, sorted by kind, then by text.
     pub shown: Vec<Definition>,
-    /// How many more there are than were asked for.
+    /// The number of definitions beyond the requested limit.
     pub more: u64,
-    /// Forms that defined something in an image that was lost, and could not be restored, each with the reason.
+    /// Forms that defined something in a lost image and could not be restored, each with the reason.
     #[serde(default)]
     pub unrestored: Vec<String>,
 }
@@ -761,18 +773,18 @@ pub struct Definitions {
 /// One role of a symbol: a function, a variable, a class and so on.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Role {
-    /// The symbol with its package and the role: `COMMON-LISP:CAR [FUNCTION]`.
+    /// The symbol with its package, and the role: `COMMON-LISP:CAR [FUNCTION]`.
     pub title: String,
-    /// What is known of it, as label and text, in the order to show: `("Arglist", "(LIST)")`.
+    /// The details to show, in order, as label and text: `("Arglist", "(LIST)")`.
     pub details: Vec<(String, String)>,
 }
 
-/// What a symbol means.
+/// The description of a symbol.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SymbolDescription {
-    /// The symbol exists; without roles when nothing is known of it.
+    /// The roles of an existing symbol; empty if nothing is known about it.
     Found(Vec<Role>),
-    /// No such symbol: a sentence that says where it was looked for, with near names.
+    /// A sentence that says where the symbol was looked for, with similar names.
     NotFound(String),
 }
 
@@ -781,7 +793,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_that_was_not_kept_is_not_another_ones() {
+    fn a_test_whose_error_was_dropped_gets_no_error_of_another_test() {
         let test = |error| TestResult { name: "t".to_owned(), error: Some(error), ..TestResult::default() }.into();
         let run = Outcome { records: vec![test(0), test(7)], ..Outcome::of_tests(String::new()) };
         let mut whole = Outcome::of_tests(String::new()).with_system("a", run.clone()).with_system("b", run);

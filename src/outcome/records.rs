@@ -1,27 +1,27 @@
-//! The records by which Lisp answers queries and operations: a structure for each kind in `lisp/records.sexp`.
+//! The records with which Lisp answers queries and operations: one structure for each kind in `lisp/records.sexp`.
 
 use serde::{Deserialize, Serialize};
 
-/// What Lisp says of a field.
+/// The value of a record field, as sent by Lisp.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum FieldValue {
-    /// A string, as far as it was kept.
+    /// A string, possibly cut.
     Text(String),
-    /// An integer; 1 for true.
+    /// An integer; a flag is 1 for true.
     Number(i64),
 }
 
-/// What a field can hold.
+/// A Rust type that a record field can have.
 trait FieldType: Sized {
-    /// Takes a value; `None` where it is of another type.
+    /// Converts a value; returns `None` for a value of another type.
     fn from_value(value: FieldValue) -> Option<Self>;
 
-    /// The memory that it takes beside its own size, in bytes.
+    /// Returns the size of the heap memory that the field owns, in bytes.
     fn bytes(&self) -> usize {
         0
     }
 
-    /// True where there is nothing to tell of.
+    /// Returns true if the field has no value.
     fn is_absent(&self) -> bool {
         false
     }
@@ -63,24 +63,24 @@ impl<T: FieldType> FieldType for Option<T> {
     }
 }
 
-/// What a test came to.
+/// The result of a test.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum TestStatus {
-    /// All its checks held.
+    /// All checks held.
     #[default]
     Passed,
-    /// A check did not hold, or it took too long.
+    /// A check failed, or the test took too long.
     Failed,
-    /// An error ended it.
+    /// An error ended the test.
     Error,
-    /// It was not run, or checked nothing for a reason that it gave.
+    /// The test did not run, or checked nothing and said why.
     Skipped,
 }
 
 impl TestStatus {
-    /// True for one of those that tell of a fault.
+    /// Returns true if the test failed or ended with an error.
     #[must_use]
     pub fn is_failure(self) -> bool {
         matches!(self, Self::Failed | Self::Error)
@@ -89,62 +89,62 @@ impl TestStatus {
 
 impl FieldType for TestStatus {
     fn from_value(value: FieldValue) -> Option<Self> {
-        word(value)
+        enum_from_word(value)
     }
 }
 
-/// How a traced call ended.
+/// The end of a traced call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum CallEnd {
-    /// It returned values.
+    /// The function returned.
     Returned,
-    /// With an error.
+    /// An error ended the call.
     Failed,
-    /// By a non-local exit.
+    /// A non-local exit ended the call.
     Left,
-    /// It has not.
+    /// The call has not ended.
     #[default]
     Running,
 }
 
 impl FieldType for CallEnd {
     fn from_value(value: FieldValue) -> Option<Self> {
-        word(value)
+        enum_from_word(value)
     }
 }
 
-/// Which image a test passes in that fails in the other.
+/// The image in which a test passes that fails in the other image.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "mcp", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum PassingImage {
-    /// The session's.
+    /// The session's image.
     #[default]
     Session,
-    /// The fresh one.
+    /// The fresh image.
     Fresh,
 }
 
 impl FieldType for PassingImage {
     fn from_value(value: FieldValue) -> Option<Self> {
-        word(value)
+        enum_from_word(value)
     }
 }
 
-/// Reads one of the words of an enum.
-fn word<T: for<'a> Deserialize<'a>>(value: FieldValue) -> Option<T> {
+/// Converts a string to the enum variant that serde gives that name.
+fn enum_from_word<T: for<'a> Deserialize<'a>>(value: FieldValue) -> Option<T> {
     use serde::de::IntoDeserializer;
     use serde::de::value::{Error, StringDeserializer};
-    let word: StringDeserializer<Error> = String::from_value(value)?.into_deserializer();
-    T::deserialize(word).ok()
+    let enum_from_word: StringDeserializer<Error> = String::from_value(value)?.into_deserializer();
+    T::deserialize(enum_from_word).ok()
 }
 
-/// Bytes of a record without its texts, about.
-const RECORD: usize = 128;
+/// Approximate size in bytes of a record without its text.
+const RECORD_BYTES: usize = 128;
 
-/// Defines the structures; its argument is made of `lisp/records.sexp` by `sbcl_core::records`.
+/// Defines the record structures. `sbcl_core::records` generates the argument from `lisp/records.sexp`.
 macro_rules! records {
     ($(
         $(#[$about:meta])*
@@ -172,14 +172,14 @@ macro_rules! records {
             }
         )*
 
-        /// One thing that a query or an operation found.
+        /// A record of the answer to a query or an operation.
         #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
         pub enum Record {
             $($(#[$about])* $name($name),)*
         }
 
         impl Record {
-            /// An empty record of the kind that Lisp calls so; `None` when there is none.
+            /// Returns an empty record of the `kind` named by Lisp; `None` for an unknown kind.
             pub(crate) fn begin(kind: &str) -> Option<Self> {
                 match kind {
                     $(stringify!($kind) => Some(Self::$name($name::default())),)*
@@ -187,7 +187,7 @@ macro_rules! records {
                 }
             }
 
-            /// Gives a field its value. Nothing happens when there is no such field, or it holds no such value.
+            /// Sets a field. Ignores an unknown field, and a value of the wrong type.
             pub(crate) fn set(&mut self, field: &str, value: FieldValue) {
                 match self {
                     $(Self::$name(record) => {
@@ -201,23 +201,23 @@ macro_rules! records {
                 }
             }
 
-            /// How much memory it takes, about.
+            /// Returns the approximate size of the record in memory, in bytes.
             pub(crate) fn bytes(&self) -> usize {
                 match self {
-                    $(Self::$name(_record) => RECORD $(+ FieldType::bytes(&_record.$field))*,)*
+                    $(Self::$name(_record) => RECORD_BYTES $(+ FieldType::bytes(&_record.$field))*,)*
                 }
             }
         }
     };
 }
 
-/// A kind of record.
+/// A structure for one kind of record.
 pub(crate) trait RecordKind: Sized {
-    /// The record, if it is of this kind.
+    /// Returns the record if it is of this kind.
     fn of(record: &Record) -> Option<&Self>;
 }
 
-/// Those of the records that are of one kind.
+/// Returns the records of one kind, in order.
 pub(crate) fn of_kind<T: RecordKind + 'static>(records: &[Record]) -> impl DoubleEndedIterator<Item = &T> {
     records.iter().filter_map(T::of)
 }
@@ -225,7 +225,7 @@ pub(crate) fn of_kind<T: RecordKind + 'static>(records: &[Record]) -> impl Doubl
 include!(concat!(env!("OUT_DIR"), "/records.rs"));
 
 impl Record {
-    /// The field that says which of several systems it is about, if it has one.
+    /// Returns the field that names the system, for records that have one.
     #[cfg(feature = "mcp")]
     fn system_field(&mut self) -> Option<&mut Option<String>> {
         Some(match self {
@@ -240,7 +240,7 @@ impl Record {
         })
     }
 
-    /// Which of several systems it, and what comes after it, is about, if it says so.
+    /// Returns the system that this record, and those after it, belong to, if the record names one.
     pub(crate) fn system(&self) -> Option<&str> {
         match self {
             Self::RunCounts(RunCounts { system, .. })
@@ -254,7 +254,7 @@ impl Record {
         }
     }
 
-    /// Has it be about this one of several systems, if it can say so.
+    /// Assigns the record to the system `name`, if it has a field for one.
     #[cfg(feature = "mcp")]
     pub(crate) fn set_system(&mut self, name: &str) {
         if let Some(system) = self.system_field() {
@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_take_values_of_their_own_type_alone() {
+    fn a_record_field_ignores_values_of_another_type() {
         let mut record = Record::begin("test").unwrap();
         for (field, value) in [
             ("name", FieldValue::Text("a".to_owned())),

@@ -1,4 +1,4 @@
-//! The definitions of a session: forms whose replay gives the next image the definitions of the lost image.
+//! The definitions of a session: the forms that are replayed to give the next image the definitions of the lost image.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,24 +6,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::outcome::{Changes, DefiningForm, FormRole, json_size};
 
-/// The number of forms up to which every form is kept, repetitions included.
+/// The number of forms up to which all forms are kept, even repetitions.
 const EXACT: usize = 2_000;
 /// Maximum size of all forms together, in bytes of JSON.
 const MAX_BYTES: usize = 16 << 20;
-/// Maximum size of one form, in bytes of JSON: the capacity of a frame, less room for the rest of the event.
+/// Maximum size of one form, in bytes of JSON: the capacity of a frame minus room for the rest of the event.
 const MAX_FORM: usize = crate::rpc::frame::MAX_EVENT - (64 << 10);
 /// Number of characters that are kept of a form over [`MAX_FORM`].
 const BEGINNING: usize = 200;
-/// Maximum number of dropped forms that are named, and of their bytes of JSON together; the newest ones are.
+/// Maximum number of dropped forms that are named. The newest are named, older ones are only counted.
 const MAX_DROPPED: usize = 100;
+/// Maximum size of the named dropped forms together, in bytes of JSON.
 const MAX_DROPPED_BYTES: usize = 1 << 20;
-/// Size above which a dropped form is cut to its [`BEGINNING`], in bytes.
+/// Size in bytes above which a dropped form is cut to its [`BEGINNING`].
 const MAX_DROPPED_FORM: usize = 4 << 10;
 /// The reason why a dropped form is missing.
-const NO_ROOM: &str = "there was no room for it";
+const NO_ROOM: &str = "it was dropped to save space";
 /// Maximum number of names that a message lists for a form that failed after it had defined them.
 const MAX_NAMED: usize = 3;
-/// Maximum size of a form's JSON without its texts, in bytes: names of fields, and numbers.
+/// Upper bound of the size of a form's JSON without its texts, in bytes: field names and numbers.
 const OVERHEAD: usize = 256;
 
 /// A form that defined something.
@@ -41,13 +42,14 @@ pub(crate) struct Definition {
     /// An upper bound of the form's first run time, in milliseconds.
     #[serde(default)]
     pub(crate) took: u64,
-    /// The size of a form over [`MAX_FORM`], in bytes of JSON: `form` has only its beginning then, and cannot be replayed.
+    /// The size of a form over [`MAX_FORM`], in bytes of JSON. Then `form` has only the beginning, and cannot be
+    /// replayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) too_long: Option<usize>,
 }
 
 impl Definition {
-    /// Returns the definition; a form over [`MAX_FORM`] is cut to its beginning.
+    /// Returns the definition, with a form over [`MAX_FORM`] cut to its beginning.
     pub(crate) fn bounded(mut self) -> Self {
         let size = json_size(&self.form.code);
         if size > MAX_FORM {
@@ -60,22 +62,22 @@ impl Definition {
     /// Returns the reason why the form cannot be replayed, as a clause; `None` when it can.
     pub(crate) fn obstacle(&self) -> Option<String> {
         if let Some(bytes) = self.too_long {
-            return Some(format!("it takes {bytes} bytes as JSON, more than the {MAX_FORM} that are kept"));
+            return Some(format!("it takes {bytes} bytes as JSON; the limit is {MAX_FORM}"));
         }
         if self.changes.role != FormRole::Failed {
             return None;
         }
         let names = &self.changes.defined;
         Some(match names.len() {
-            0 => "it failed after it had defined something".to_owned(),
-            1..=MAX_NAMED => format!("it failed, but had defined {}", names.join(", ")),
+            0 => "it failed after defining something".to_owned(),
+            1..=MAX_NAMED => format!("it failed after defining {}", names.join(", ")),
             many => {
-                format!("it failed, but had defined {} and {} more", names[..MAX_NAMED].join(", "), many - MAX_NAMED)
+                format!("it failed after defining {} and {} more", names[..MAX_NAMED].join(", "), many - MAX_NAMED)
             }
         })
     }
 
-    /// Returns true when `before` is the same evaluation of the same form, reported as failed.
+    /// Returns true when `before` is a report that the same evaluation of this form had failed.
     fn continues(&self, before: &Self) -> bool {
         before.changes.role == FormRole::Failed && (before.evaluation, before.key()) == (self.evaluation, self.key())
     }
@@ -105,6 +107,7 @@ pub(crate) struct Unrestored {
 }
 
 impl Unrestored {
+    /// Creates the record of a definition that could not be restored for this reason.
     pub(crate) fn new(definition: &Definition, reason: &str) -> Self {
         let Definition { form, changes, .. } = definition;
         Self { form: form.clone(), missing: changes.defined.clone(), reason: reason.to_owned() }
@@ -125,8 +128,8 @@ impl Unrestored {
         OVERHEAD + texts.into_iter().chain(&self.missing).map(|text| json_size(text) + 3).sum::<usize>()
     }
 
-    /// Records that `form` was evaluated. Returns true when nothing is missing any more: `form` is the unrestored form and
-    /// did not fail, or every missing name has been defined or removed since.
+    /// Records that `form` was evaluated with these changes. Returns true when nothing is missing any more: `form` is
+    /// the unrestored form and did not fail, or every missing name has been defined or removed since.
     pub(crate) fn is_resolved_by(&mut self, form: &DefiningForm, changes: &Changes) -> bool {
         let had_names = !self.missing.is_empty();
         self.missing.retain(|name| !changes.defined.contains(name) && !changes.removed.contains(name));
@@ -134,7 +137,7 @@ impl Unrestored {
     }
 }
 
-/// Definitions in the order of their evaluation, within bounds.
+/// The definitions of a session in the order of their evaluation, within bounds.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(from = "Stored")]
 pub(crate) struct Definitions {
@@ -142,10 +145,12 @@ pub(crate) struct Definitions {
     entries: Vec<(u64, Definition)>,
     /// The number of definitions that were ever added.
     count: u64,
-    /// The newest definitions that were dropped for lack of room and have not been defined again, each with its position.
+    /// The newest definitions that were dropped for lack of room and have not been defined again, each with its
+    /// position.
     dropped_forms: Vec<(u64, Unrestored)>,
-    /// The number of older definitions that were dropped for lack of room.
+    /// The number of definitions that were dropped and are no longer in `dropped_forms`.
     dropped: usize,
+    /// The size of all entries together, in bytes of JSON.
     #[serde(skip)]
     bytes: usize,
     /// The number of entries above which repetitions are removed again.
@@ -153,7 +158,7 @@ pub(crate) struct Definitions {
     limit: usize,
 }
 
-/// The serialized part of [`Definitions`].
+/// The serialized fields of [`Definitions`].
 #[derive(Deserialize)]
 struct Stored {
     entries: Vec<(u64, Definition)>,
@@ -171,24 +176,24 @@ impl From<Stored> for Definitions {
     }
 }
 
-/// The order in which forms are dropped for lack of room.
+/// The rank of a form: forms of lower ranks are dropped first for lack of room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
-    /// A form that only defines names which other forms define earlier, and define again or remove later.
+    /// A form that only defines names, all of which other forms define earlier, and define again or remove later.
     Intermediate,
-    /// A form that only defines names which other forms define again or remove later.
+    /// A form that only defines names, all of which other forms define again or remove later.
     Replaced,
-    /// A form whose names other forms define again or remove later, and which may do more than define them.
+    /// A form whose names other forms define again or remove later, but which may do more than define them.
     Acting,
     /// Any other form.
     Live,
 }
 
 impl Definitions {
-    /// Adds a definition. Returns the positions of dropped definitions that are only counted from now on.
+    /// Adds a definition. Returns the positions of dropped definitions that are no longer named, only counted.
     pub(crate) fn add(&mut self, definition: Definition) -> Vec<u64> {
         self.dropped_forms.retain_mut(|(_, form)| !form.is_resolved_by(&definition.form, &definition.changes));
-        // It was held where it failed, and went on.
+        // The form was held where it failed, and has been resumed: this report replaces the last one.
         if let Some((_, failed)) = self.entries.pop_if(|(_, last)| definition.continues(last)) {
             self.bytes -= failed.size();
         }
@@ -203,9 +208,9 @@ impl Definitions {
         dropped
     }
 
-    /// Removes repetitions of each form except the first and the last: other forms may depend on the first one. If the rest
-    /// still takes too much room, drops forms by their [`Rank`], the oldest ones first. Returns the positions of dropped
-    /// definitions that are only counted from now on.
+    /// Removes all repetitions of a form except the first and the last: other forms may depend on the first. If the
+    /// rest still takes too much room, drops forms by their [`Rank`], the oldest first. Returns the positions of
+    /// dropped definitions that are no longer named, only counted.
     fn compact(&mut self) -> Vec<u64> {
         let mut last: HashMap<(&DefiningForm, bool), usize> = HashMap::new();
         for (index, (_, definition)) in self.entries.iter().enumerate() {
@@ -229,7 +234,7 @@ impl Definitions {
         order.sort_by_key(|index| ranks[*index]);
         let mut is_dropped = vec![false; ranks.len()];
         for index in order {
-            // Leave room, or every further form would need another round.
+            // Some room is left free, since otherwise every further form would cause another compaction.
             if self.bytes <= MAX_BYTES / 4 * 3 {
                 break;
             }
@@ -271,12 +276,12 @@ impl Definitions {
         let mut ranks = Vec::with_capacity(self.entries.len());
         for ((_, definition), is_intermediate) in self.entries.iter().zip(is_intermediate).rev() {
             let Changes { defined, removed, role, .. } = &definition.changes;
-            // A method defines its function's name, and replaces no other method.
+            // A method defines the name of its generic function, but replaces no other method.
             let is_generic = *role == FormRole::GenericFunction;
             let is_replaced = !is_generic && !defined.is_empty() && defined.iter().all(|name| names.contains(name));
             ranks.push(match role {
                 _ if !is_replaced => Rank::Live,
-                // A form that failed is not replayed.
+                // A form that failed is not replayed, so nothing it does is lost with it.
                 FormRole::Function | FormRole::Failed if is_intermediate => Rank::Intermediate,
                 FormRole::Function | FormRole::Failed => Rank::Replaced,
                 _ => Rank::Acting,
@@ -289,12 +294,12 @@ impl Definitions {
         ranks
     }
 
-    /// Records that `count` more definitions were dropped.
+    /// Records that `count` more definitions were dropped and are not named.
     pub(crate) fn count_dropped(&mut self, count: usize) {
         self.dropped += count;
     }
 
-    /// Removes the definitions at these indices from `position` on.
+    /// Removes the definitions at these indices, which count from `position`.
     pub(crate) fn remove(&mut self, position: u64, indices: &HashSet<usize>) {
         let first = self.first_since(position);
         let indices: HashSet<usize> = indices.iter().map(|index| index.saturating_add(first)).collect();
@@ -309,7 +314,7 @@ impl Definitions {
         });
     }
 
-    /// Removes and returns the definition at an index from `position` on.
+    /// Removes and returns the definition at an index, which counts from `position`.
     pub(crate) fn take(&mut self, position: u64, index: usize) -> Option<Definition> {
         let index = self.first_since(position).saturating_add(index);
         let (_, definition) = (index < self.entries.len()).then(|| self.entries.remove(index))?;
@@ -317,14 +322,14 @@ impl Definitions {
         Some(definition)
     }
 
-    /// Returns the named definitions from `position` on that were dropped for lack of room.
+    /// Returns the dropped definitions from `position` on that are named.
     pub(crate) fn dropped_forms(&self, position: u64) -> impl Iterator<Item = &Unrestored> {
-        self.dropped_forms.iter().filter(move |(place, _)| *place >= position).map(|(_, form)| form)
+        self.dropped_forms.iter().filter(move |(at, _)| *at >= position).map(|(_, form)| form)
     }
 
-    /// Forgets the named definitions from `position` on that were dropped for lack of room.
+    /// Forgets the dropped definitions from `position` on that are named.
     pub(crate) fn forget_dropped_forms(&mut self, position: u64) {
-        self.dropped_forms.retain(|(place, _)| *place < position);
+        self.dropped_forms.retain(|(at, _)| *at < position);
     }
 
     /// Returns the number of definitions that were dropped for lack of room and are not [named](Self::dropped_forms).
@@ -337,8 +342,9 @@ impl Definitions {
         self.count
     }
 
+    /// Returns the index of the first entry at `position` or later.
     fn first_since(&self, position: u64) -> usize {
-        self.entries.partition_point(|(place, _)| *place < position)
+        self.entries.partition_point(|(at, _)| *at < position)
     }
 
     /// Returns the definitions from `position` on, in order.
@@ -349,11 +355,11 @@ impl Definitions {
     /// Returns a copy of the definitions from `position` on.
     pub(crate) fn since(&self, position: u64) -> Self {
         let entries = self.entries[self.first_since(position)..].to_vec();
-        let dropped_forms = self.dropped_forms.iter().filter(|(place, _)| *place >= position).cloned().collect();
+        let dropped_forms = self.dropped_forms.iter().filter(|(at, _)| *at >= position).cloned().collect();
         Stored { entries, count: self.count, dropped_forms, dropped: self.dropped }.into()
     }
 
-    /// Removes the definitions from `position` on, of which `dropped` unnamed ones have been dropped already.
+    /// Removes the definitions from `position` on. `dropped` of these have been dropped already and are not named.
     pub(crate) fn truncate(&mut self, position: u64, dropped: usize) {
         self.forget_dropped_forms(position);
         self.dropped = self.dropped.saturating_sub(dropped);
@@ -403,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn definitions_since_a_position_can_be_taken_and_forgotten() {
+    fn definitions_since_a_position_can_be_taken_removed_and_truncated() {
         let mut definitions = Definitions::default();
         (0..5).for_each(|round| drop(definitions.add(definition(format!("(defun f{round} ())")))));
         let position = definitions.end();
@@ -430,15 +436,15 @@ mod tests {
         assert_eq!(definitions.dropped_forms.len() + definitions.entries.len(), 40);
         assert!(definitions.dropped_forms(0).all(|form| form.form.code.len() == BEGINNING && form.reason == NO_ROOM));
         assert!(codes(&definitions).last().unwrap().contains("*v39*"));
-        // Six bytes a character, as JSON.
+        // JSON takes six bytes for this character.
         definitions.add(definition("\u{1}".repeat(4 << 20)));
         assert!(serde_json::to_vec(&definitions).unwrap().len() <= MAX_BYTES);
-        // Mostly names of fields.
+        // The JSON of these forms consists mostly of field names.
         for round in 0..200_000 {
             dropped.extend(definitions.add(definition(format!("({round})"))));
         }
         assert!(definitions.bytes > MAX_BYTES / 2 && serde_json::to_vec(&definitions).unwrap().len() <= MAX_BYTES);
-        // The newest ones are named.
+        // The newest dropped forms are named.
         assert_eq!(definitions.dropped_forms.len(), MAX_DROPPED);
         assert!(dropped.iter().copied().eq(0..definitions.dropped() as u64));
         assert_eq!(definitions.dropped() + MAX_DROPPED + definitions.entries.len(), 200_041);
@@ -462,7 +468,7 @@ mod tests {
         add("(defun both ())".to_owned(), "=defun\n+FUNCTION BOTH");
         let beginnings =
             |definitions: &Definitions| codes(definitions).iter().map(|code| code[..10].to_owned()).collect::<Vec<_>>();
-        // The first definition of `f` stays longest.
+        // The first and the last definition of `f` stay longest.
         let methods = codes(&definitions).iter().filter(|code| code.starts_with("(defmethod m")).count();
         assert_eq!((methods, definitions.dropped_forms(0).count()), (5, 0));
         let functions = beginnings(&definitions).iter().filter(|code| *code == "(defun f (").count();
@@ -472,7 +478,7 @@ mod tests {
             let changes = Changes::parse(changes.lines());
             definitions.add(Definition { changes, ..definition(code) });
         };
-        // A form that may act is dropped before live ones, and named until its names are defined again.
+        // A form with the rank `Acting` is dropped before live forms, and named until its names are defined again.
         add(format!("(defvar *a* {large})"), "=other\n+VARIABLE *A*");
         add(format!("(defvar *b* {large})"), "=other\n+VARIABLE *B*");
         let named = |definitions: &Definitions| {

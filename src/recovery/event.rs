@@ -1,7 +1,7 @@
 //! The events that a worker reports to its supervisor.
 //!
-//! A [`WorkerEvent`] travels as JSON in a [frame](crate::rpc::frame). The worker shortens or refuses an event that would
-//! exceed its bound. The supervisor reports an event that it cannot read, and never replaces an event by a default.
+//! A [`WorkerEvent`] is sent as JSON in a [frame](crate::rpc::frame). The worker shortens an event to its bounds, or
+//! does not send it. The supervisor reports an event that it cannot read, and never substitutes a default for it.
 
 use std::sync::Arc;
 
@@ -14,29 +14,33 @@ use crate::image::interruption::Stuck;
 use crate::outcome::{ErrorRecord, Outcome};
 use crate::rpc::frame::MAX_EVENT;
 
-/// Maximum size of a message of an opening handshake, in bytes.
+/// Maximum size of a message of a client's handshake, in bytes.
 pub(crate) const MAX_HANDSHAKE_MESSAGE: usize = 1 << 20;
 /// Maximum size of an error in an event, in bytes of JSON; the rest is left out.
 pub(crate) const MAX_ERROR: usize = 64 << 10;
-/// Maximum number of notices that a replaced image passes on, and of the characters of each.
+/// Maximum number of notices that a replaced image passes to the next image.
 const MAX_NOTICES: usize = 100;
+/// Maximum length of a notice, in characters.
 const MAX_NOTICE: usize = 10_000;
-/// Maximum number of forms that a replay reports as failed, and of the characters of each reason.
+/// Maximum number of forms that a replay reports as failed.
 const MAX_FAILED: usize = 10_000;
+/// Maximum length of the reason for a failed form, in characters.
 const MAX_REASON: usize = 130;
 
 /// An event that a worker reports.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum WorkerEvent {
-    /// The worker serves, though it may still have definitions to replay. The first event of every worker that serves.
+    /// The worker serves, though it may still have definitions to replay. This is the first event of every worker that
+    /// serves.
     Ready,
     /// The worker has replayed the definitions that it was given.
-    Restored {
+    #[serde(rename = "restored")]
+    Replayed {
         /// The indices of the definitions that failed, each with the reason.
         failed: Vec<(usize, String)>,
     },
-    /// The session changed, and the next worker must know the change.
+    /// A change of the session, which the next worker must know.
     Changed(SessionEvent),
     /// A call requested a reset.
     ResetRequested {
@@ -59,13 +63,14 @@ pub(crate) enum WorkerEvent {
         outcome: Option<Box<Outcome>>,
         why: Stuck,
     },
-    /// A process that outlives the others saves the persistent session.
+    /// A process that outlives the server has begun to save the persistent session.
     SaverStarted {
         /// The id of the saving process.
         pid: i32,
     },
-    /// The worker ends.
-    Leaving {
+    /// The worker is about to exit.
+    #[serde(rename = "leaving")]
+    Exiting {
         /// The worker's exit status.
         status: i32,
         /// The reason why the worker cannot serve, as a sentence; `None` when its input ended.
@@ -73,8 +78,8 @@ pub(crate) enum WorkerEvent {
     },
 }
 
-/// A change of the session that outlives the image. [`RecoveryState`](super::state::RecoveryState) is the fold over session
-/// events.
+/// A change of the session that outlives the image. [`RecoveryState`](super::state::RecoveryState) is the fold over
+/// session events.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum SessionEvent {
@@ -82,7 +87,7 @@ pub(crate) enum SessionEvent {
     Handshake {
         /// The call's number.
         call: u64,
-        /// The message, as JSON: at most [`MAX_HANDSHAKE_MESSAGE`] bytes.
+        /// The message as JSON, at most [`MAX_HANDSHAKE_MESSAGE`] bytes.
         message: String,
     },
     /// A form defined something.
@@ -91,21 +96,22 @@ pub(crate) enum SessionEvent {
     Errors {
         /// The number of the client's connection.
         client: u64,
-        /// The error that was added to the history: about [`MAX_ERROR`] bytes at most.
+        /// The error that was added to the history, cut to about [`MAX_ERROR`] bytes.
         added: Option<Arc<ErrorRecord>>,
         /// The number of the last error; `None` when the last evaluation succeeded.
         last: Option<u64>,
     },
     /// The limits were set.
     Limits(Limits),
-    /// A save of the image in a file of this name has begun. The core contains no definition after this event.
+    /// A save of the image to a file of this name has begun. The core contains no definition after this event.
     Saving { file: String },
     /// The save is complete: the file is a checkpoint.
     Saved(Box<Checkpoint>),
 }
 
 impl SessionEvent {
-    /// Returns true when a new server that continues the session needs the event. Clients and limits end with their server.
+    /// Returns true when a new server that continues the session needs the event. Attached clients and limits end with
+    /// their server.
     pub(crate) fn outlives_server(&self) -> bool {
         match self {
             Self::Handshake { .. } | Self::Limits(_) => false,
@@ -115,9 +121,9 @@ impl SessionEvent {
     }
 }
 
-/// The error for an event that exceeds a frame.
+/// The error for an event that does not fit into a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("it takes {bytes} bytes, and {MAX_EVENT} is the limit")]
+#[error("it takes {bytes} bytes; the limit is {MAX_EVENT}")]
 pub(crate) struct TooLarge {
     bytes: usize,
 }
@@ -125,9 +131,9 @@ pub(crate) struct TooLarge {
 impl WorkerEvent {
     /// Creates the event for the end of a replay, with the first [`MAX_FAILED`] forms that failed, each reason cut to
     /// [`MAX_REASON`] characters.
-    pub(crate) fn restored(failed: &[(usize, String)]) -> Self {
+    pub(crate) fn replayed(failed: &[(usize, String)]) -> Self {
         let failed = failed.iter().take(MAX_FAILED).map(|(index, reason)| (*index, cut(reason, MAX_REASON)));
-        Self::Restored { failed: failed.collect() }
+        Self::Replayed { failed: failed.collect() }
     }
 
     /// Creates the request for a reset, with the first [`MAX_NOTICES`] notices, each cut to [`MAX_NOTICE`] characters.
@@ -141,16 +147,16 @@ impl WorkerEvent {
     }
 
     /// Creates the event for the end of the worker, with the reason cut to [`MAX_NOTICE`] characters.
-    pub(crate) fn leaving(status: i32, reason: Option<&str>) -> Self {
-        Self::Leaving { status, reason: reason.map(|reason| cut(reason, MAX_NOTICE)) }
+    pub(crate) fn exiting(status: i32, reason: Option<&str>) -> Self {
+        Self::Exiting { status, reason: reason.map(|reason| cut(reason, MAX_NOTICE)) }
     }
 
     /// Returns the event as JSON.
     ///
     /// # Errors
-    /// [`TooLarge`] when the event exceeds a frame.
+    /// [`TooLarge`] when the event does not fit into a frame.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, TooLarge> {
-        // Strings, numbers, lists and maps with keys of text: serializing them cannot fail.
+        // Serializing cannot fail: events consist of strings, numbers, lists, and maps with string keys.
         let bytes = serde_json::to_vec(self).unwrap_or_default();
         if bytes.len() > MAX_EVENT { Err(TooLarge { bytes: bytes.len() }) } else { Ok(bytes) }
     }
@@ -164,6 +170,7 @@ impl WorkerEvent {
     }
 }
 
+/// Returns the first [`MAX_NOTICES`] notices, each cut to [`MAX_NOTICE`] characters.
 fn bounded(notices: &[String]) -> Vec<String> {
     notices.iter().take(MAX_NOTICES).map(|notice| cut(notice, MAX_NOTICE)).collect()
 }
@@ -176,12 +183,12 @@ fn cut(text: &str, characters: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outcome::{Clipped, Frame};
+    use crate::outcome::{Clipped, FrameRecord};
 
     #[test]
-    fn an_error_is_cut_to_its_bound_and_says_what_is_left_out() {
+    fn an_error_is_cut_to_its_bound_and_counts_what_is_left_out() {
         let call = format!("(f {})", "\u{1}".repeat(300));
-        let frame = |number| Frame {
+        let frame = |number| FrameRecord {
             number,
             call: call.clone(),
             source: None,
@@ -204,8 +211,8 @@ mod tests {
                 evaluation: 1,
             })
         };
-        let whole = record(10, 3);
-        assert!(Arc::ptr_eq(&whole.within(MAX_ERROR), &whole));
+        let small = record(10, 3);
+        assert!(Arc::ptr_eq(&small.within(MAX_ERROR), &small));
         let cut = record(10_000, 1_000).within(MAX_ERROR);
         let bytes = serde_json::to_vec(&cut).expect("JSON").len();
         assert!((MAX_ERROR * 9 / 10..MAX_ERROR * 11 / 10).contains(&bytes), "{bytes} bytes");
@@ -222,8 +229,8 @@ mod tests {
             unreachable!("the constructor says which event")
         };
         assert_eq!((kept.len(), kept[0].len()), (MAX_NOTICES, MAX_NOTICE));
-        let restored = WorkerEvent::restored(&failed);
-        let WorkerEvent::Restored { failed } = &restored else { unreachable!("the constructor says which event") };
+        let restored = WorkerEvent::replayed(&failed);
+        let WorkerEvent::Replayed { failed } = &restored else { unreachable!("the constructor says which event") };
         assert_eq!((failed.len(), failed[0].1.len()), (MAX_FAILED, MAX_REASON));
     }
 
@@ -234,8 +241,8 @@ mod tests {
         for event in [
             WorkerEvent::Ready,
             WorkerEvent::reset_requested(u64::MAX, &notices),
-            WorkerEvent::restored(&failed),
-            WorkerEvent::leaving(1, Some(&"\u{1}".repeat(2 * MAX_NOTICE))),
+            WorkerEvent::replayed(&failed),
+            WorkerEvent::exiting(1, Some(&"\u{1}".repeat(2 * MAX_NOTICE))),
         ] {
             let bytes = event.encode().unwrap();
             assert_eq!(WorkerEvent::decode(&bytes).unwrap().encode(), Ok(bytes));

@@ -1,10 +1,10 @@
 //! The recovery log of a persistent session: a snapshot of the [state](RecoveryState), then the events since, one JSON
 //! object per line.
 //!
-//! The supervisor appends the events that [outlive a server](SessionEvent::outlives_server), and compacts the log to a
-//! snapshot when something other than an event has changed the state (a reset, a restore of a checkpoint, forms that failed
-//! in a replay), and when the log has grown. Reading ignores an incomplete last line. A session that ends with its server
-//! has no log: its state is kept in memory.
+//! The supervisor appends the events that [outlive a server](SessionEvent::outlives_server). It compacts the log to a
+//! snapshot when the log has grown, and when the state has changed without an event: by a reset, by the restore of a
+//! checkpoint, or by forms that failed in a replay. Reading ignores an incomplete last line. A session that ends with
+//! its server has no log: its state is only in memory.
 
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use super::checkpoint::store::write_whole;
+use super::checkpoint::store::write_atomically;
 use super::event::SessionEvent;
 use super::old_log::OldLine;
 use super::state::RecoveryState;
@@ -23,20 +23,20 @@ use crate::rpc::framing::MAX_LINE;
 
 /// The name of the log's file.
 pub(crate) const LOG: &str = "log";
-/// The name of the copy that is kept of a log with lines that cannot be read.
+/// The name of the copy of a log with unreadable lines.
 pub(crate) const DAMAGED: &str = "log.damaged";
-/// The name of the empty file beside a log that lacks what was defined since the file was made.
+/// The name of an empty file that marks an incomplete log: definitions since the file was created are missing.
 pub(crate) const INCOMPLETE: &str = "log.incomplete";
-/// Bytes of events after which the log is compacted.
+/// Size of the appended events, in bytes, above which the log is compacted.
 const GROWTH: u64 = 64 << 20;
-/// The version of the format: a log with a higher version is not read.
+/// The version of the log's format. A log with a higher version is not read.
 const FORMAT: u32 = 2;
 
 /// A line of the log.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum LogLine<'a> {
-    /// The state so far, as the first line of the log.
+    /// The state when the log was compacted, as the first line of the log.
     Snapshot {
         /// The version of the format.
         format: u32,
@@ -54,6 +54,7 @@ struct FirstLine {
     snapshot: Version,
 }
 
+/// The part of a snapshot that tells which program wrote it, in which format.
 #[derive(Debug, Deserialize)]
 struct Version {
     format: u32,
@@ -67,28 +68,39 @@ struct Version {
 pub(crate) struct Loaded {
     /// The fold over the log.
     pub(crate) state: RecoveryState,
-    /// The number of lines that could not be read, without an incomplete last line.
+    /// The number of lines that could not be read. An incomplete last line does not count.
     pub(crate) unreadable: usize,
+    /// True when the log has a snapshot that could be read; false when there is no log.
+    pub(crate) has_snapshot: bool,
 }
 
-/// Reads the log in a session's directory; a session without a log has an empty state.
+/// Reads the log in a session's directory. Without a log, the state is empty.
 ///
 /// # Errors
 /// A clause: a newer program wrote the log, or the log cannot be read.
 pub(crate) fn load(directory: &Path) -> Result<Loaded, String> {
+    load_after(directory, RecoveryState::default())
+}
+
+/// Reads the log like [`load`], but applies the events to `initial` if the log has no readable snapshot.
+///
+/// # Errors
+/// A clause, as for [`load`].
+pub(crate) fn load_after(directory: &Path, initial: RecoveryState) -> Result<Loaded, String> {
     match File::open(directory.join(LOG)) {
-        Ok(file) => read(BufReader::new(file)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Loaded::default()),
+        Ok(file) => read(BufReader::new(file), initial),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Loaded { state: initial, ..Loaded::default() }),
         Err(error) => Err(unreadable(&error)),
     }
 }
 
+/// Returns the clause about a log that cannot be read.
 fn unreadable(error: &io::Error) -> String {
     format!("its log cannot be read ({error})")
 }
 
-/// Copies a log with unreadable lines within the session's directory, before the log is compacted. Returns the copy's
-/// path.
+/// Copies a log with unreadable lines within the session's directory, before it is compacted. Returns the path of the
+/// copy.
 ///
 /// # Errors
 /// The copy cannot be written.
@@ -103,7 +115,7 @@ pub(crate) fn incomplete_since(directory: &Path) -> Option<jiff::Timestamp> {
     directory.join(INCOMPLETE).metadata().and_then(|file| file.modified()).ok()?.try_into().ok()
 }
 
-/// Returns true when there is a log in a directory.
+/// Returns true when a directory has a log whose first line is readable.
 pub(crate) fn is_in(directory: &Path) -> bool {
     let mut line = Vec::new();
     let file = File::open(directory.join(LOG)).map(|file| BufReader::new(file).take(MAX_LINE as u64));
@@ -114,11 +126,12 @@ pub(crate) fn is_in(directory: &Path) -> bool {
 
 /// Reads the recovery state that a checkpoint contains from its `.forms` file; `None` without a readable file.
 pub(crate) fn load_content(path: &Path) -> Option<RecoveryState> {
-    Some(read(BufReader::new(File::open(path).ok()?)).ok()?.state)
+    Some(read(BufReader::new(File::open(path).ok()?), RecoveryState::default()).ok()?.state)
 }
 
-fn read(mut file: impl BufRead) -> Result<Loaded, String> {
-    let mut loaded = Loaded::default();
+/// Folds the lines of a log into `initial`.
+fn read(mut file: impl BufRead, initial: RecoveryState) -> Result<Loaded, String> {
+    let mut loaded = Loaded { state: initial, ..Loaded::default() };
     let mut line = Vec::new();
     loop {
         line.clear();
@@ -126,19 +139,25 @@ fn read(mut file: impl BufRead) -> Result<Loaded, String> {
         if read.map_err(|error| unreadable(&error))? == 0 {
             return Ok(loaded);
         }
-        // A newer format need share no more than `FirstLine`.
+        // A newer format shares only `FirstLine` with this one.
         if let Ok(FirstLine { snapshot }) = serde_json::from_slice(&line)
             && snapshot.format > FORMAT
         {
             let build = snapshot.build;
-            return Err(format!("a newer sbcl-mcp wrote its log ({build}); use that one, or a newer one"));
+            return Err(format!("its log was written by a newer sbcl-mcp ({build}); use that version or a newer one"));
         }
         match serde_json::from_slice(&line) {
-            Ok(LogLine::Snapshot { state, .. }) => loaded.state = (*state).into_owned(),
+            Ok(LogLine::Snapshot { state, .. }) => {
+                loaded.state = (*state).into_owned();
+                loaded.has_snapshot = true;
+            }
             Ok(LogLine::Event(event)) => loaded.state.apply(event.into_owned()),
             Err(_) => match serde_json::from_slice::<OldLine>(&line) {
-                Ok(old) => old.apply_to(&mut loaded.state),
-                // An incomplete line: the disk was full, or the machine stopped.
+                Ok(old) => {
+                    loaded.has_snapshot |= old.is_first();
+                    old.apply_to(&mut loaded.state);
+                }
+                // An incomplete or empty line is no error: the disk was full, or the machine stopped.
                 Err(_) if line.last() != Some(&b'\n') || line.trim_ascii().is_empty() => {}
                 Err(error) => {
                     tracing::warn!(%error, "a line of the session's log cannot be read");
@@ -149,39 +168,42 @@ fn read(mut file: impl BufRead) -> Result<Loaded, String> {
     }
 }
 
-/// Writes the recovery state that a checkpoint contains to a file of its own.
+/// Writes the recovery state that a checkpoint contains to the checkpoint's `.forms` file.
 pub(crate) fn write_content(path: &Path, content: &RecoveryState) -> io::Result<()> {
-    write_whole(path, &snapshot(content))
+    write_atomically(path, &snapshot(content))
 }
 
-/// Returns the first line of a log. Histories of errors are left out if they make the line too long; the bounds of the
-/// other parts of the state let these fit.
+/// Returns the first line of a log. If the line is too long, error histories are left out; the bounds of the other
+/// parts of the state ensure that these fit.
 fn snapshot(state: &RecoveryState) -> Vec<u8> {
     let encoded = |state| {
-        encoded(&LogLine::Snapshot { format: FORMAT, build: crate::build(), state: Box::new(Cow::Borrowed(state)) })
+        encoded(&LogLine::Snapshot { format: FORMAT, build: crate::build_id(), state: Box::new(Cow::Borrowed(state)) })
     };
-    let whole = encoded(state);
-    if whole.len() < MAX_LINE { whole } else { encoded(&state.without_histories()) }
+    let complete = encoded(state);
+    if complete.len() < MAX_LINE { complete } else { encoded(&state.without_histories()) }
 }
 
+/// Returns a line as JSON, with its newline.
 fn encoded(line: &LogLine<'_>) -> Vec<u8> {
-    // Strings, numbers, lists and maps with keys of text: serializing them cannot fail.
+    // Serializing cannot fail: a line consists of strings, numbers, lists, and maps with string keys.
     let mut bytes = serde_json::to_vec(line).unwrap_or_default();
     bytes.push(b'\n');
     bytes
 }
 
-/// A log that is being written.
+/// The recovery log of a running session, which is being written.
 #[derive(Debug)]
-pub(crate) struct Log {
+pub(crate) struct RecoveryLog {
     path: PathBuf,
+    /// The file to append to; `None` before the log is first compacted.
     file: Option<File>,
+    /// The bytes that were appended since the log was compacted.
     grown: u64,
     /// The reason why the log cannot be written: the last line may be incomplete, and later events may be missing.
     failure: Option<String>,
 }
 
-impl Log {
+impl RecoveryLog {
     /// Returns the log of a session's directory, which must be [compacted](Self::compact) before an event is appended.
     pub(crate) fn new(directory: &Path) -> Self {
         Self { path: directory.join(LOG), file: None, grown: 0, failure: None }
@@ -190,19 +212,19 @@ impl Log {
     /// Replaces the log with a snapshot of `state`.
     ///
     /// # Errors
-    /// The file cannot be written; the log stays as it was.
+    /// The snapshot cannot be written, and the log stays as it was; or the new log cannot be opened.
     pub(crate) fn compact(&mut self, state: &RecoveryState) -> io::Result<()> {
-        let written = write_whole(&self.path, &snapshot(state));
+        let written = write_atomically(&self.path, &snapshot(state));
         let file = written.and_then(|()| OpenOptions::new().append(true).mode(0o600).open(&self.path));
         self.file = Some(file.inspect_err(|error| self.fail(error))?);
         (self.grown, self.failure) = (0, None);
-        // Where it cannot be removed it was not made.
+        // An error means that there is no such file.
         let _ = std::fs::remove_file(self.path.with_file_name(INCOMPLETE));
         Ok(())
     }
 
-    /// Appends an event, unless the log cannot be written: it must be compacted then. Returns true when the log has grown so
-    /// much that it must be compacted.
+    /// Appends an event. Does nothing after a failure, until the log is compacted. Returns true when the log has grown
+    /// so much that it must be compacted.
     pub(crate) fn append(&mut self, event: &SessionEvent) -> bool {
         if self.failure.is_some() {
             return false;
@@ -217,11 +239,12 @@ impl Log {
         self.failure.is_none() && self.grown > GROWTH
     }
 
-    /// Records that the log cannot be written, for the next server, too.
+    /// Records that the log cannot be written, also for the next server.
     fn fail(&mut self, error: &io::Error) {
         if self.failure.is_none() && self.file.is_some() {
             tracing::warn!("the session's log cannot be written: {error}");
-            // An empty file needs no room; where it cannot be made, the next server does not say that something is missing.
+            // An empty file needs no room on a full disk. If it cannot be created, the next server does not report that
+            // the log is incomplete.
             let mut options = OpenOptions::new();
             let _ = options.append(true).create(true).mode(0o600).open(self.path.with_file_name(INCOMPLETE));
         }
@@ -263,9 +286,9 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_was_cut_off_is_read_up_to_there() {
+    fn a_truncated_log_is_read_up_to_its_last_complete_line() {
         let directory = directory("log");
-        let mut log = Log::new(&directory);
+        let mut log = RecoveryLog::new(&directory);
         log.compact(&state([defined("(a)", 3)])).unwrap();
         log.append(&SessionEvent::Saving { file: "x.core".to_owned() });
         log.append(&defined("(b)", 9));
@@ -286,16 +309,16 @@ mod tests {
     }
 
     #[test]
-    fn events_that_a_full_disk_has_cost_are_written_later() {
+    fn events_missing_from_the_log_after_a_full_disk_are_written_when_it_is_compacted() {
         let directory = directory("full-log");
-        let mut log = Log::new(&directory);
+        let mut log = RecoveryLog::new(&directory);
         log.compact(&state([defined("(a)", 1)])).unwrap();
         assert!(!log.append(&defined("(b)", 2)));
         let file = log.file.replace(OpenOptions::new().append(true).open("/dev/full").unwrap());
         assert!(!log.append(&defined("(c)", 3)) && !log.append(&defined("(d)", 4)));
         assert!(log.failure().is_some() && incomplete_since(&directory).is_some());
         log.file = file;
-        // There is room again, perhaps for a line and no more.
+        // There is room again, but perhaps only for one line.
         assert!(!log.append(&defined("(e)", 5)));
         let draft = log.path.with_extension("draft");
         std::os::unix::fs::symlink("/dev/full", &draft).unwrap();
@@ -312,7 +335,7 @@ mod tests {
     #[test]
     fn lines_that_cannot_be_read_are_counted_and_a_newer_log_is_refused() {
         let directory = directory("strange-log");
-        let mut log = Log::new(&directory);
+        let mut log = RecoveryLog::new(&directory);
         log.compact(&state([defined("(a)", 1)])).unwrap();
         log.append(&defined("(b)", 2));
         let text = std::fs::read_to_string(&log.path).unwrap();
@@ -322,10 +345,10 @@ mod tests {
         assert_eq!((loaded.unreadable, loaded.state.definitions().count()), (1, 2));
         let copy = keep_damaged(&directory).unwrap();
         assert_eq!(std::fs::read(copy).unwrap(), std::fs::read(&log.path).unwrap());
-        // A newer format whose state cannot be read here.
+        // The second text is a newer format whose state cannot be read here.
         for newer in [text.clone(), text.replace("\"definitions\":", "\"definitions\":7,\"other\":")] {
             std::fs::write(&log.path, newer.replace("\"format\":2", "\"format\":3")).unwrap();
-            assert!(load(&directory).unwrap_err().starts_with("a newer sbcl-mcp wrote its log (0."));
+            assert!(load(&directory).unwrap_err().starts_with("its log was written by a newer sbcl-mcp (0."));
             assert!(is_in(&directory));
         }
         std::fs::remove_file(&log.path).unwrap();
@@ -348,7 +371,7 @@ mod tests {
         ];
         std::fs::write(directory.join(LOG), lines.join("\n") + "\n").unwrap();
         assert!(is_in(&directory));
-        let Loaded { state, unreadable } = load(&directory).unwrap();
+        let Loaded { state, unreadable, .. } = load(&directory).unwrap();
         let codes: Vec<_> = state.definitions().map(|definition| &*definition.form.code).collect();
         assert_eq!((codes, state.saved_files(), unreadable), (vec!["(a)", "(b)"], vec!["x.core".to_owned()], 0));
         assert_eq!((state.evaluations, state.dropped(), state.clients[&0].errors.count), (9, 1, 4));

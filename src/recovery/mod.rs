@@ -1,11 +1,11 @@
-//! Recovery: the reports of a worker, the state that outlives its image, and the replay that makes the next image like the
-//! last one.
+//! Recovery: the events that a worker reports, the state that outlives its image, and the replay that gives the next image
+//! the definitions of the last one.
 //!
-//! A worker reports [events](event) by its [reporter]. Its supervisor folds them into the [recovery state](state), which is
-//! kept in memory and, for a persistent session, in the [log] as well. When the worker is lost, the crash is recorded in
-//! the state ([`RecoveryState::record_crash`](state::RecoveryState::record_crash)), and the next worker is given that state
-//! and nothing else: it boots the last [checkpoint], [replays](restore) the definitions since, and [reports](messages) the
-//! crash to its clients. The numbers that the supervisor must know of a worker at any moment are on the
+//! A worker reports [events](event) through its [reporter]. The supervisor folds them into the [recovery state](state), which
+//! it keeps in memory and, for a persistent session, also in the [log]. When a worker is lost, the supervisor records the
+//! crash in the state ([`RecoveryState::record_crash`](state::RecoveryState::record_crash)) and gives this state, and nothing
+//! else, to the next worker, which boots the last [checkpoint], [replays](replay) the definitions since, and
+//! [reports](messages) the crash to its clients. Numbers that the supervisor must be able to read at any moment are on the
 //! [status page](status_page).
 
 pub(crate) mod checkpoint;
@@ -15,9 +15,9 @@ pub(crate) mod log;
 pub(crate) mod messages;
 mod old_log;
 pub(crate) mod persistent;
+pub(crate) mod replay;
 pub(crate) mod replay_policy;
 pub(crate) mod reporter;
-pub(crate) mod restore;
 pub(crate) mod state;
 pub(crate) mod status_page;
 pub(crate) mod text;

@@ -1,4 +1,5 @@
-//! The recovery log of version 0.1, which is read once: the next start writes the session's log in the present format.
+//! The format of the recovery log of version 0.1. Such a log is only read: the next server rewrites it in the current
+//! format.
 
 use serde::Deserialize;
 
@@ -6,33 +7,35 @@ use super::definitions::{Definition, Unrestored};
 use super::event::SessionEvent;
 use super::state::RecoveryState;
 use crate::outcome::ErrorRecord;
-use crate::session::recovery::Errors;
+use crate::session::recovery::SavedErrors;
 use std::sync::Arc;
 
-/// A line of such a log.
+/// A line of a log of version 0.1.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum OldLine {
-    /// The number of the last evaluation, and how many definitions there was no room for. The first line.
+    /// The first line: the number of the last evaluation, and the number of definitions that were dropped for lack of
+    /// room.
     From { evaluations: u64, dropped: usize },
-    /// The errors so far.
-    Errors(Errors),
+    /// The error history so far.
+    Errors(SavedErrors),
     /// The forms that could not be restored.
     Unrestored(Vec<Unrestored>),
     /// A form that defined something.
     Form(Definition),
-    /// A change of the errors.
+    /// A change of the error history: an added error, and the number of the last error.
     Error { added: Option<Arc<ErrorRecord>>, last: Option<u64> },
-    /// The image was being saved in a file of this name.
+    /// The beginning of a save in a file of this name.
     Saving(String),
 }
 
 impl OldLine {
-    /// True for the first line of a log.
+    /// Returns true for the first line of a log.
     pub(super) fn is_first(&self) -> bool {
         matches!(self, Self::From { .. })
     }
 
+    /// Applies the line to the recovery state.
     pub(super) fn apply_to(self, state: &mut RecoveryState) {
         match self {
             Self::From { evaluations, dropped } => {

@@ -1,4 +1,4 @@
-//! The replay policy: which form is suspected when images are lost during a replay, and when it is given up.
+//! The replay policy: which form is suspected when images are lost during a replay, and when the form is left out.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,24 +7,25 @@ use super::state::Suspicion;
 /// The form, or the boot, at which the last image was lost before its replay had ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Suspect {
-    /// The index of the form that it replayed; `None` while it booted.
+    /// The index of the form that was being replayed; `None` for the boot.
     replaying: Option<usize>,
-    /// The number of images in a row that were lost there.
+    /// The number of images in a row that were lost at this form, or while booting.
     losses: u32,
 }
 
-/// Decides what the next image does after one was lost during its replay. Pure: no clock, no files, no processes.
+/// The policy for the next image after an image was lost during its replay. It uses no clock, files or processes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ReplayPolicy {
     suspect: Option<Suspect>,
 }
 
-/// The next step after an image was lost.
+/// A decision about the next replay, after an image was lost during the last one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum ReplayDecision {
     /// Replay the same definitions again.
     Retry {
-        /// A form became the suspect when there was none, or is closer to its last try.
+        /// True when a form became the suspect and there was none before, or when the suspect lost another of its
+        /// tries.
         progress: bool,
     },
     /// Leave out the definition at this index, which is poisoned.
@@ -33,17 +34,17 @@ pub(crate) enum Step {
         /// The reason, in a line.
         reason: String,
     },
-    /// Boot the checkpoint before this one, which did not come up.
+    /// Boot the previous checkpoint, since the last checkpoint does not boot.
     PreviousCheckpoint,
 }
 
 impl Suspicion {
-    /// Returns the number of images that may be lost at a form before the form is left out; at `None`, the number that may be
-    /// lost while booting a checkpoint.
+    /// Returns the number of images that may be lost at a form before the form is left out or, for `None`, while booting
+    /// before the checkpoint is left out.
     fn tries(self, replaying: Option<usize>) -> u32 {
         match self {
             Self::Certain => 1,
-            // Booting does the same each time.
+            // A checkpoint that failed to boot fails again.
             Self::Likely => 1 + u32::from(replaying.is_some()),
             Self::Possible => 3,
         }
@@ -51,22 +52,23 @@ impl Suspicion {
 }
 
 impl ReplayPolicy {
-    /// An image was lost before it had replayed its definitions, at the one with this index; `None` when it had not begun to.
-    pub(crate) fn after_crash(&mut self, replaying: Option<usize>, suspicion: Suspicion) -> Step {
+    /// Records that an image was lost before its replay had ended, and decides about the next replay. `replaying`: the
+    /// index of the definition that was being replayed; `None` if the replay had not begun.
+    pub(crate) fn after_crash(&mut self, replaying: Option<usize>, suspicion: Suspicion) -> ReplayDecision {
         let before = self.suspect.filter(|suspect| suspect.replaying == replaying).map_or(0, |suspect| suspect.losses);
         let losses = before + 1;
         if losses < suspicion.tries(replaying) {
             let progress = replaying.is_some() && (before > 0 || self.suspect.is_none());
             self.suspect = Some(Suspect { replaying, losses });
-            return Step::Retry { progress };
+            return ReplayDecision::Retry { progress };
         }
         self.suspect = None;
-        let Some(index) = replaying else { return Step::PreviousCheckpoint };
+        let Some(index) = replaying else { return ReplayDecision::PreviousCheckpoint };
         let reason = match suspicion {
-            Suspicion::Possible => format!("the image was killed {losses} times while it was evaluated again"),
-            Suspicion::Certain | Suspicion::Likely => "it takes the image down".to_owned(),
+            Suspicion::Possible => format!("the image was killed {losses} times while this form was replayed"),
+            Suspicion::Certain | Suspicion::Likely => "it crashes the image".to_owned(),
         };
-        Step::Skip { index, reason }
+        ReplayDecision::Skip { index, reason }
     }
 }
 
@@ -81,10 +83,10 @@ mod tests {
     }
 
     proptest! {
-        /// Images in which the forms at `poisoned` indices always crash end up replaying all the others, each poisoned form
-        /// having been tried no more often than its suspicion allows.
+        /// Forms marked in `poisoned` kill every image. In the end all other forms are replayed, and no poisoned form
+        /// was tried more often than its suspicion allows.
         #[test]
-        fn a_replay_ends_without_the_poisoned_forms(
+        fn a_replay_leaves_out_exactly_the_poisoned_forms(
             poisoned in prop::collection::vec(any::<bool>(), 0..30),
             suspicion in suspicion(),
         ) {
@@ -94,13 +96,13 @@ mod tests {
             while let Some(index) = forms.iter().position(|poisoned| *poisoned) {
                 losses += 1;
                 match policy.after_crash(Some(index), suspicion) {
-                    // The supervisor counts a loss without progress against the server.
-                    Step::Retry { progress } => prop_assert!(progress),
-                    Step::Skip { index: skipped, .. } => {
+                    // Losses without progress count for the restart policy, which ends the server after too many.
+                    ReplayDecision::Retry { progress } => prop_assert!(progress),
+                    ReplayDecision::Skip { index: skipped, .. } => {
                         prop_assert_eq!(skipped, index);
                         forms.remove(index);
                     }
-                    Step::PreviousCheckpoint => prop_assert!(false, "the checkpoint came up"),
+                    ReplayDecision::PreviousCheckpoint => prop_assert!(false, "the checkpoint came up"),
                 }
             }
             let bad = poisoned.iter().filter(|poisoned| **poisoned).count();
@@ -108,10 +110,10 @@ mod tests {
             prop_assert_eq!(forms.len(), poisoned.len() - bad);
         }
 
-        /// Only the form or the checkpoint at which images were lost is left out, and never at a first loss
-        /// that somebody else may have caused.
+        /// Only the form or checkpoint at which images were lost is left out, and never at the first loss if another
+        /// process may have caused that loss.
         #[test]
-        fn only_what_images_were_lost_at_is_left_out(
+        fn only_a_form_or_checkpoint_at_which_images_were_lost_is_left_out(
             losses in prop::collection::vec((prop::option::of(0..4_usize), suspicion()), 0..60),
         ) {
             let mut policy = ReplayPolicy::default();
@@ -121,11 +123,12 @@ mod tests {
                 let count = in_a_row.filter(|(known, _)| *known == replaying).map_or(0, |(_, count)| count) + 1;
                 let is_last = count >= suspicion.tries(replaying);
                 match step {
-                    Step::Skip { index, .. } => prop_assert!(is_last && Some(index) == replaying),
-                    Step::PreviousCheckpoint => prop_assert!(is_last && replaying.is_none()),
-                    Step::Retry { progress } => {
+                    ReplayDecision::Skip { index, .. } => prop_assert!(is_last && Some(index) == replaying),
+                    ReplayDecision::PreviousCheckpoint => prop_assert!(is_last && replaying.is_none()),
+                    ReplayDecision::Retry { progress } => {
                         prop_assert!(!is_last);
-                        // Two forms that take turns make no progress, nor does booting: the restart policy ends that.
+                        // Losses that alternate between two forms, and losses while booting, are no progress: the
+                        // restart policy ends the server after too many.
                         prop_assert_eq!(progress, replaying.is_some() && (count > 1 || in_a_row.is_none()));
                     }
                 }

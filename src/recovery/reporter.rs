@@ -1,4 +1,4 @@
-//! The worker's reports: session events to the supervisor, and numbers on the status page.
+//! The worker's reports to the supervisor: events, and the numbers on the status page.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::checkpoint::autosave::Activity;
+use super::checkpoint::autosave::AutosaveTrigger;
 use super::definitions::{Definition, Unrestored};
 use super::event::{MAX_ERROR, SessionEvent, WorkerEvent};
-use super::restore::Restoring;
-use super::status_page::{Status, StatusPage, deadline};
+use super::replay::DefinitionReplay;
+use super::status_page::{StatusField, StatusPage, deadline};
 use crate::image::interruption::Stuck;
 use crate::outcome::{Changes, DefiningForm, ErrorRecord, Outcome};
-use crate::rpc::driver::Driver;
+use crate::rpc::event_loop::EventLoop;
 use crate::rpc::output::Output;
 use crate::session::observer::Observer;
 use crate::{Limits, report};
@@ -25,39 +25,40 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
+    /// Creates a reporter that sends events through the worker's output.
     pub(crate) fn new(output: Arc<Output>) -> Self {
         Self { output }
     }
 
-    /// Sends an event. An event that is too large is logged instead.
+    /// Sends an event. An event that is too large is logged instead of sent.
     pub(crate) fn report(&self, event: &WorkerEvent) {
         if !matches!(event, WorkerEvent::Changed(_)) {
-            // It may be the last that the supervisor reads.
-            self.output.order();
+            // The supervisor may replace the worker after this event: finished answers must come before it.
+            self.output.queue_large_answers();
         }
         match event.encode() {
             Ok(bytes) => self.output.event(&bytes),
             Err(error) => {
                 let begin: String = format!("{event:?}").chars().take(100).collect();
-                tracing::error!("an event is not reported to the supervisor: {error}: {begin}");
+                tracing::error!("an event cannot be sent to the supervisor: {error}: {begin}");
             }
         }
     }
 
-    /// Sends a change of the session.
+    /// Sends a session event.
     pub(crate) fn changed(&self, event: SessionEvent) {
         self.report(&WorkerEvent::Changed(event));
     }
 }
 
-/// Forwards session events to the supervisor.
+/// The observer that forwards session events to the supervisor.
 #[derive(Debug)]
 pub(crate) struct EventReporter {
     pub(crate) reporter: Reporter,
     pub(crate) status: StatusPage,
-    pub(crate) driver: Arc<Driver>,
-    pub(crate) restoring: Arc<Restoring>,
-    pub(crate) activity: Arc<Activity>,
+    pub(crate) event_loop: Arc<EventLoop>,
+    pub(crate) replay: Arc<DefinitionReplay>,
+    pub(crate) activity: Arc<AutosaveTrigger>,
     /// The forms that could not be restored and have not been defined again.
     pub(crate) unrestored: Arc<Mutex<Vec<Unrestored>>>,
     /// The number of each client's last error that the supervisor knows, by connection.
@@ -67,40 +68,40 @@ pub(crate) struct EventReporter {
 }
 
 impl Observer for EventReporter {
-    fn restores(&self) -> bool {
-        self.restoring.evaluates()
+    fn is_replaying(&self) -> bool {
+        self.replay.evaluates()
     }
 
     fn begun(&self, job: u64, connection: u64, timeout: Option<Duration>) {
-        if self.restores() {
+        if self.is_replaying() {
             return;
         }
         *self.since.lock() = Instant::now();
         self.status.set_step(None);
-        self.status.set(Status::Due, timeout.map_or(0, deadline));
-        self.status.set(Status::Client, connection);
-        self.status.set(Status::Begun, job);
+        self.status.set(StatusField::Deadline, timeout.map_or(0, deadline));
+        self.status.set(StatusField::Client, connection);
+        self.status.set(StatusField::Begun, job);
     }
 
-    fn extended(&self, more: Option<Duration>) {
-        self.status.set(Status::Due, more.map_or(0, deadline));
+    fn deadline_changed(&self, more: Option<Duration>) {
+        self.status.set(StatusField::Deadline, more.map_or(0, deadline));
     }
 
     fn step(&self, step: Option<&str>) {
         self.status.set_step(step);
     }
 
-    fn asks(&self, yes: bool) {
-        self.status.count(Status::Asked, yes);
+    fn external_wait(&self, yes: bool) {
+        self.status.count(StatusField::PendingAnswers, yes);
     }
 
     fn ended(&self, job: u64) {
-        if self.restores() {
+        if self.is_replaying() {
             return;
         }
-        // A job that was cancelled in the queue never began.
-        if self.status.get(Status::Begun) == job {
-            self.status.set(Status::Ended, job);
+        // A job that was cancelled while it was queued never began.
+        if self.status.get(StatusField::Begun) == job {
+            self.status.set(StatusField::Ended, job);
         }
         self.activity.ended();
     }
@@ -110,7 +111,7 @@ impl Observer for EventReporter {
     }
 
     fn inspects(&self, job: Option<u64>) {
-        self.status.set(Status::Inspecting, job.unwrap_or(0));
+        self.status.set(StatusField::Inspecting, job.unwrap_or(0));
     }
 
     fn errors(&self, connection: u64, added: Option<&Arc<ErrorRecord>>, last: Option<&Arc<ErrorRecord>>) {
@@ -129,7 +130,7 @@ impl Observer for EventReporter {
     }
 
     fn defined(&self, form: &DefiningForm, changes: &Changes, local: bool, evaluation: u64) {
-        if self.restores() {
+        if self.is_replaying() {
             return;
         }
         let now = Instant::now();
@@ -142,7 +143,7 @@ impl Observer for EventReporter {
     }
 
     fn numbered(&self, evaluation: u64) {
-        self.status.set(Status::Numbered, evaluation);
+        self.status.set(StatusField::NewestEvaluation, evaluation);
     }
 
     fn limits(&self, limits: &Limits) {
@@ -150,10 +151,10 @@ impl Observer for EventReporter {
     }
 
     fn stuck(&self, outcome: Option<Outcome>, why: Stuck) {
-        // An answer shows no more than this.
+        // An answer shows no more characters than this.
         let most = usize::try_from(*Limits::MAX_ANSWER_RANGE.end()).unwrap_or(usize::MAX);
         let outcome = outcome.map(|outcome| report::fitted(&Outcome { kept: false, ..outcome }, most));
         self.reporter.report(&WorkerEvent::Stuck { outcome: outcome.map(Box::new), why });
-        self.driver.pause();
+        self.event_loop.pause();
     }
 }

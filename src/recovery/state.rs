@@ -1,7 +1,7 @@
-//! The recovery state, with which the next worker continues where the last worker stopped.
+//! The recovery state, from which the next worker continues where the last worker stopped.
 //!
-//! The state is the fold over [session events](SessionEvent) and the few things that happen to workers from outside: a
-//! crash, a reset, a restore of a checkpoint. Nothing here touches a file, a process or the clock.
+//! The state is the fold over [session events](SessionEvent) and over the crashes, resets and restores that the
+//! supervisor records. Nothing here touches a file, a process or the clock.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -10,22 +10,23 @@ use serde::{Deserialize, Serialize};
 use super::checkpoint::store::Checkpoint;
 use super::definitions::{Definition, Definitions, Unrestored};
 use super::event::{MAX_HANDSHAKE_MESSAGE, SessionEvent};
-use super::replay_policy::{ReplayPolicy, Step};
+use super::replay_policy::{ReplayDecision, ReplayPolicy};
 use crate::Limits;
 use crate::image::interruption::Stuck;
 use crate::outcome::Outcome;
-use crate::session::recovery::Errors;
+use crate::session::recovery::SavedErrors;
 
-/// Maximum number of messages of a client's handshake.
+/// Maximum number of messages in a client's handshake.
 const MAX_HANDSHAKE: usize = 4;
-/// Maximum number of handshake messages whose calls are not answered yet, of all clients together.
+/// Maximum number of handshake messages of all clients whose calls are not answered yet.
 const MAX_UNANSWERED_HANDSHAKES: usize = 64;
-/// Maximum number of saves in progress; the oldest ones are forgotten.
+/// Maximum number of saves in progress. The oldest are forgotten.
 pub(crate) const MAX_SAVING: usize = 64;
-/// Maximum number of checkpoints that the next image may be booted from.
+/// Maximum number of checkpoints that the next image may boot from.
 const MAX_RESTORABLE: usize = 8;
-/// Maximum number of forms in [`RecoveryState::unrestored`], and of their bytes together; the newest forms are kept.
+/// Maximum number of forms in [`RecoveryState::unrestored`]. The newest are kept.
 const MAX_UNRESTORED: usize = 100;
+/// Maximum size of these forms together, in bytes of JSON.
 const MAX_UNRESTORED_BYTES: usize = 8 << 20;
 
 /// The state that outlives an image.
@@ -38,42 +39,44 @@ pub(crate) struct RecoveryState {
     handshakes: Vec<(u64, String)>,
     /// The limits that a client has set; `None` for the limits of the command line.
     pub(crate) limits: Option<Limits>,
-    /// The definitions, of which a replay evaluates those after the checkpoint; `None` when nothing is restored.
+    /// The definitions since the session began; `None` when definitions are not kept. A replay evaluates those after
+    /// the checkpoint.
     pub(crate) definitions: Option<Definitions>,
     /// The forms that could not be restored and have not been defined again.
     pub(crate) unrestored: Vec<Unrestored>,
     /// The saves that have begun and are not known to be complete.
     saving: VecDeque<Save>,
-    /// The checkpoints that the next image may be booted from, oldest first.
+    /// The checkpoints that the next image may boot from, oldest first.
     restorable: VecDeque<Restorable>,
-    /// The suspicion against forms that may be poisoned.
+    /// The replay policy, which knows the form that may be poisoned.
     replay: ReplayPolicy,
-    /// The highest number of a job that began in an earlier image: jobs up to this number must not begin again.
+    /// The highest number of a job that began in an earlier image. Jobs up to this number must not begin again.
     pub(crate) begun: u64,
     /// The highest number of an evaluation.
     pub(crate) evaluations: u64,
-    /// The call whose inspection ran when the last image was lost, and how many images were lost during it.
+    /// The call whose inspection ran when the last image was lost, and the number of images lost during that call.
     pub(crate) inspected: Option<(u64, u32)>,
     /// The crash that the next image recovers from.
     pub(crate) crash: Option<CrashReport>,
     /// The reset or restore that requested the next image.
     pub(crate) replacement: Option<Replacement>,
     /// The persistent session that the server's first image continues.
-    pub(crate) resumed: Option<Resumed>,
-    /// The number that the next worker's first new line has. Later new lines have consecutive numbers.
+    #[serde(rename = "resumed")]
+    pub(crate) continued_session: Option<ContinuedSession>,
+    /// The number of the first new line for the next worker. Later new lines have consecutive numbers.
     pub(crate) next_line: u64,
 }
 
-/// The part of the state that belongs to one client.
+/// The recovery state of one client.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Client {
-    /// The answered messages that opened the client's conversation.
+    /// The messages of the client's handshake whose calls are answered.
     pub(crate) handshake: Vec<String>,
     /// The client's error state and history.
-    pub(crate) errors: Errors,
+    pub(crate) errors: SavedErrors,
 }
 
-/// The definitions that a core contains: those before a position.
+/// The coverage of a core: the definitions that it contains.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 struct Coverage {
     /// The position of the first definition that the core does not contain.
@@ -92,7 +95,7 @@ struct Save {
     coverage: Coverage,
 }
 
-/// A checkpoint that the next image may be booted from.
+/// A checkpoint that the next image may boot from.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Restorable {
     checkpoint: Checkpoint,
@@ -100,37 +103,38 @@ struct Restorable {
     coverage: Coverage,
 }
 
-/// A reset, or a restore of a checkpoint, that a call requested.
+/// A replacement of the image that a call requested: a reset or the restore of a checkpoint.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Replacement {
     /// The call's number.
     pub(crate) call: u64,
     /// The connection of the call.
     pub(crate) client: u64,
-    /// Notices of the replaced image that this client has not seen yet.
+    /// The notices of the replaced image that this client has not seen yet.
     pub(crate) notices: Vec<String>,
     /// The requested restore; `None` for a reset.
-    pub(crate) returned: Option<Returned>,
+    #[serde(rename = "returned")]
+    pub(crate) restore: Option<CheckpointRestore>,
 }
 
-/// A restore of a checkpoint that a call requested.
+/// The restore of a checkpoint that a call requested.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Returned {
+pub(crate) struct CheckpointRestore {
     pub(crate) checkpoint: Checkpoint,
-    /// The number of evaluations after the checkpoint.
+    /// The number of evaluations since the checkpoint, which are forgotten.
     pub(crate) forgotten: u64,
 }
 
 /// A persistent session that a new server continues.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Resumed {
+pub(crate) struct ContinuedSession {
     /// The session's name.
     pub(crate) session: String,
-    /// The reason, in sentences, why the last saved image or a part of the log is not used.
+    /// The problems with the saved image or the log, in sentences, if there were any.
     pub(crate) remark: Option<String>,
 }
 
-/// The crash report that the client gets.
+/// The crash report: what the next image tells its clients about the lost image.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct CrashReport {
     /// The cause, as the rest of a sentence about the image: `was killed by signal 9 (SIGKILL)`.
@@ -142,51 +146,53 @@ pub(crate) struct CrashReport {
     pub(crate) connection: u64,
     /// The numbers of the background evaluations.
     pub(crate) background: Vec<u64>,
-    /// The outcome that the supervisor or the worker gave the lost evaluation, if it could not be stopped or used up the heap.
-    pub(crate) stuck: Option<Box<Outcome>>,
-    /// The poisoned forms, which killed an image when they were replayed and are not tried again.
+    /// The outcome of a foreground evaluation that could not be interrupted or exhausted the heap.
+    #[serde(rename = "stuck")]
+    pub(crate) outcome: Option<Box<Outcome>>,
+    /// The poisoned forms, which are left out since they killed an image during its replay.
     pub(crate) poisoned: Vec<Unrestored>,
 }
 
 impl CrashReport {
     /// Returns true when the image was replaced because a cancelled evaluation did not end.
     pub(crate) fn was_cancelled(&self) -> bool {
-        let error = self.stuck.as_ref().and_then(|outcome| outcome.result.as_ref().err());
+        let error = self.outcome.as_ref().and_then(|outcome| outcome.result.as_ref().err());
         self.in_flight && error.is_some_and(|error| error.kind == "CANCELLED")
     }
 }
 
-/// The loss of an image as its supervisor sees it.
+/// The loss of an image, as the supervisor detected it.
 #[derive(Debug, Clone)]
 pub(crate) struct Crash {
     /// The cause, as the rest of a sentence about the image.
     pub(crate) cause: String,
-    /// The outcome of the foreground evaluation, if it is known.
+    /// The outcome of the foreground evaluation, if known.
     pub(crate) outcome: Option<Box<Outcome>>,
-    /// The strength of the evidence against a form that was being replayed.
+    /// The suspicion against the form that was being replayed.
     pub(crate) suspicion: Suspicion,
-    /// The line at which the worker stalled, or that did not reach the worker.
+    /// The number of the line at which the worker stalled, or that did not reach the worker.
     pub(crate) stalled_at: Option<u64>,
 }
 
-/// The strength of a crash as evidence against the form that was being replayed.
+/// The strength of the evidence that the form being replayed caused a crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Suspicion {
     /// Only the form can have caused the crash.
     Certain,
-    /// The image ended: the form or something else in the image was the cause.
+    /// The form or something else in the image caused the crash.
     Likely,
-    /// The image was killed by a signal that other processes send, too.
+    /// Another process may have caused the crash: the image was killed by a signal that other processes send.
     Possible,
 }
 
 impl Crash {
+    /// Creates a crash with this cause, the rest of a sentence about the image.
     pub(crate) fn new(cause: impl Into<String>) -> Self {
         Self { cause: cause.into(), outcome: None, suspicion: Suspicion::Likely, stalled_at: None }
     }
 
     /// Adds the outcome of the foreground evaluation.
-    pub(crate) fn during(self, outcome: impl Into<Option<Outcome>>) -> Self {
+    pub(crate) fn with_outcome(self, outcome: impl Into<Option<Outcome>>) -> Self {
         Self { outcome: outcome.into().map(Box::new), ..self }
     }
 
@@ -196,31 +202,31 @@ impl Crash {
     }
 
     /// Marks the form that was being replayed as the certain cause of the crash.
-    pub(crate) fn by_form(self) -> Self {
+    pub(crate) fn caused_by_form(self) -> Self {
         Self { suspicion: Suspicion::Certain, ..self }
     }
 
     /// Marks the crash as possibly caused from outside.
-    pub(crate) fn killed(self) -> Self {
+    pub(crate) fn possibly_external(self) -> Self {
         Self { suspicion: Suspicion::Possible, ..self }
     }
 
-    /// Creates the crash of an image that could not be interrupted: in the evaluation with this outcome or, unless the
-    /// image was `restored`, in the form that was being replayed.
-    pub(crate) fn stuck(outcome: Option<Box<Outcome>>, why: Stuck, restored: bool) -> Self {
-        let crash = Self { outcome, ..Self::new(format!("{} and was ended", why.verb())) };
-        if restored { crash } else { crash.by_form() }
+    /// Creates the crash of an image that could not be interrupted. The cause is the evaluation with this outcome, or
+    /// the form that was being replayed if the image had not `replayed` its definitions.
+    pub(crate) fn stuck(outcome: Option<Box<Outcome>>, why: Stuck, replayed: bool) -> Self {
+        let crash = Self { outcome, ..Self::new(format!("{} and was terminated", why.verb())) };
+        if replayed { crash } else { crash.caused_by_form() }
     }
 }
 
-/// The content of a worker's status page after the loss of the worker.
+/// The content of the status page of a worker that is lost or about to be replaced.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LastStatus {
-    /// The number of the last foreground job that began, if a call had requested the job; else 0.
+    /// The number of the last foreground job that began; 0 if there was none, or if no call that was sent requested it.
     pub(crate) begun: u64,
-    /// True when the job had not ended.
+    /// True when this job had not ended.
     pub(crate) in_flight: bool,
-    /// The client of the job.
+    /// The client of this job.
     pub(crate) client: u64,
     /// The numbers of the background evaluations.
     pub(crate) background: Vec<u64>,
@@ -241,7 +247,7 @@ impl Default for RecoveryState {
 }
 
 impl RecoveryState {
-    /// Creates the state before the first worker. `restores`: definitions are kept and replayed.
+    /// Creates the state before the first worker. `restores` is true when definitions are kept and replayed.
     pub(crate) fn new(restores: bool) -> Self {
         Self {
             clients: BTreeMap::from([(0, Client::default())]),
@@ -257,7 +263,7 @@ impl RecoveryState {
             inspected: None,
             crash: None,
             replacement: None,
-            resumed: None,
+            continued_session: None,
             next_line: 0,
         }
     }
@@ -275,7 +281,7 @@ impl RecoveryState {
                 self.evaluations = self.evaluations.max(definition.evaluation);
                 if let Some(definitions) = &mut self.definitions {
                     for position in definitions.add(definition) {
-                        let complete = self.restorable.iter_mut().map(|one| &mut one.coverage);
+                        let complete = self.restorable.iter_mut().map(|entry| &mut entry.coverage);
                         let cores = complete.chain(self.saving.iter_mut().map(|save| &mut save.coverage));
                         cores.filter(|core| core.position <= position).for_each(|core| core.dropped += 1);
                     }
@@ -283,7 +289,7 @@ impl RecoveryState {
             }
             SessionEvent::Errors { client, added, last } => {
                 if let Some(client) = self.clients.get_mut(&client) {
-                    client.errors.note(added, last);
+                    client.errors.record(added, last);
                 }
             }
             SessionEvent::Limits(limits) => self.limits = Some(limits),
@@ -297,15 +303,16 @@ impl RecoveryState {
             SessionEvent::Saved(checkpoint) => {
                 let index = self.saving.iter().position(|save| save.file == checkpoint.file);
                 if let Some(save) = index.and_then(|index| self.saving.remove(index)) {
-                    self.restorable.retain(|one| one.checkpoint.name != checkpoint.name);
+                    self.restorable.retain(|entry| entry.checkpoint.name != checkpoint.name);
                     self.add_restorable(Restorable { checkpoint: *checkpoint, coverage: save.coverage });
                 }
             }
         }
     }
 
+    /// Adds a checkpoint, ordered by the definitions that the cores contain.
     fn add_restorable(&mut self, new: Restorable) {
-        // A save that began before another may end after it.
+        // Saves may be completed in another order than they began.
         let index = self.restorable.partition_point(|other| other.coverage.position <= new.coverage.position);
         self.restorable.insert(index, new);
         if self.restorable.len() > MAX_RESTORABLE {
@@ -320,31 +327,31 @@ impl RecoveryState {
 
     /// Returns the files of all saves, complete or not, ordered by the last definition that they contain.
     pub(crate) fn saved_files(&self) -> Vec<String> {
-        let complete = self.restorable.iter().map(|one| (one.coverage, &one.checkpoint.file));
+        let complete = self.restorable.iter().map(|entry| (entry.coverage, &entry.checkpoint.file));
         let mut files: Vec<_> = complete.chain(self.saving.iter().map(|save| (save.coverage, &save.file))).collect();
         files.sort_by_key(|(coverage, _)| coverage.position);
         files.into_iter().map(|(_, file)| file.clone()).collect()
     }
 
-    /// Returns the checkpoint that the next image is booted from.
+    /// Returns the checkpoint that the next image boots from.
     pub(crate) fn checkpoint(&self) -> Option<&Checkpoint> {
-        self.restorable.back().map(|one| &one.checkpoint)
+        self.restorable.back().map(|entry| &entry.checkpoint)
     }
 
     /// Returns the core file of the last checkpoint that a call asked to restore; `None` after a crash or a reset.
     pub(crate) fn requested_checkpoint(&self) -> Option<String> {
         let replacement = self.replacement.as_ref().filter(|_| self.crash.is_none())?;
-        Some(replacement.returned.as_ref()?.checkpoint.file.clone())
+        Some(replacement.restore.as_ref()?.checkpoint.file.clone())
     }
 
-    /// Keeps only those checkpoints for the next image for which `keep` returns true.
+    /// Keeps only the checkpoints for which `keep` returns true.
     pub(crate) fn retain_checkpoints(&mut self, mut keep: impl FnMut(&Checkpoint) -> bool) {
-        self.restorable.retain(|one| keep(&one.checkpoint));
+        self.restorable.retain(|entry| keep(&entry.checkpoint));
     }
 
-    /// Returns the position of the first definition that the checkpoint does not contain.
+    /// Returns the position of the first definition that the checkpoint does not contain; 0 without a checkpoint.
     fn position(&self) -> u64 {
-        self.restorable.back().map_or(0, |one| one.coverage.position)
+        self.restorable.back().map_or(0, |entry| entry.coverage.position)
     }
 
     /// Returns true when there is a checkpoint to boot or a definition to replay.
@@ -352,7 +359,7 @@ impl RecoveryState {
         !self.restorable.is_empty() || self.definitions.as_ref().is_some_and(|definitions| definitions.end() > 0)
     }
 
-    /// Records that a call of this client is answered, or wants no answer.
+    /// Records that a call of this client is finished, with or without an answer.
     pub(crate) fn answered(&mut self, call: u64, client: u64) {
         let messages = self.handshakes.extract_if(.., |(of, _)| *of == call).map(|(_, message)| message);
         match self.clients.get_mut(&client) {
@@ -374,9 +381,9 @@ impl RecoveryState {
         self.clients.remove(&client);
     }
 
-    /// Records the end of a replay. The definitions at the indices in `failed`, each with the reason, are not tried again.
-    /// Returns true when a form could not be restored.
-    pub(crate) fn restored(&mut self, failed: &[(usize, String)]) -> bool {
+    /// Records the end of a replay. The definitions at the indices in `failed`, each with the reason, are not replayed
+    /// again. Returns true when a form could not be restored.
+    pub(crate) fn record_replay(&mut self, failed: &[(usize, String)]) -> bool {
         let mut unrestored = self.failures(failed);
         let position = self.position();
         if let Some(definitions) = &mut self.definitions {
@@ -398,9 +405,9 @@ impl RecoveryState {
         any
     }
 
-    /// Returns the forms that are missing after a replay: the poisoned forms, the forms that were dropped for lack of room,
-    /// and the definitions at the indices in `failed`, each with the reason. A failed form is not missing if an equal form
-    /// comes later, or if later forms that succeeded defined or removed all of its names.
+    /// Returns the forms that are missing after a replay: the poisoned forms, the forms that were dropped for lack of
+    /// room, and the definitions at the indices in `failed`, each with the reason. A failed form is not missing if an
+    /// equal form follows, or if later forms that succeeded defined or removed all of its names.
     pub(crate) fn failures(&self, failed: &[(usize, String)]) -> Vec<Unrestored> {
         let replayed: Vec<_> =
             self.definitions.iter().flat_map(|definitions| definitions.iter_from(self.position())).collect();
@@ -426,32 +433,33 @@ impl RecoveryState {
         poisoned.chain(dropped.cloned()).chain(missing.into_iter().rev()).collect()
     }
 
-    /// Records a crash and prepares the next worker's state. `restored`: the image had replayed its definitions. Returns
-    /// true for progress: a poisoned form is left out, or a form is newly suspected or closer to its last try.
-    pub(crate) fn record_crash(&mut self, last: LastStatus, restored: bool, crash: &Crash) -> bool {
+    /// Records a crash. `replayed` is true when the image had replayed its definitions. Returns true when the crash
+    /// brings the replay further: a poisoned form is left out, a form is newly suspected, or the suspect has fewer
+    /// tries left.
+    pub(crate) fn record_crash(&mut self, last: LastStatus, replayed: bool, crash: &Crash) -> bool {
         self.handshakes.clear();
         // No client waits for the outcome of a replayed form.
-        let stuck = crash.outcome.clone().filter(|_| restored);
-        let cause = match last.step.filter(|_| last.in_flight && restored && stuck.is_none()) {
+        let outcome = crash.outcome.clone().filter(|_| replayed);
+        let cause = match last.step.filter(|_| last.in_flight && replayed && outcome.is_none()) {
             Some(step) => format!("{}; it was at {step}", crash.cause),
             None => crash.cause.clone(),
         };
         // The client's number is from the status page, to which foreign code may have written.
         let connection = if self.clients.contains_key(&last.client) { last.client } else { 0 };
         let (in_flight, background) = (last.in_flight, last.background);
-        let mut report = CrashReport { cause, in_flight, connection, background, stuck, poisoned: Vec::new() };
+        let mut report = CrashReport { cause, in_flight, connection, background, outcome, poisoned: Vec::new() };
         let mut progress = false;
-        if restored {
+        if replayed {
             if let Some(replacement) = &mut self.replacement {
                 replacement.notices.clear();
             }
-            self.resumed = None;
+            self.continued_session = None;
         } else {
-            // Keep the first crash: the lost image had not reported it to the client yet.
+            // The first crash is kept, since the lost image had not reported it to the clients yet.
             report = self.crash.take().unwrap_or(report);
             match self.replay.after_crash(last.replaying, crash.suspicion) {
-                Step::Retry { progress: further } => progress = further,
-                Step::Skip { index, reason } => {
+                ReplayDecision::Retry { progress: further } => progress = further,
+                ReplayDecision::Skip { index, reason } => {
                     let position = self.position();
                     // The index is from the status page, to which foreign code may have written.
                     if let Some(form) = self.definitions.as_mut().and_then(|all| all.take(position, index)) {
@@ -459,10 +467,10 @@ impl RecoveryState {
                         progress = true;
                     }
                 }
-                Step::PreviousCheckpoint => drop(self.restorable.pop_back()),
+                ReplayDecision::PreviousCheckpoint => drop(self.restorable.pop_back()),
             }
         }
-        self.count(last.begun, last.evaluations);
+        self.raise_counters(last.begun, last.evaluations);
         if let Some(call) = last.inspecting {
             let before = self.inspected.filter(|(known, _)| *known == call).map_or(0, |(_, times)| times);
             self.inspected = Some((call, before + 1));
@@ -471,13 +479,14 @@ impl RecoveryState {
         progress
     }
 
-    fn count(&mut self, begun: u64, evaluations: u64) {
+    /// Raises the highest numbers of begun jobs and of evaluations.
+    fn raise_counters(&mut self, begun: u64, evaluations: u64) {
         self.begun = self.begun.max(begun);
         self.evaluations = self.evaluations.max(evaluations);
     }
 
-    /// Records a reset. The limits and the clients stay; the errors of the requesting client, the definitions and the
-    /// checkpoints go.
+    /// Records a reset: removes the definitions, the checkpoints and the errors of the requesting client. The limits
+    /// and the clients stay.
     pub(crate) fn reset(&mut self, last: &LastStatus, replacement: Replacement) {
         if let Some(client) = self.client_of(&replacement) {
             client.errors.reset();
@@ -488,9 +497,9 @@ impl RecoveryState {
         self.unrestored.clear();
     }
 
-    /// Records a restore of a checkpoint: later definitions and checkpoints are dropped; histories of errors stay. `saved` is
-    /// the content of the checkpoint, of which the definitions are used only if `restorable` lacks the checkpoint.
-    pub(crate) fn return_to(
+    /// Records the restore of a checkpoint: removes later definitions and checkpoints. The error histories stay.
+    /// `saved` is the content of the checkpoint; its definitions are used only if `restorable` lacks the checkpoint.
+    pub(crate) fn restore_checkpoint(
         &mut self,
         checkpoint: Checkpoint,
         last: &LastStatus,
@@ -501,19 +510,19 @@ impl RecoveryState {
             client.errors.last = None;
         }
         let forgotten = self.evaluations.max(last.evaluations).saturating_sub(checkpoint.evaluation);
-        replacement.returned = Some(Returned { checkpoint: checkpoint.clone(), forgotten });
+        replacement.restore = Some(CheckpointRestore { checkpoint: checkpoint.clone(), forgotten });
         self.replace(last, replacement);
         self.unrestored = saved.unrestored;
-        match self.restorable.iter().position(|one| one.checkpoint.file == checkpoint.file) {
+        match self.restorable.iter().position(|entry| entry.checkpoint.file == checkpoint.file) {
             Some(index) => {
                 self.restorable.truncate(index + 1);
                 let Coverage { position, dropped } = self.restorable[index].coverage;
                 if let Some(definitions) = &mut self.definitions {
                     definitions.truncate(position, dropped);
                 }
-                // Older checkpoints lack these, too.
-                for one in &mut self.restorable {
-                    one.coverage.dropped = one.coverage.dropped.saturating_sub(dropped);
+                // Older checkpoints do not contain the removed definitions either.
+                for entry in &mut self.restorable {
+                    entry.coverage.dropped = entry.coverage.dropped.saturating_sub(dropped);
                 }
             }
             None => {
@@ -526,23 +535,25 @@ impl RecoveryState {
         }
     }
 
+    /// Returns the client that requested a replacement, or the client of stdin if that client has disconnected.
     fn client_of(&mut self, replacement: &Replacement) -> Option<&mut Client> {
         let client = if self.clients.contains_key(&replacement.client) { replacement.client } else { 0 };
         self.clients.get_mut(&client)
     }
 
+    /// Records what resets and restores share: a requested replacement of the image.
     fn replace(&mut self, last: &LastStatus, replacement: Replacement) {
         self.handshakes.clear();
         self.saving.clear();
-        self.count(last.begun, last.evaluations);
-        (self.crash, self.resumed, self.replay) = (None, None, ReplayPolicy::default());
+        self.raise_counters(last.begun, last.evaluations);
+        (self.crash, self.continued_session, self.replay) = (None, None, ReplayPolicy::default());
         self.replacement = Some(replacement);
     }
 
     /// Returns the state with which a new server continues the session: without clients, calls and crashes.
     pub(crate) fn continued(&self) -> Self {
         let errors = self.clients.get(&0).map(|client| client.errors.clone()).unwrap_or_default();
-        // A server that ended before its replay did has not reported the poisoned forms as missing.
+        // If the server ended during a replay, `unrestored` lacks the poisoned forms.
         let poisoned = self.crash.iter().flat_map(|crash| &crash.poisoned);
         Self {
             clients: BTreeMap::from([(0, Client { handshake: Vec::new(), errors })]),
@@ -555,14 +566,15 @@ impl RecoveryState {
         }
     }
 
-    /// Sorts out the saves of a session that a new server continues: `look` classifies each file, oldest first.
-    pub(crate) fn settle_saves(&mut self, mut look: impl FnMut(&str) -> SavedFile) {
+    /// Decides which saves of a session that a new server continues are restorable. `classify` gets each file, oldest
+    /// first.
+    pub(crate) fn resolve_saves(&mut self, mut classify: impl FnMut(&str) -> SavedFile) {
         let complete = self.restorable.drain(..);
-        let complete = complete.map(|one| Save { file: one.checkpoint.file, coverage: one.coverage });
+        let complete = complete.map(|entry| Save { file: entry.checkpoint.file, coverage: entry.coverage });
         let mut saves: Vec<_> = complete.chain(self.saving.drain(..)).collect();
         saves.sort_by_key(|save| save.coverage.position);
         for Save { file, coverage } in saves {
-            match look(&file) {
+            match classify(&file) {
                 SavedFile::Usable(checkpoint) => self.add_restorable(Restorable { checkpoint: *checkpoint, coverage }),
                 SavedFile::OfOtherProgram => self.restorable.clear(),
                 SavedFile::Unusable => {}
@@ -570,7 +582,8 @@ impl RecoveryState {
         }
     }
 
-    /// Records the save at the end of the last server, which reported no beginning and contains all definitions.
+    /// Records the checkpoint that was saved at the end of the last server. No event recorded the beginning of this
+    /// save, which contains all definitions so far.
     pub(crate) fn saved_at_end(&mut self, checkpoint: &Checkpoint) {
         if self.saved_files().contains(&checkpoint.file) {
             return;
@@ -579,7 +592,7 @@ impl RecoveryState {
         self.apply(SessionEvent::Saving { file: checkpoint.file.clone() });
     }
 
-    /// Returns the state for the next worker: its only definitions are those that the checkpoint does not contain.
+    /// Returns the state for the next worker, with only the definitions that the checkpoint does not contain.
     pub(crate) fn for_worker(&mut self) -> Self {
         let all = self.definitions.take();
         let definitions = all.as_ref().map(|definitions| definitions.since(self.position()));
@@ -588,7 +601,8 @@ impl RecoveryState {
         state
     }
 
-    /// Returns the content of a checkpoint that is being saved, for a later restore: definitions, and forms that are missing.
+    /// Returns the content of a checkpoint that is being saved, for a later restore: the definitions and the unrestored
+    /// forms. `None` when there are neither.
     pub(crate) fn content(&self) -> Option<Self> {
         let definitions = self.definitions.as_ref()?;
         let any = definitions.end() > 0 || !self.unrestored.is_empty();
@@ -599,14 +613,14 @@ impl RecoveryState {
         })
     }
 
-    /// Returns a copy without the histories of errors, for a state that is too large.
+    /// Returns a copy without the error histories, for a state that is too large.
     pub(crate) fn without_histories(&self) -> Self {
         let mut state = self.clone();
         state.clients.values_mut().for_each(|client| client.errors.history = Default::default());
         state
     }
 
-    /// Returns the definitions in order. A worker has only those that it replays.
+    /// Returns the definitions in order. In a worker these are only the definitions that it replays.
     pub(crate) fn definitions(&self) -> impl Iterator<Item = &Definition> {
         self.definitions.iter().flat_map(|definitions| definitions.iter_from(0))
     }
@@ -614,11 +628,11 @@ impl RecoveryState {
     /// Returns the number of definitions after the checkpoint that were dropped for lack of room and cannot be named.
     pub(crate) fn dropped(&self) -> usize {
         let since_the_beginning = || self.definitions.as_ref().map_or(0, Definitions::dropped);
-        self.restorable.back().map_or_else(since_the_beginning, |one| one.coverage.dropped)
+        self.restorable.back().map_or_else(since_the_beginning, |entry| entry.coverage.dropped)
     }
 }
 
-/// The state of a file in which a session was saved.
+/// The classification of a file in which a session was saved.
 #[derive(Debug)]
 pub(crate) enum SavedFile {
     /// A checkpoint that can be booted here.
@@ -644,11 +658,11 @@ mod tests {
             name: "x".to_owned(),
             file: "x.core".to_owned(),
             bytes: 0,
-            seal: None,
+            fingerprint: None,
             evaluation: 1,
             saved: jiff::Timestamp::UNIX_EPOCH,
             heap: 0,
-            build: crate::build(),
+            build: crate::build_id(),
             automatic: false,
             at_end: false,
             defines: String::new(),
@@ -678,10 +692,10 @@ mod tests {
         let crash = state.crash.clone().expect("it was lost");
         assert_eq!((&*crash.cause, crash.in_flight, crash.background), ("died", true, vec![4]));
         assert_eq!(crash.poisoned[0].form.code, "(b)");
-        assert!(state.restored(&[(1, "it failed".to_owned())]));
+        assert!(state.record_replay(&[(1, "it failed".to_owned())]));
         assert_eq!(codes(&state), ["(a)"]);
         let unrestored: Vec<_> = state.unrestored.iter().map(|form| (&*form.form.code, &*form.reason)).collect();
-        assert_eq!(unrestored, [("(b)", "it takes the image down"), ("(c)", "it failed")]);
+        assert_eq!(unrestored, [("(b)", "it crashes the image"), ("(c)", "it failed")]);
     }
 
     #[test]
@@ -689,32 +703,32 @@ mod tests {
         let mut state = RecoveryState::new(true);
         for round in 0..3 * MAX_UNRESTORED {
             state.apply(SessionEvent::Defined(definition(&format!("(f {round})"))));
-            assert!(state.restored(&[(0, "it failed".to_owned())]));
+            assert!(state.record_replay(&[(0, "it failed".to_owned())]));
         }
         assert_eq!(state.unrestored.len(), MAX_UNRESTORED);
         for letter in ["x", "y", "z"] {
             state.apply(SessionEvent::Defined(definition(&letter.repeat(MAX_UNRESTORED_BYTES / 2 - 1000))));
-            assert!(state.restored(&[(0, "it failed".to_owned())]));
+            assert!(state.record_replay(&[(0, "it failed".to_owned())]));
         }
         assert_eq!(state.unrestored.len(), 2);
     }
 
     #[test]
-    fn a_return_to_a_checkpoint_clears_the_suspect_of_the_replay_before() {
+    fn restoring_a_checkpoint_clears_the_suspect_of_the_last_replay() {
         let mut state = with_definitions(&["(a)", "(b)"]);
         let at_first = LastStatus { replaying: Some(0), ..LastStatus::default() };
-        let killed = || Crash::new("was killed").killed();
+        let killed = || Crash::new("was killed").possibly_external();
         (0..2).for_each(|_| assert!(state.record_crash(at_first.clone(), false, &killed())));
-        let replacement = Replacement { call: 1, client: 0, notices: Vec::new(), returned: None };
+        let replacement = Replacement { call: 1, client: 0, notices: Vec::new(), restore: None };
         let saved = with_definitions(&["(c)", "(d)"]);
-        state.return_to(checkpoint(), &LastStatus::default(), replacement, saved);
+        state.restore_checkpoint(checkpoint(), &LastStatus::default(), replacement, saved);
         state.apply(SessionEvent::Defined(definition("(e)")));
         assert!(state.record_crash(at_first, false, &killed()));
         assert_eq!(codes(&state), ["(c)", "(d)", "(e)"]);
     }
 
     #[test]
-    fn definitions_that_were_dropped_since_a_checkpoint_are_counted() {
+    fn definitions_dropped_since_a_checkpoint_are_counted_as_missing() {
         let mut state = RecoveryState::new(true);
         let missing = |state: &RecoveryState| state.dropped() + state.failures(&[]).len();
         let large = |number: usize| definition(&format!("({number} {})", "x".repeat(1 << 20)));
@@ -727,16 +741,16 @@ mod tests {
         (20..40).for_each(|number| state.apply(SessionEvent::Defined(large(number))));
         let (dropped, count) = (missing(&state), state.definitions().count());
         assert_eq!(dropped + count, 30);
-        // Another checkpoint contains all of them, and the first one still lacks what was dropped before that.
+        // A newer checkpoint contains all definitions; the first checkpoint still lacks those that were dropped since.
         let newer = Checkpoint { name: "y".to_owned(), file: "y.core".to_owned(), ..self::checkpoint() };
         state.apply(SessionEvent::Saving { file: newer.file.clone() });
         state.apply(SessionEvent::Saved(Box::new(newer.clone())));
         (40..60).for_each(|number| state.apply(SessionEvent::Defined(large(number))));
         assert!(missing(&state) > 0);
-        let replacement = Replacement { call: 1, client: 0, notices: Vec::new(), returned: None };
-        state.return_to(newer.clone(), &LastStatus::default(), replacement, RecoveryState::default());
+        let replacement = Replacement { call: 1, client: 0, notices: Vec::new(), restore: None };
+        state.restore_checkpoint(newer.clone(), &LastStatus::default(), replacement, RecoveryState::default());
         assert_eq!(missing(&state), 0);
-        state.retain_checkpoints(|one| one.file != newer.file);
+        state.retain_checkpoints(|checkpoint| checkpoint.file != newer.file);
         assert_eq!(missing(&state) + state.definitions().count(), 30);
     }
 
@@ -785,7 +799,7 @@ mod tests {
         let mut state = with_definitions(&["(a)"]);
         state.connected(3);
         state.record_crash(LastStatus::default(), true, &Crash::new("died"));
-        state.crash.as_mut().unwrap().poisoned.push(Unrestored::new(&definition("(p)"), "it takes the image down"));
+        state.crash.as_mut().unwrap().poisoned.push(Unrestored::new(&definition("(p)"), "it crashes the image"));
         let state = state.continued();
         assert_eq!(codes(&state), ["(a)"]);
         assert_eq!(state.unrestored[0].form.code, "(p)");

@@ -1,7 +1,7 @@
-//! The status page: numbers, and one short text, in memory that a worker shares with its supervisor. A write needs no
-//! system call, and its effect outlasts the worker.
+//! The status page: numbers and one short text in memory that a worker shares with its supervisor. The worker writes it
+//! without a system call, and what it has written remains after the worker's death.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -10,41 +10,44 @@ use std::time::Duration;
 
 use rustix::io::FdFlags;
 
-use crate::image::process::{SharedPage, share};
+use crate::image::process::{SharedPage, map_shared_page};
 use crate::session::MAX_BACKGROUND;
 
-/// The index of a number on the page.
+/// A number on the page; the discriminant is its index.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Status {
-    /// The last foreground job that began.
+pub(crate) enum StatusField {
+    /// The number of the last foreground job that began.
     Begun,
-    /// The client of the last foreground job that began.
+    /// The connection of the client whose foreground job began last.
     Client,
-    /// The last foreground job that ended.
+    /// The number of the last foreground job that ended.
     Ended,
-    /// The deadline of the last foreground job that began, in nanoseconds of [`monotonic`]; 0 for none.
-    Due,
+    /// The deadline of the last foreground job that began, or of the replayed form, in nanoseconds of [`monotonic`]; 0 for
+    /// none.
+    Deadline,
     /// The number of the form that is being replayed, from 1; 0 for none.
-    Restoring,
+    ReplayedForm,
     /// The highest number of a line that the worker has read.
-    Heard,
+    LastLineRead,
     /// The number of answers that wait for a person or for another process.
-    Asked,
+    PendingAnswers,
     /// The number of the newest evaluation.
-    Numbered,
-    /// The inspection job that is running; 0 for none.
+    NewestEvaluation,
+    /// The number of the inspection job that is running; 0 for none.
     Inspecting,
-    /// The number of a line that has not reached the worker, `u64::MAX` when it is not known; 0 for none.
-    Missed,
+    /// The number of a line that has not reached the worker, `u64::MAX` if the number is unknown; 0 for none.
+    LostLine,
 }
 
+/// The number of [`StatusField`]s.
 const COUNT: usize = 10;
 
-/// The places of the numbers of background evaluations, after the numbers above; 0 for an empty place.
+/// The indices of the background evaluations' numbers; 0 for an unused index.
 const BACKGROUND: std::ops::Range<usize> = COUNT..COUNT + MAX_BACKGROUND;
 
-/// The place of the foreground job's current step, after the background evaluations: the length in bytes, then the bytes.
+/// The index of the foreground job's current step: its length in bytes, followed by the bytes.
 const STEP: usize = BACKGROUND.end;
+/// Maximum length of a step, in bytes.
 const MAX_STEP: usize = 248;
 
 /// Returns the time of the monotonic clock, which all processes share, in nanoseconds.
@@ -53,10 +56,11 @@ pub(crate) fn monotonic() -> u64 {
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
-/// Grace period after the deadline, in which the evaluation ends or the worker itself abandons it.
+/// The grace period after a time limit, in which the evaluation ends or the worker abandons it.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Returns the [deadline](Status::Due) of an evaluation that has this much time from now on, plus the grace period.
+/// Returns the [deadline](StatusField::Deadline) of an evaluation that has this much time from now on, plus the grace
+/// period.
 pub(crate) fn deadline(time: Duration) -> u64 {
     u64::try_from((time + GRACE).as_nanos()).unwrap_or(u64::MAX).saturating_add(monotonic())
 }
@@ -66,25 +70,25 @@ pub(crate) fn deadline(time: Duration) -> u64 {
 pub(crate) struct StatusPage(SharedPage);
 
 impl StatusPage {
-    /// Maps the page whose file descriptor the supervisor passed under this number.
-    pub(crate) fn take(number: i32) -> io::Result<Self> {
-        share(number).map(Self)
+    /// Maps the page of this file descriptor, which the supervisor passed.
+    pub(crate) fn map(number: i32) -> io::Result<Self> {
+        map_shared_page(number).map(Self)
     }
 
     /// Writes a number.
-    pub(crate) fn set(self, what: Status, value: u64) {
-        self.0[what as usize].store(value, Ordering::Release);
+    pub(crate) fn set(self, field: StatusField, value: u64) {
+        self.0[field as usize].store(value, Ordering::Release);
     }
 
-    /// Writes a number unless the page has a higher one.
-    pub(crate) fn raise(self, what: Status, value: u64) {
-        self.0[what as usize].fetch_max(value, Ordering::AcqRel);
+    /// Writes a number unless the current value is higher.
+    pub(crate) fn raise(self, field: StatusField, value: u64) {
+        self.0[field as usize].fetch_max(value, Ordering::AcqRel);
     }
 
     /// Writes the numbers of the background evaluations.
     pub(crate) fn set_background(self, evaluations: &mut dyn Iterator<Item = u64>) {
-        for place in BACKGROUND {
-            self.0[place].store(evaluations.next().unwrap_or(0), Ordering::Release);
+        for index in BACKGROUND {
+            self.0[index].store(evaluations.next().unwrap_or(0), Ordering::Release);
         }
     }
 
@@ -94,26 +98,26 @@ impl StatusPage {
         let end = (0..=step.len().min(MAX_STEP)).rev().find(|end| step.is_char_boundary(*end)).unwrap_or(0);
         let step = &step.as_bytes()[..end];
         self.0[STEP].store(0, Ordering::Release);
-        for (place, chunk) in step.chunks(8).enumerate() {
+        for (index, chunk) in step.chunks(8).enumerate() {
             let mut word = [0; 8];
             word[..chunk.len()].copy_from_slice(chunk);
-            self.0[STEP + 1 + place].store(u64::from_ne_bytes(word), Ordering::Release);
+            self.0[STEP + 1 + index].store(u64::from_ne_bytes(word), Ordering::Release);
         }
         self.0[STEP].store(step.len() as u64, Ordering::Release);
     }
 
     /// Adds one to a number, or subtracts one.
-    pub(crate) fn count(self, what: Status, more: bool) {
-        let number = &self.0[what as usize];
-        // No overflow: foreign code may have written any value to the page.
+    pub(crate) fn count(self, field: StatusField, more: bool) {
+        let number = &self.0[field as usize];
+        // Checked, since foreign code may have written any value to the page.
         let _ = number.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
             if more { count.checked_add(1) } else { count.checked_sub(1) }
         });
     }
 
     /// Reads a number.
-    pub(crate) fn get(self, what: Status) -> u64 {
-        self.0[what as usize].load(Ordering::Acquire)
+    pub(crate) fn get(self, field: StatusField) -> u64 {
+        self.0[field as usize].load(Ordering::Acquire)
     }
 }
 
@@ -122,30 +126,44 @@ impl StatusPage {
 pub(crate) struct WorkerStatus(OwnedFd);
 
 impl WorkerStatus {
-    /// Creates a page of zeros: in memory, or in the file `path`, which it replaces and where it outlives the supervisor.
+    /// Creates a page of zeros: in the file `path`, which it replaces and where it outlives the supervisor, or in
+    /// memory.
     pub(crate) fn new(path: Option<&Path>) -> io::Result<Self> {
-        let Some(path) = path else {
-            let fd = unnamed_file()?;
-            rustix::fs::ftruncate(&fd, 4096)?;
-            return Ok(Self(fd));
+        let in_file = |path| {
+            Self::in_file(path).inspect_err(|error| {
+                tracing::warn!("the status page is only kept in memory: {}: {error}", Path::display(path));
+            })
         };
+        if let Some(page) = path.and_then(|path| in_file(path).ok()) {
+            return Ok(page);
+        }
+        let fd = unnamed_file()?;
+        rustix::fs::ftruncate(&fd, 4096)?;
+        Ok(Self(fd))
+    }
+
+    /// Creates a status page in a file, which replaces the file at `path`.
+    fn in_file(path: &Path) -> io::Result<Self> {
         let draft = path.with_extension("draft");
         let mut options = std::fs::File::options();
         let file = options.read(true).write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-        file.set_len(4096)?;
-        std::fs::rename(draft, path)?;
-        Ok(Self(file.into()))
+        // Written, not only lengthened: where the disk is full, a write to a page without a block would be a SIGBUS.
+        let written = (&file).write_all(&[0; 4096]).and_then(|()| std::fs::rename(&draft, path));
+        if written.is_err() {
+            let _ = std::fs::remove_file(&draft);
+        }
+        written.map(|()| Self(file.into()))
     }
 
-    /// Sets whether child processes inherit the page's file descriptor, and returns the number of the descriptor.
+    /// Sets whether child processes inherit the page's file descriptor. Returns the descriptor's number.
     pub(crate) fn inherit(&self, yes: bool) -> io::Result<i32> {
         rustix::io::fcntl_setfd(&self.0, if yes { FdFlags::empty() } else { FdFlags::CLOEXEC })?;
         Ok(self.0.as_raw_fd())
     }
 
     /// Reads a number.
-    pub(crate) fn get(&self, what: Status) -> u64 {
-        self.read::<1>(what as usize)[0]
+    pub(crate) fn get(&self, field: StatusField) -> u64 {
+        self.read::<1>(field as usize)[0]
     }
 
     /// Reads the numbers of the background evaluations.
@@ -162,21 +180,22 @@ impl WorkerStatus {
         String::from_utf8(bytes).ok()
     }
 
-    fn read<const N: usize>(&self, place: usize) -> [u64; N] {
+    /// Reads `N` numbers from this index on.
+    fn read<const N: usize>(&self, index: usize) -> [u64; N] {
         let mut bytes = [[0; 8]; N];
         // After an error the numbers are 0, as on a new page.
-        let _ = rustix::io::pread(&self.0, bytes.as_flattened_mut(), place as u64 * 8);
+        let _ = rustix::io::pread(&self.0, bytes.as_flattened_mut(), index as u64 * 8);
         bytes.map(u64::from_ne_bytes)
     }
 }
 
-/// Returns the number of the newest evaluation of the last worker whose page is in this file; 0 without a file.
+/// Returns the number of the newest evaluation from the page in this file; 0 without a file.
 pub(crate) fn last_number(path: &Path) -> u64 {
     let file = std::fs::File::open(path).map(|file| WorkerStatus(file.into()));
-    file.map_or(0, |status| status.get(Status::Numbered)).min(u64::MAX / 2)
+    file.map_or(0, |status| status.get(StatusField::NewestEvaluation)).min(u64::MAX / 2)
 }
 
-/// Creates a file in memory.
+/// Creates a file in memory, or an unlinked temporary file on systems without such files.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn unnamed_file() -> io::Result<OwnedFd> {
     Ok(rustix::fs::memfd_create(c"sbcl-mcp-status", rustix::fs::MemfdFlags::CLOEXEC)?)

@@ -1,4 +1,4 @@
-//! The text of checkpoints and persistent sessions.
+//! Text for people about checkpoints and persistent sessions.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use super::checkpoint::store::Checkpoint;
 use super::persistent::Description;
 use crate::report::{Sections, escape_markers};
 
-/// A duration as people say it: `40 seconds`, `3 minutes`.
+/// Returns a duration in a single unit: `40 seconds`, `3 minutes`.
 #[must_use]
 pub(crate) fn age(duration: jiff::SignedDuration) -> String {
     let seconds = duration.as_secs().max(0);
@@ -19,15 +19,17 @@ pub(crate) fn age(duration: jiff::SignedDuration) -> String {
     format!("{count} {unit}{}", if count == 1 { "" } else { "s" })
 }
 
+/// Returns a size in megabytes, rounded up.
 fn size(bytes: u64) -> String {
     format!("{} MB", bytes.div_ceil(1 << 20))
 }
 
+/// Returns the time since a checkpoint was saved.
 fn since(checkpoint: &Checkpoint) -> String {
     age(jiff::Timestamp::now().duration_since(checkpoint.saved))
 }
 
-/// The checkpoints that there are.
+/// Returns a list of checkpoints, one per line.
 pub(crate) fn checkpoints(all: &[Checkpoint]) -> String {
     if all.is_empty() {
         return "No checkpoints yet.".to_owned();
@@ -42,10 +44,10 @@ pub(crate) fn checkpoints(all: &[Checkpoint]) -> String {
     text
 }
 
-/// The sessions that there are, a line each.
+/// Returns a list of persistent sessions, one per line.
 pub(crate) fn sessions(all: &[Description]) -> String {
     if all.is_empty() {
-        return "No sessions yet: sbcl-mcp --session NAME begins one.".to_owned();
+        return "No sessions yet: start one with sbcl-mcp --session NAME.".to_owned();
     }
     let width = all.iter().map(|session| session.name.chars().count()).max().unwrap_or(0);
     let mut text = String::new();
@@ -56,8 +58,8 @@ pub(crate) fn sessions(all: &[Description]) -> String {
         let defines = match &session.checkpoint {
             Some(checkpoint) if !checkpoint.defines.is_empty() => checkpoint.defines.clone(),
             Some(_) => "no definitions".to_owned(),
-            None if session.forms == 1 => "1 form that defined something".to_owned(),
-            None => format!("{} forms that defined something", session.forms),
+            None if session.forms == 1 => "1 defining form".to_owned(),
+            None => format!("{} defining forms", session.forms),
         };
         let holder = session.holder.map_or_else(String::new, |holder| format!("; {holder}"));
         _ = writeln!(
@@ -70,11 +72,12 @@ pub(crate) fn sessions(all: &[Description]) -> String {
     text
 }
 
-/// A checkpoint was saved; `stopped`: how long the session stood still, in microseconds.
+/// Returns the report of a save. `stopped` is the pause of the session in microseconds; `threads` and `timers` are not
+/// in the checkpoint.
 pub(crate) fn checkpoint_saved(checkpoint: &Checkpoint, stopped: u64, threads: &[String], timers: u64) -> String {
     let Checkpoint { name, evaluation, bytes, .. } = checkpoint;
     let mut text = format!(
-        "Saved {name:?} (evaluation {evaluation}): {}. The session stood still for {} ms.\nNot in it: ",
+        "Saved {name:?} (evaluation {evaluation}): {}. The session was paused for {} ms.\nNot included: ",
         size(*bytes),
         (stopped + 500) / 1_000
     );
@@ -89,7 +92,7 @@ pub(crate) fn checkpoint_saved(checkpoint: &Checkpoint, stopped: u64, threads: &
     text + "sockets, open files, foreign memory, environment variables, the umask."
 }
 
-/// The session went back to a checkpoint.
+/// Returns the report of a restore, in which the session forgot `forgotten` evaluations.
 pub(crate) fn checkpoint_restored(
     checkpoint: &Checkpoint,
     forgotten: u64,
@@ -99,9 +102,9 @@ pub(crate) fn checkpoint_restored(
     let mut sections = Sections::default();
     sections.notices(notices);
     let forgotten = match forgotten {
-        0 => "Nothing was evaluated since.".to_owned(),
-        1 => "Forgotten: the evaluation since.".to_owned(),
-        _ => format!("Forgotten: the {forgotten} evaluations since."),
+        0 => "Nothing was evaluated since then.".to_owned(),
+        1 => "Forgotten: the evaluation since then.".to_owned(),
+        _ => format!("Forgotten: the {forgotten} evaluations since then."),
     };
     let (name, evaluation, age) = (&checkpoint.name, checkpoint.evaluation, since(checkpoint));
     _ = write!(

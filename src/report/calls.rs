@@ -1,4 +1,4 @@
-//! The answers of trace-calls and profile: what was seen, and then what evaluate-lisp would have said.
+//! The reports of trace-calls and profile: what was recorded, followed by the report of the evaluation.
 
 use std::fmt::Write as _;
 
@@ -6,37 +6,35 @@ use super::escape::{escape_markers, escape_output};
 use super::{evaluation, fitted};
 use crate::outcome::{CallEnd, CallTree, Outcome, Profile, ProfileSummary, TracedCall};
 
-/// Characters of a line that are kept when the whole is too long.
-const LINE: usize = 500;
+/// Maximum length of a line of the profile, in characters.
+const MAX_LINE: usize = 500;
 
-/// No line of a call has fewer characters.
-const LEAST_LINE: usize = 20;
+/// Minimum length of the line of a call, in characters.
+const MIN_LINE: usize = 20;
 
-/// How many calls there may be room for in an answer of `max` characters.
+/// Returns the maximum number of calls that can fit into an answer of `max` characters.
 pub(crate) const fn calls_shown(max: usize) -> u64 {
-    (calls_room(max) / LEAST_LINE) as u64
+    (calls_room(max) / MIN_LINE) as u64
 }
 
-/// Characters that the tree of calls may have.
+/// Returns the number of characters of an answer that the tree of calls may take.
 const fn calls_room(max: usize) -> usize {
     max / 3 * 2
 }
 
-/// The tree of calls, and the answer of the code, in `max` characters.
+/// Returns the tree of calls and the report of the evaluation, in `max` characters.
 #[must_use]
 pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
     let Some(CallTree { trace, calls }) = CallTree::of(&outcome.records) else {
         return with_answer(String::new(), outcome, max);
     };
     let of = if trace.functions == 1 {
-        "the function traced".to_owned()
+        "the traced function".to_owned()
     } else {
-        format!("the {} functions traced", trace.functions)
+        format!("the {} traced functions", trace.functions)
     };
     let mut head = match trace.calls {
-        0 => format!(
-            "No calls of {of} (calls that were inlined, or are made by SBCL's own code directly, are not seen)."
-        ),
+        0 => format!("No calls of {of} (inlined calls and direct calls in SBCL's own code are not seen)."),
         1 => format!("1 call of {of}:"),
         total => format!("{total} calls of {of}:"),
     };
@@ -58,14 +56,18 @@ pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
     }
     let more = trace.recorded.saturating_sub(shown);
     if more > 0 {
-        _ = write!(head, "\n... {more} more calls were recorded: a smaller depth or fewer functions show the rest");
+        _ = write!(
+            head,
+            "\n... {more} more calls were recorded: reduce the depth or trace fewer functions to see them"
+        );
     }
     if trace.omitted > 0 {
-        _ = write!(head, "\n... {} more calls were not recorded (limit)", trace.omitted);
+        _ = write!(head, "\n... {} more calls were not recorded (limit reached)", trace.omitted);
     }
     if trace.stopped {
         head.push_str(
-            "\nA thread was started: local functions were traced up to then, since SBCL's breakpoints are for one thread.",
+            "\nA thread was started: local functions were traced only until then, since SBCL's breakpoints work in \
+             one thread.",
         );
     }
     with_answer(head, outcome, max)
@@ -91,7 +93,7 @@ fn push_call(target: &mut String, call: &TracedCall) {
     }
 }
 
-/// The table of a profile, and the answer of the code, in `max` characters.
+/// Returns the table of the profile and the report of the evaluation, in `max` characters.
 #[must_use]
 pub(crate) fn profile(outcome: &Outcome, max: usize) -> String {
     let Some(Profile { summary, functions }) = Profile::of(&outcome.records) else {
@@ -105,7 +107,10 @@ pub(crate) fn profile(outcome: &Outcome, max: usize) -> String {
     let plural = if *threads == 1 { "" } else { "s" };
     let mut head = format!("Samples {samples} over {seconds:.1} s, {threads} thread{plural}");
     if *samples == 0 {
-        head.push_str("\nNo samples: one is taken every 10 ms of the mode's time. Let the code run longer, in a loop.");
+        head.push_str(
+            "\nNo samples: one is taken every 10 ms of the mode's time. Let the code run longer, for \
+            example in a loop.",
+        );
         return with_answer(head, outcome, max);
     }
     head.push_str("\nself%  total%  calls   function");
@@ -117,7 +122,7 @@ pub(crate) fn profile(outcome: &Outcome, max: usize) -> String {
         if let Some(place) = &function.place {
             _ = write!(line, "  {}", escape_markers(place).replace('\n', "\\n"));
         }
-        let line: String = line.chars().take(LINE).collect();
+        let line: String = line.chars().take(MAX_LINE).collect();
         if head.chars().count() + line.chars().count() > room {
             break;
         }
@@ -131,7 +136,7 @@ pub(crate) fn profile(outcome: &Outcome, max: usize) -> String {
     with_answer(head, outcome, max)
 }
 
-/// What was seen, and below it the answer of the code, as much as there is room for.
+/// Appends the report of the evaluation to `head`, shortened to the remaining room.
 fn with_answer(head: String, outcome: &Outcome, max: usize) -> String {
     let room = max.saturating_sub(head.chars().count() + 2);
     let mut answer = evaluation(outcome);

@@ -1,40 +1,40 @@
-//! The error state, the history, and frames.
+//! The reports about the last error, the error history and frames.
 
 use std::fmt::Write as _;
 
 use super::escape::escape_markers;
 use super::fit::{cut, length};
 use super::{NO_FRAMES, PREVIEW_FRAMES, call, clipped_message, push_restarts};
-use crate::outcome::{ErrorRecord, Frame, Local, LocalValue, Slot};
+use crate::outcome::{ErrorRecord, FrameRecord, Local, LocalValue, Slot};
 use crate::tool_names;
 
-/// Characters of a message in [`error_list`].
-const HISTORY_MESSAGE: usize = 70;
+/// Maximum length of a message in [`error_list`], in characters.
+const MAX_SUMMARY_MESSAGE: usize = 70;
 
-/// Characters of a failing form that are shown.
-const FORM_TEXT: usize = 200;
+/// Maximum length of the text of a failing form, in characters.
+const MAX_FORM_TEXT: usize = 200;
 
-/// Characters of the line of [`error_list`] that says that there are more.
-const OLDER: usize = 200;
+/// Characters reserved for the line of [`error_list`] about older errors.
+const RESERVED_FOR_OLDER: usize = 200;
 
-/// Characters around the frames of a backtrace: what comes before and after them, and where some are missing.
-const AROUND_FRAMES: usize = 300;
+/// Characters reserved for the lines of a backtrace other than frames: its heading, its end and its gaps.
+const RESERVED_FOR_HEADING: usize = 300;
 
 const NO_ERROR: &str = "No error information available.\n(No error has occurred since the last successful evaluation)";
 
-/// The notice in front of an answer about errors while the cancelled evaluation of this number has not ended.
+/// Returns the notice that precedes an answer about errors while a cancelled evaluation has not ended.
 #[cfg(feature = "mcp")]
-pub(crate) fn unsettled(evaluation: u64) -> String {
-    format!("[notice]\nEvaluation {evaluation} was cancelled and has not ended yet: this is what was known before.")
+pub(crate) fn pending_cancellation(evaluation: u64) -> String {
+    format!("[notice]\nEvaluation {evaluation} was cancelled and has not ended yet: what follows is from before it.")
 }
 
-/// True for an answer with the notice of [`unsettled`].
+/// Returns true if an answer begins with the notice of [`pending_cancellation`].
 #[cfg(feature = "mcp")]
-pub(crate) fn is_unsettled(answer: &str) -> bool {
+pub(crate) fn reports_pending_cancellation(answer: &str) -> bool {
     answer.starts_with("[notice]\nEvaluation ") && answer.contains(" was cancelled and has not ended yet: ")
 }
 
-/// The answer of describe-last-error.
+/// Returns the text of describe-last-error.
 #[must_use]
 pub fn last_error(error: Option<&ErrorRecord>) -> String {
     let Some(error) = error else { return NO_ERROR.to_owned() };
@@ -53,13 +53,13 @@ pub fn last_error(error: Option<&ErrorRecord>) -> String {
             "\nForm: {} (line {}): {}",
             form.number,
             form.line,
-            escape_markers(&shortened(&form.text, FORM_TEXT))
+            escape_markers(&shortened(&form.text, MAX_FORM_TEXT))
         );
     }
-    let mut untold = error.slots.iter().filter(|slot| !told(error, slot)).peekable();
-    if untold.peek().is_some() || error.slots_omitted > 0 {
+    let mut unreported = error.slots.iter().filter(|slot| !is_shown_in_message(error, slot)).peekable();
+    if unreported.peek().is_some() || error.slots_omitted > 0 {
         text.push_str("\n\nSlots:");
-        for slot in untold {
+        for slot in unreported {
             _ = write!(text, "\n  {}: {}", escape_markers(&slot.name), escape_markers(&slot.value));
         }
         if error.slots_omitted > 0 {
@@ -77,23 +77,23 @@ pub fn last_error(error: Option<&ErrorRecord>) -> String {
         text.push_str("\n  ");
         text.push_str(NO_FRAMES);
     }
-    text.push_str(tool_names::with(&["get-backtrace"], "\n\nFor full backtrace, use get-backtrace tool."));
+    text.push_str(tool_names::with(&["get-backtrace"], "\n\nFor the full backtrace, use get-backtrace."));
     text
 }
 
-/// The answer of get-backtrace.
+/// Returns the text of get-backtrace.
 #[must_use]
 pub fn backtrace(error: Option<&ErrorRecord>, max_frames: u64) -> String {
     frames(error, &FrameRange { from: 0, max_frames, locals: false }, usize::MAX)
 }
 
-/// The answer of get-backtrace with local variables.
+/// Returns the text of get-backtrace with local variables.
 #[must_use]
 pub fn backtrace_with_locals(error: Option<&ErrorRecord>, max_frames: u64) -> String {
     frames(error, &FrameRange { from: 0, max_frames, locals: true }, usize::MAX)
 }
 
-/// A line for each variable that has a value, and one for those whose values SBCL cannot give.
+/// Returns one line for each variable that has a value, and one that names the variables without an available value.
 fn local_lines(locals: &[Local]) -> Vec<String> {
     let mut lines = Vec::new();
     let mut missing = Vec::new();
@@ -110,14 +110,14 @@ fn local_lines(locals: &[Local]) -> Vec<String> {
     lines
 }
 
-/// Lists errors in at most `max` characters. `errors` come newest first; `older` is the number of errors that are left out
-/// already.
+/// Lists errors in at most `max` characters. `errors` come newest first; `older` is the number of errors that the
+/// caller left out.
 #[must_use]
 pub fn error_list(errors: &[std::sync::Arc<ErrorRecord>], older: usize, max: usize) -> String {
     if errors.is_empty() {
         return "No errors in this session.".to_owned();
     }
-    let (mut text, mut room, mut shown) = (String::new(), max.saturating_sub(OLDER), 0);
+    let (mut text, mut room, mut shown) = (String::new(), max.saturating_sub(RESERVED_FOR_OLDER), 0);
     for error in errors {
         let line = summary(error);
         let size = length(&line) + 1;
@@ -132,13 +132,13 @@ pub fn error_list(errors: &[std::sync::Arc<ErrorRecord>], older: usize, max: usi
     text.pop();
     match (errors.len() - shown, older) {
         (0, 0) => {}
-        (0, older) => _ = write!(text, "\n... {older} older ones (a larger `list` shows them)"),
+        (0, older) => _ = write!(text, "\n... {older} older ones (raise `list` to see them)"),
         (left, older) => {
             let one = tool_names::with(&["describe-last-error"], "; describe-last-error shows one of them (error-id)");
-            let room = tool_names::with(&["configure-limits"], "; a larger max-answer (configure-limits) makes room");
+            let room = tool_names::with(&["configure-limits"], "; raise max-answer (configure-limits) to see more");
             _ = write!(
                 text,
-                "\n... {} older ones, E{} and before, for which there is no room here{one}{room}",
+                "\n... {} older ones, E{} and before, do not fit here{one}{room}",
                 left + older,
                 errors[shown].id
             );
@@ -147,7 +147,7 @@ pub fn error_list(errors: &[std::sync::Arc<ErrorRecord>], older: usize, max: usi
     text
 }
 
-/// The beginning of a text that may be longer.
+/// Returns the first `characters` characters of a text, with an ellipsis if there are more.
 fn shortened(text: &str, characters: usize) -> String {
     match text.char_indices().nth(characters) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -155,11 +155,11 @@ fn shortened(text: &str, characters: usize) -> String {
     }
 }
 
-/// A line of the history.
+/// Returns the line of the history for an error.
 fn summary(error: &ErrorRecord) -> String {
     let message = clipped_message(&error.message);
     let summary: String = message.split_whitespace().collect::<Vec<_>>().join(" ");
-    let summary = shortened(&summary, HISTORY_MESSAGE);
+    let summary = shortened(&summary, MAX_SUMMARY_MESSAGE);
     let mut line = format!("E{}  {}  {}  {summary}", error.id, time(error), escape_markers(&error.kind));
     if let Some(form) = &error.form {
         _ = write!(line, "  form {} (line {})", form.number, form.line);
@@ -167,12 +167,12 @@ fn summary(error: &ErrorRecord) -> String {
     line
 }
 
-/// A line about an error that the code handled, with the innermost place that is known.
+/// Returns a line about an error that the code handled, with the innermost frame whose source is known.
 pub(crate) fn signalled_error(error: &ErrorRecord) -> String {
     let message = error.message.text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let mut line = format!("E{}  {}  {}", error.id, error.kind, shortened(&message, HISTORY_MESSAGE));
+    let mut line = format!("E{}  {}  {}", error.id, error.kind, shortened(&message, MAX_SUMMARY_MESSAGE));
     if let Some(frame) = error.frames.iter().find(|frame| frame.source.is_some()) {
-        _ = write!(line, "  in {}", shortened(&frame.call, FORM_TEXT));
+        _ = write!(line, "  in {}", shortened(&frame.call, MAX_FORM_TEXT));
         for (before, part) in [("  ", &frame.source), (": ", &frame.code)] {
             part.iter().for_each(|part| line.push_str(&[before, part].concat()));
         }
@@ -180,8 +180,8 @@ pub(crate) fn signalled_error(error: &ErrorRecord) -> String {
     line
 }
 
-/// True when the report shows the slot's value, if only as part of a list.
-fn told(error: &ErrorRecord, slot: &Slot) -> bool {
+/// Returns true if the message contains the value of the slot, or the elements of a list that is its value.
+fn is_shown_in_message(error: &ErrorRecord, slot: &Slot) -> bool {
     let value = slot.value.strip_prefix('(').and_then(|value| value.strip_suffix(')')).unwrap_or(&slot.value);
     error.message.text.contains(value)
 }
@@ -190,25 +190,25 @@ pub(crate) fn time(error: &ErrorRecord) -> impl std::fmt::Display {
     error.time.strftime("%Y-%m-%dT%H:%M:%SZ")
 }
 
-/// Which frames of an error are asked for.
+/// The frames of an error to report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameRange {
-    /// The number of the first one.
+    /// The number of the first frame.
     pub from: u64,
-    /// How many at most.
+    /// The maximum number of frames.
     pub max_frames: u64,
-    /// With their local variables.
+    /// True to include local variables.
     pub locals: bool,
 }
 
 impl FrameRange {
-    /// These frames of `error`, as many as there is room for in an answer of `max` characters, but one at least.
-    pub(crate) fn within<'a>(&self, error: &'a ErrorRecord, max: usize) -> &'a [Frame] {
+    /// Returns these frames of `error`, as many as fit into an answer of `max` characters, but at least one.
+    pub(crate) fn within<'a>(&self, error: &'a ErrorRecord, max: usize) -> &'a [FrameRecord] {
         let begin = error.frames.partition_point(|frame| frame.number < self.from);
         let frames = &error.frames[begin..];
         let frames = &frames[..frames.len().min(usize::try_from(self.max_frames).unwrap_or(usize::MAX))];
-        let mut room = max.saturating_sub(AROUND_FRAMES + length(&error.kind));
-        let fits = |frame: &&Frame| {
+        let mut room = max.saturating_sub(RESERVED_FOR_HEADING + length(&error.kind));
+        let fits = |frame: &&FrameRecord| {
             let size = length(&frame_text(frame, self.locals));
             let fits = size <= room;
             room = room.saturating_sub(size);
@@ -219,27 +219,31 @@ impl FrameRange {
     }
 }
 
-/// The answer of get-backtrace, of at most `max` characters.
+/// Returns the text of get-backtrace, in at most `max` characters.
 #[must_use]
 pub fn frames(error: Option<&ErrorRecord>, range: &FrameRange, max: usize) -> String {
     error.map_or_else(|| NO_ERROR.to_owned(), |error| titled_frames("Backtrace", error, range, max))
 }
 
-/// The answer of get-backtrace, of at most `max` characters, about an evaluation that is held. The local variables of `error`
-/// have their present values. When these do not fit, all of them are cut.
+/// Returns the text of get-backtrace for a held evaluation, in at most `max` characters. The local variables of `error`
+/// have their present values. If these do not all fit, every value is shortened.
 #[cfg(feature = "mcp")]
 pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -> String {
     const TITLE: &str = "Backtrace (live)";
-    /// Number of characters of a value when not all values fit, and of the line that says so.
+    /// Characters of a shortened value, and of the line that says that values are shortened.
     const SHORT_VALUE: usize = 200;
     const ABOUT_LOCALS: usize = 100;
     let shown = range.within(error, usize::MAX);
     let mut text = titled_frames(TITLE, error, range, usize::MAX);
     if let Some(frame) = shown.get(LIVE_FRAMES) {
-        _ = write!(text, "\nVariables of {LIVE_FRAMES} frames are shown; ask with from {} for the next.", frame.number);
+        _ = write!(
+            text,
+            "\nVariables of {LIVE_FRAMES} frames are shown; pass from {} to see the next ones.",
+            frame.number
+        );
     }
     if !shown.is_empty() && shown.iter().all(|frame| frame.locals.is_empty()) {
-        text += "\nNo local variables: the code is SBCL's own, or SBCL kept none of them.";
+        text += "\nNo local variables: the code is SBCL's own, or SBCL kept none.";
     }
     if length(&text) <= max {
         return text;
@@ -251,15 +255,15 @@ pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -
         }
     }
     let text = titled_frames(TITLE, &short, range, max.saturating_sub(ABOUT_LOCALS));
-    let one = tool_names::with(&["eval-in-frame"], ": eval-in-frame shows one variable, whole");
-    format!("{text}\nLong values are cut{one}.")
+    let one = tool_names::with(&["eval-in-frame"], ": eval-in-frame shows a variable in full");
+    format!("{text}\nLong values are shortened{one}.")
 }
 
 /// Maximum number of frames whose variables are read at once: `+frames-with-locals+` in lisp/debugger.lisp.
 #[cfg(feature = "mcp")]
 const LIVE_FRAMES: usize = 50;
 
-/// Returns the line that names the identifier of the error in an answer.
+/// Returns the line with the identifier of an error, and the tools that take it.
 #[cfg(feature = "mcp")]
 pub(crate) fn error_id(id: u64) -> String {
     let tools: Vec<_> =
@@ -281,30 +285,30 @@ fn titled_frames(title: &str, error: &ErrorRecord, range: &FrameRange, max: usiz
             _ = write!(text, "\n  ... {} frames in between were not kept", frame.number - next);
         }
         next = frame.number + 1;
-        text.push_str(&cut(frame_text(frame, range.locals), max.saturating_sub(AROUND_FRAMES)));
+        text.push_str(&cut(frame_text(frame, range.locals), max.saturating_sub(RESERVED_FOR_HEADING)));
     }
     if error.frames.is_empty() {
         text.push_str("\n  ");
         text.push_str(NO_FRAMES);
     } else if shown.is_empty() {
-        _ = write!(text, "\n  (none from {} on)", range.from);
+        _ = write!(text, "\n  (no frames from {} on)", range.from);
     } else if next < total {
         let more = match total - next {
             1 => "1 more frame".to_owned(),
             more => format!("{more} more frames"),
         };
-        // All of them in one answer, where that may be.
+        // One answer with all frames is suggested only if the limit, and not the room, left frames out.
         if range.from == 0 && shown.len() as u64 == range.max_frames {
-            _ = write!(text, "\n{more}; ask for max-frames {total} to see them all.");
+            _ = write!(text, "\n{more}; pass max-frames {total} to see them all.");
         } else {
-            _ = write!(text, "\n{more}; ask with from {next} for what comes next.");
+            _ = write!(text, "\n{more}; pass from {next} to see the next ones.");
         }
     }
     text
 }
 
-/// A frame on lines of its own.
-fn frame_text(frame: &Frame, with_locals: bool) -> String {
+/// Returns the lines of a frame, each preceded by a newline.
+fn frame_text(frame: &FrameRecord, with_locals: bool) -> String {
     let mut text = format!("\n  {}: {}", frame.number, call(frame));
     if let Some(source) = &frame.source {
         _ = write!(text, "\n     at {}", escape_markers(source));

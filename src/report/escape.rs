@@ -1,10 +1,10 @@
-//! Text that comes from Lisp, made unable to pass for one of the report's own markers.
+//! Escapes text from Lisp, so that it cannot be mistaken for one of the report's own markers.
 
-/// The names in the report's markers, brackets left out.
+/// The names in the report's markers, without brackets.
 const MARKERS: [&str; 8] = ["stdout", "stderr", "warnings", "background", "notice", "ERROR", "Backtrace", "Debugger"];
 
-/// Escapes the report's markers in `text`: each gets a backslash before its closing bracket, one more if some are
-/// there already, so that [`unescape_markers`] can undo it.
+/// Escapes the report's markers in `text`: adds a backslash before the closing bracket, after any that are there
+/// already, so that [`unescape_markers`] can undo it.
 #[must_use]
 pub fn escape_markers(text: &str) -> String {
     map_markers(text, |escaped, backslashes| {
@@ -24,7 +24,7 @@ pub fn unescape_markers(text: &str) -> String {
     })
 }
 
-/// Copies `text`; at each marker `[name\…\]`, `backslashes` writes those before the bracket, given their number.
+/// Copies `text`. At each marker `[name\…\]`, `backslashes` is called with their number to write those of the copy.
 fn map_markers(text: &str, backslashes: impl Fn(&mut String, usize)) -> String {
     let mut result = String::with_capacity(text.len());
     let mut rest = text;
@@ -46,7 +46,7 @@ fn map_markers(text: &str, backslashes: impl Fn(&mut String, usize)) -> String {
     result
 }
 
-/// Escapes captured output, or a message: markers, and lines that begin with `=> `, which get a backslash in front.
+/// Escapes captured output, or a message: its markers, and with a leading backslash each line that begins with `=> `.
 #[must_use]
 pub fn escape_output(text: &str) -> String {
     let text = escape_markers(text);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_captured_line_cannot_pass_for_a_value() {
+    fn output_lines_that_look_like_values_are_escaped() {
         assert_eq!(escape_output("=> 3\nx => 3\n\\=> 4"), "\\=> 3\nx => 3\n\\\\=> 4");
     }
 }

@@ -1,4 +1,4 @@
-//! What an evaluation did.
+//! The report of an evaluation.
 
 use std::fmt::Write as _;
 
@@ -8,10 +8,10 @@ use super::{Sections, clipped_message, load, omission, push_restarts};
 use crate::outcome::{Clipped, ErrorRecord, Outcome, Warning};
 use crate::tool_names;
 
-/// What stands for the value when there is none.
+/// The line shown when an evaluation returned no values.
 const NO_VALUES: &str = "; No values";
 
-/// The answer of evaluate-lisp.
+/// Returns the text of evaluate-lisp.
 #[must_use]
 pub fn evaluation(outcome: &Outcome) -> String {
     let mut sections = Sections(String::new());
@@ -23,7 +23,8 @@ pub fn evaluation(outcome: &Outcome) -> String {
     }
     sections.output("[stdout]", &outcome.stdout);
     sections.output("[stderr]", &outcome.stderr);
-    let warnings: Vec<_> = outcome.warnings.iter().filter(|warning| !load::is_told(outcome, warning)).collect();
+    let warnings: Vec<_> =
+        outcome.warnings.iter().filter(|warning| !load::is_in_error_message(outcome, warning)).collect();
     if !warnings.is_empty() || outcome.warnings_omitted > 0 {
         let target = sections.begin();
         target.push_str("[warnings]");
@@ -40,7 +41,7 @@ pub fn evaluation(outcome: &Outcome) -> String {
     }
     match &outcome.result {
         _ if outcome.in_background => {
-            _ = write!(sections.begin(), "Evaluation {} goes on in the background.", outcome.evaluation);
+            _ = write!(sections.begin(), "Evaluation {} continues in the background.", outcome.evaluation);
         }
         Ok(values) if values.is_empty() && loaded.is_some() => {}
         Ok(values) => {
@@ -74,18 +75,18 @@ pub fn evaluation(outcome: &Outcome) -> String {
 
 fn push_warning(target: &mut String, warning: &Warning) {
     _ = write!(target, "\n{}: {}", escape_markers(&warning.kind), clipped_message(&warning.message));
-    push_place(target, warning);
+    push_location(target, warning);
 }
 
-/// How many characters the line of a warning takes.
+/// Returns the length of the line of a warning, in characters.
 pub(super) fn warning_length(warning: &Warning) -> usize {
     let mut line = String::new();
     push_warning(&mut line, warning);
     line.chars().count()
 }
 
-/// Where a warning is: `(line 3)` of the code, `(src/a.lisp:12, in (DEFUN F))` in a file.
-fn push_place(target: &mut String, warning: &Warning) {
+/// Appends the location of a warning: `(line 3)` of the submitted code, `(src/a.lisp:12, in (DEFUN F))` of a file.
+fn push_location(target: &mut String, warning: &Warning) {
     match (&warning.file, warning.line) {
         (None, None) => {}
         (None, Some(line)) => _ = write!(target, " (line {line})"),
@@ -102,7 +103,7 @@ fn push_place(target: &mut String, warning: &Warning) {
     }
 }
 
-/// What can be done with a held evaluation.
+/// Appends the restarts of a held evaluation and the debugger's tools.
 fn push_debugger(target: &mut String, error: &ErrorRecord) {
     target.push_str("[Debugger]\nHeld. Restarts:");
     push_restarts(target, error);
@@ -119,7 +120,7 @@ fn push_values(target: &mut String, values: &[Clipped]) {
     target.push_str(&values_text(values));
 }
 
-/// Values, a line each.
+/// Returns the values, one per line.
 pub(super) fn values_text(values: &[Clipped]) -> String {
     let mut text = String::new();
     for (index, value) in values.iter().enumerate() {
@@ -132,7 +133,7 @@ pub(super) fn values_text(values: &[Clipped]) -> String {
     text
 }
 
-/// A value, and how much of it is missing.
+/// Returns the text of a value, with a marker for what is missing.
 pub(super) fn value_text(value: &Clipped) -> String {
     let mut text = value.text.clone();
     if value.omitted > 0 {

@@ -1,4 +1,4 @@
-//! check-evaluation: the progress of an evaluation, and what is kept of it.
+//! The reports of check-evaluation: the progress of an evaluation, and pages of its output, values or error message.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -9,22 +9,22 @@ use super::{escape_markers, escape_output, omission};
 use crate::outcome::{ErrorRecord, EvaluationStatus, Outcome, Progress, byte_offset};
 
 /// Characters of the code that are shown.
-const SHOWN_CODE: u64 = 100;
+const MAX_CODE: u64 = 100;
 
-/// What is kept of an evaluation.
+/// A part of an evaluation that is kept and can be read page by page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum EvaluationPart {
-    /// What it printed.
+    /// The output.
     #[default]
     Output,
-    /// Its values.
+    /// The values.
     Values,
-    /// Its error's message.
+    /// The message of the error.
     Error,
 }
 
 impl EvaluationPart {
-    /// Its name, as clients write it.
+    /// Returns the name that clients use for the part.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -34,8 +34,8 @@ impl EvaluationPart {
         }
     }
 
-    /// The text of this part of an outcome, and how many characters of it were not kept. Not of the output, which there
-    /// may be before there is an outcome.
+    /// Returns the text of this part of an outcome, and how many characters of it were not kept. The output of an
+    /// evaluation that still runs is read elsewhere, since it has no outcome yet.
     #[must_use]
     pub fn of(self, outcome: &Outcome) -> (String, u64) {
         match (self, &outcome.result) {
@@ -47,13 +47,13 @@ impl EvaluationPart {
     }
 }
 
-/// The answer of check-evaluation: the progress.
+/// Returns the text of check-evaluation about the progress.
 #[must_use]
 pub fn evaluation_status(status: &EvaluationStatus) -> String {
     let mut text = format!("Evaluation {}: ", status.id);
     let (outcome, over) = match &status.progress {
         Progress::Queued => {
-            text += "waiting for the evaluations before it";
+            text += "waiting for earlier evaluations";
             (None, false)
         }
         Progress::Running { time, background } => {
@@ -61,17 +61,17 @@ pub fn evaluation_status(status: &EvaluationStatus) -> String {
             (None, false)
         }
         Progress::Held(outcome) => {
-            text += &format!("held where it failed{}", failure(outcome));
+            text += &format!("held in the debugger{}", failure_text(outcome));
             (Some(outcome), true)
         }
         Progress::Over(outcome, time) => {
             let end = if outcome.is_error() { "failed" } else { "succeeded" };
-            text += &format!("{end} after {}{}", seconds(*time), failure(outcome));
+            text += &format!("{end} after {}{}", seconds(*time), failure_text(outcome));
             (Some(outcome), true)
         }
     };
     let line = status.code.trim_start().lines().next().unwrap_or_default();
-    let shown = &line[..byte_offset(line, SHOWN_CODE)];
+    let shown = &line[..byte_offset(line, MAX_CODE)];
     let more = if shown.len() < status.code.trim().len() { " …" } else { "" };
     _ = write!(text, "\n{}{more}", escape_markers(shown));
     _ = write!(text, "\nOutput{}: {} characters", if over { "" } else { " so far" }, status.printed);
@@ -81,19 +81,19 @@ pub fn evaluation_status(status: &EvaluationStatus) -> String {
     text
 }
 
-fn failure(outcome: &Outcome) -> String {
+fn failure_text(outcome: &Outcome) -> String {
     match &outcome.result {
-        Err(error) => format!(" with {}{}", escape_markers(&error.kind), id(error)),
+        Err(error) => format!(" with {}{}", escape_markers(&error.kind), error_suffix(error)),
         Ok(_) => String::new(),
     }
 }
 
-/// An error's identifier, in parentheses, if it has one.
-fn id(error: &ErrorRecord) -> String {
+/// Returns the identifier of an error in parentheses, or nothing if it has none.
+fn error_suffix(error: &ErrorRecord) -> String {
     if error.id > 0 { format!(" (E{})", error.id) } else { String::new() }
 }
 
-/// A time, in seconds as exact as it is worth.
+/// Formats a duration in seconds, with one decimal place below 10 s.
 fn seconds(time: Duration) -> String {
     let seconds = time.as_secs_f64();
     if seconds < 10.0 { format!("{seconds:.1} s") } else { format!("{seconds:.0} s") }
@@ -102,22 +102,22 @@ fn seconds(time: Duration) -> String {
 /// A page of a part of an evaluation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
-    /// The evaluation's number.
+    /// The number of the evaluation.
     pub evaluation: u64,
     /// The part.
     pub part: EvaluationPart,
-    /// The part's text from here, as printed.
+    /// The text of the page, as printed.
     pub text: String,
-    /// The character that it begins with, from 0.
+    /// The index of its first character in the part.
     pub from: u64,
-    /// How many characters the part has.
+    /// The number of characters of the part.
     pub total: u64,
-    /// How many more were not kept.
+    /// The number of characters after those, which were not kept.
     pub omitted: u64,
 }
 
 impl Page {
-    /// At most `characters` of `text` from the one at `from` on.
+    /// Takes at most `characters` characters of `text` from index `from` on.
     #[must_use]
     pub fn new(evaluation: u64, part: EvaluationPart, text: &str, omitted: u64, from: u64, characters: u64) -> Self {
         let rest = &text[byte_offset(text, from)..];
@@ -125,7 +125,7 @@ impl Page {
         Self { evaluation, part, text: page, from, total: length(text) as u64, omitted }
     }
 
-    /// The same with fewer characters, so that the answer has at most `max`.
+    /// Shortens the page so that its report has at most `max` characters.
     #[must_use]
     pub fn fitted(mut self, max: usize) -> Self {
         loop {
@@ -134,13 +134,13 @@ impl Page {
             if more == 0 || now == 0 {
                 return self;
             }
-            // The marker may grow with it.
+            // The marker at the end may become longer as the page becomes shorter.
             self.text.truncate(byte_offset(&self.text, now.saturating_sub(more + 130) as u64));
         }
     }
 }
 
-/// The answer of check-evaluation: a page.
+/// Returns the text of check-evaluation for a page.
 #[must_use]
 pub fn evaluation_page(page: &Page) -> String {
     let Page { evaluation, part, text, from, total, omitted } = page;
@@ -150,7 +150,7 @@ pub fn evaluation_page(page: &Page) -> String {
         return format!("Evaluation {evaluation}, {name}: none.");
     }
     if end <= *from {
-        return format!("Evaluation {evaluation}, {name}: no characters from {from} on, there are {total}.");
+        return format!("Evaluation {evaluation}, {name}: no characters from {from} on; there are {total}.");
     }
     let shown = if *part == EvaluationPart::Values { text.clone() } else { escape_output(text) };
     let mut answer = format!("Evaluation {evaluation}, {name}, characters {from} to {} of {total}:\n{shown}", end - 1);

@@ -1,4 +1,4 @@
-//! The answers of find-symbols, find-references and macroexpand.
+//! The reports of find-symbols, find-references and macroexpand.
 
 use std::fmt::Write as _;
 
@@ -7,12 +7,12 @@ use super::fit::length;
 use crate::outcome::{Expansion, ExpansionStep, FoundSymbols, References};
 use crate::tool_names;
 
-/// Characters of what is said of what is not shown.
-const AROUND: usize = 250;
-/// How many are worth being asked for at once.
-const WORTH_ASKING: u64 = 1_000;
+/// Characters reserved for the line about further results.
+const RESERVED: usize = 250;
+/// Largest limit that is suggested to see all results.
+const MAX_SUGGESTED_LIMIT: u64 = 1_000;
 
-/// The answer of find-symbols, of at most about `max` characters: the best matches.
+/// Returns the text of find-symbols, in at most about `max` characters.
 #[must_use]
 pub fn symbols_found(found: &FoundSymbols, max: usize) -> String {
     let lines = found.symbols.iter().map(|symbol| {
@@ -32,7 +32,7 @@ pub fn symbols_found(found: &FoundSymbols, max: usize) -> String {
     text
 }
 
-/// The answer of find-references, of at most about `max` characters.
+/// Returns the text of find-references, in at most about `max` characters.
 #[must_use]
 pub fn references_found(found: &References, max: usize) -> String {
     let notes = notes(&found.notes);
@@ -51,7 +51,7 @@ pub fn references_found(found: &References, max: usize) -> String {
     text
 }
 
-/// The answer of macroexpand: the steps, the expansion, or the error in between.
+/// Returns the text of macroexpand: the error if there is one, the steps, and the expansion.
 #[must_use]
 pub fn expansion(expansion: &Expansion) -> String {
     let mut parts = Vec::new();
@@ -73,14 +73,15 @@ pub fn expansion(expansion: &Expansion) -> String {
     }
     let notes = notes(&expansion.notes);
     if !notes.is_empty() {
-        // What the answer is mostly about comes first.
+        // With a single part, such as a form that has no expansion steps, the notes matter most and come first.
         let place = if parts.len() > 1 { parts.len() } else { 0 };
         parts.insert(place, notes);
     }
     parts.join("\n\n")
 }
 
-/// `WITH-OPEN-FILE → LET, WHEN → IF`: what one step ends with, the next one may begin with.
+/// Returns the steps as `WITH-OPEN-FILE → LET, WHEN → IF`. A step that begins with the operator that the last one ended
+/// with continues its chain.
 fn steps(expansion: &Expansion) -> String {
     let mut text = String::new();
     let mut last = None;
@@ -118,10 +119,10 @@ fn push_line(text: &mut String, line: &str) {
     }
 }
 
-/// As many of the lines as there is room for, how many more there are, and how to see them.
+/// Returns the lines that fit, with the number of those that do not and how to see them.
 fn listed(lines: impl Iterator<Item = String>, more: u64, max: usize, narrower: &str) -> String {
     let lines: Vec<_> = lines.map(|line| escape_output(&line.replace('\n', " "))).collect();
-    let mut room = max.saturating_sub(AROUND);
+    let mut room = max.saturating_sub(RESERVED);
     let mut text = String::new();
     let mut shown = 0;
     for line in &lines {
@@ -137,12 +138,12 @@ fn listed(lines: impl Iterator<Item = String>, more: u64, max: usize, narrower: 
     let rest = all - shown;
     if rest > 0 {
         let ask = if shown < lines.len() as u64 {
-            let room = tool_names::with(&["configure-limits"], ", a larger max-answer (configure-limits) makes room");
-            format!("no room for them here: {narrower} narrows the list down{room}")
-        } else if all <= WORTH_ASKING {
-            format!("ask for limit {all} to see them all")
+            let room = tool_names::with(&["configure-limits"], ", or raise max-answer (configure-limits)");
+            format!("they do not fit here: narrow the list by {narrower}{room}")
+        } else if all <= MAX_SUGGESTED_LIMIT {
+            format!("pass limit {all} to see them all")
         } else {
-            format!("{narrower} narrows the list down")
+            format!("narrow the list by {narrower}")
         };
         push_line(&mut text, &format!("... {rest} more; {ask}."));
     }

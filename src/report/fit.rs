@@ -1,8 +1,7 @@
-//! Answers that are no longer than they may be: what is cut, where, and how it says so.
+//! Shortens outcomes and errors to the maximum length of an answer.
 //!
-//! Cutting takes place in the data, before it is worded, so that text and structured content tell the same. An
-//! [`Allowance`] says how many characters each part may have; parts lose theirs in a fixed order until the text is
-//! short enough.
+//! The data is cut, not the text, so that text and structured content agree. An [`Allowance`] limits each part of a
+//! report; limits are lowered in a fixed order until the text is short enough.
 
 use std::sync::Arc;
 
@@ -13,36 +12,36 @@ use crate::outcome::{Clipped, ErrorRecord, Outcome, Warning, byte_offset};
 use crate::tool_names;
 
 /// Characters of a message that are always shown.
-const MESSAGE: usize = 2_000;
-/// Frames that are always shown.
-const FRAMES: usize = 10;
-/// Restarts that the server establishes itself, which are always shown: RETRY and ABORT, the outermost.
+const MIN_MESSAGE: usize = 2_000;
+/// Number of frames that are always shown.
+const MIN_FRAMES: usize = 10;
+/// Number of restarts that the server establishes itself (RETRY and ABORT, the outermost) and that are always shown.
 const OWN_RESTARTS: usize = 2;
-/// Characters that a marker in place of what was cut may take.
-const MARKER: usize = 130;
-/// Characters of a notice, or of a warning, when not all fit.
-const LINE: usize = 500;
-/// Characters of a frame, and of a restart's description, when hardly anything fits.
-const SHORT: usize = 240;
+/// Maximum length of the marker that replaces cut text, in characters.
+const MAX_MARKER: usize = 130;
+/// Maximum length of a notice, or of the message of a warning, when not all of them fit.
+const MAX_LINE: usize = 500;
+/// Maximum length of a frame in a terse report, in characters.
+const SHORT_LINE: usize = 240;
 
-/// The parts of an evaluation's report that may be cut, in the order in which they are, each with what it keeps at
-/// first and what at last.
-const EVALUATION: [(Part, usize, usize); 8] = [
+/// The parts of an evaluation's report in the order in which they are cut, each with its floor in the first round and
+/// in the second.
+const EVALUATION_ORDER: [(Part, usize, usize); 8] = [
     (Part::Output, 2_000, 0),
     (Part::Background, 500, 0),
     (Part::Values, 2_000, 0),
     (Part::Warnings, 1_500, 0),
     (Part::Notices, 1_500, 0),
-    (Part::Frames, FRAMES, FRAMES),
-    (Part::Message, MESSAGE, MESSAGE),
+    (Part::Frames, MIN_FRAMES, MIN_FRAMES),
+    (Part::Message, MIN_MESSAGE, MIN_MESSAGE),
     (Part::Restarts, 10, 0),
 ];
 
-/// The same of an error's description.
-const ERROR: [(Part, usize, usize); 3] =
-    [(Part::Slots, 5, 0), (Part::Message, MESSAGE, MESSAGE), (Part::Restarts, 10, 0)];
+/// The parts of an error's description, like [`EVALUATION_ORDER`].
+const ERROR_ORDER: [(Part, usize, usize); 3] =
+    [(Part::Slots, 5, 0), (Part::Message, MIN_MESSAGE, MIN_MESSAGE), (Part::Restarts, 10, 0)];
 
-/// What may be cut. Frames, restarts and slots are counted, the others measured in characters.
+/// A part of a report that can be cut. Frames, restarts and slots are counted, the others measured in characters.
 #[derive(Debug, Clone, Copy)]
 enum Part {
     Output,
@@ -56,13 +55,13 @@ enum Part {
     Slots,
 }
 
-const PARTS: usize = 9;
+const PART_COUNT: usize = 9;
 
-/// How much each part may have.
+/// The limits for the parts of a report.
 #[derive(Debug, Clone, Copy)]
 struct Allowance {
-    parts: [usize; PARTS],
-    /// Frames and restarts are shortened, too.
+    parts: [usize; PART_COUNT],
+    /// Shorten each frame as well.
     terse: bool,
 }
 
@@ -71,16 +70,16 @@ impl Allowance {
         self.parts[part as usize]
     }
 
-    /// Lowers allowances in the `order` until what is made with them is not too long. `size` says how much of a part
-    /// there is in it.
-    fn settle<T>(
+    /// Lowers limits in `order` until the result of `make` has no excess. `size` returns the size of a part of that
+    /// result.
+    fn fit<T>(
         max: usize,
         order: &[(Part, usize, usize)],
         size: impl Fn(&T, Part) -> usize,
         make: impl Fn(&Self) -> T,
         excess: impl Fn(&T) -> usize,
     ) -> T {
-        let mut allowance = Self { parts: [max; PARTS], terse: false };
+        let mut allowance = Self { parts: [max; PART_COUNT], terse: false };
         let mut made = make(&allowance);
         let last = order.iter().map(|(part, _, last)| (*part, *last));
         for (part, floor) in order.iter().map(|(part, first, _)| (*part, *first)).chain(last) {
@@ -89,10 +88,10 @@ impl Allowance {
                 return made;
             }
             let now = size(&made, part);
-            // Of what is counted, there is no telling how much one is.
+            // Sizes in characters of counted items are unknown, so those parts go to their floor at once.
             let less = match part {
                 Part::Frames | Part::Restarts | Part::Slots => floor,
-                _ => now.saturating_sub(more + 2 * MARKER).max(floor),
+                _ => now.saturating_sub(more + 2 * MAX_MARKER).max(floor),
             };
             if less < now {
                 allowance.parts[part as usize] = less;
@@ -107,21 +106,21 @@ impl Allowance {
     }
 }
 
-/// How a marker names what is missing, and how to see it.
+/// The origin of omitted text, which determines the `check-evaluation` call that its marker names.
 #[derive(Debug, Clone, Copy)]
-enum Rest {
-    /// It is not kept.
+enum Omission {
+    /// Text that is not kept.
     Lost,
-    /// This evaluation's output.
+    /// The output of this evaluation.
     Output(u64),
-    /// Its values.
+    /// The values of this evaluation.
     Values(u64),
-    /// The message of its error.
+    /// The message of the error of this evaluation.
     Error(u64),
 }
 
-impl Rest {
-    /// The marker in place of `characters` from the one at `from` on.
+impl Omission {
+    /// Returns the marker that replaces `characters` characters, the first of which has the index `from`.
     fn marker(self, characters: u64, from: u64) -> String {
         let (id, part) = match self {
             Self::Lost => return omission(characters),
@@ -137,22 +136,22 @@ impl Rest {
     }
 }
 
-/// The marker that ends a page of an evaluation's output before `characters` more.
+/// Returns the marker at the end of a page of an evaluation that `characters` more follow, beginning at index `from`.
 pub(super) fn page_marker(id: u64, part: EvaluationPart, characters: u64, from: u64) -> String {
-    let rest = match part {
-        EvaluationPart::Output => Rest::Output(id),
-        EvaluationPart::Values => Rest::Values(id),
-        EvaluationPart::Error => Rest::Error(id),
+    let omitted = match part {
+        EvaluationPart::Output => Omission::Output(id),
+        EvaluationPart::Values => Omission::Values(id),
+        EvaluationPart::Error => Omission::Error(id),
     };
-    rest.marker(characters, from)
+    omitted.marker(characters, from)
 }
 
-/// How many characters `text` has.
+/// Returns the number of characters of `text`.
 pub(super) fn length(text: &str) -> usize {
     text.chars().count()
 }
 
-/// The character after which to cut `keep` characters off the beginning of `text`: the end of a line, if there is one
+/// Returns where to cut `text` so that about `keep` characters are left: after the last newline before that, if it is
 /// near.
 fn head(text: &str, keep: usize) -> usize {
     let kept = &text[..byte_offset(text, keep as u64)];
@@ -162,8 +161,8 @@ fn head(text: &str, keep: usize) -> usize {
     }
 }
 
-/// `text` without its middle, so that at most `keep` characters are left, unless the marker would take as many as it
-/// stands for; `marker` gets how many are missing, and from where.
+/// Returns `text` without its middle, with about `keep` characters left. Returns all of `text` if the marker would be
+/// as long as what it replaces. `marker` takes the number of missing characters and the index of the first.
 fn without_middle(text: &str, keep: usize, marker: impl FnOnce(u64, u64) -> String) -> String {
     let total = length(text);
     if total <= keep {
@@ -172,7 +171,7 @@ fn without_middle(text: &str, keep: usize, marker: impl FnOnce(u64, u64) -> Stri
     let begin = head(text, keep.div_ceil(2));
     let mut end = total - keep / 2;
     let tail = &text[byte_offset(text, end as u64)..];
-    // The last part begins with a newline, if there is one near.
+    // Begin the last part with a newline, if there is one near.
     if let Some(newline) = tail.find('\n').filter(|newline| length(&tail[..*newline]) <= keep / 8) {
         end += length(&tail[..newline]);
     }
@@ -186,7 +185,7 @@ fn without_middle(text: &str, keep: usize, marker: impl FnOnce(u64, u64) -> Stri
     cut
 }
 
-/// The first `keep` characters of `text`, and a marker.
+/// Returns the first `keep` characters of `text` and a marker, or all of `text` if the marker would save nothing.
 fn without_end(text: &str, keep: usize, marker: impl FnOnce(u64, u64) -> String) -> String {
     let total = length(text);
     if total <= keep {
@@ -201,17 +200,17 @@ fn without_end(text: &str, keep: usize, marker: impl FnOnce(u64, u64) -> String)
     cut
 }
 
-/// A text of which nothing is known but that it is too long: it is cut after a line, if there is one near.
+/// Cuts text of unknown structure to `max` characters, after a line if one ends near the limit.
 #[must_use]
 pub fn cut(text: String, max: usize) -> String {
     if text.len() <= max || length(&text) <= max {
         return text;
     }
-    let keep = head(&text, max.saturating_sub(MARKER));
+    let keep = head(&text, max.saturating_sub(MAX_MARKER));
     without_end(&text, keep, |characters, _| omission(characters))
 }
 
-/// The outcome, so that its report has at most `max` characters.
+/// Returns the outcome cut so that its report has at most `max` characters.
 #[must_use]
 pub fn fitted(outcome: &Outcome, max: usize) -> Outcome {
     let size = |outcome: &Outcome, part| match part {
@@ -226,22 +225,22 @@ pub fn fitted(outcome: &Outcome, max: usize) -> Outcome {
         Part::Slots => 0,
     };
     let excess = |made: &Outcome| length(&evaluation(made)).saturating_sub(max);
-    Allowance::settle(max, &EVALUATION, size, |allowance| within(outcome, allowance), excess)
+    Allowance::fit(max, &EVALUATION_ORDER, size, |allowance| cut_outcome(outcome, allowance), excess)
 }
 
-/// Characters of output that [`with_brief_output`] leaves.
+/// Characters of output that [`with_brief_output`] keeps.
 #[cfg(feature = "mcp")]
-const BRIEF: usize = 1_000;
+const BRIEF_OUTPUT: usize = 1_000;
 
-/// The outcome with little of what was printed: of code that prints for those who watch.
+/// Returns the outcome with most of its output cut: for a load, which prints its progress for a person who watches.
 #[cfg(feature = "mcp")]
 pub(crate) fn with_brief_output(outcome: &Outcome) -> Outcome {
-    let mut parts = [usize::MAX; PARTS];
-    parts[Part::Output as usize] = BRIEF;
-    Outcome { turns: outcome.turns.clone(), ..within(outcome, &Allowance { parts, terse: false }) }
+    let mut parts = [usize::MAX; PART_COUNT];
+    parts[Part::Output as usize] = BRIEF_OUTPUT;
+    Outcome { turns: outcome.turns.clone(), ..cut_outcome(outcome, &Allowance { parts, terse: false }) }
 }
 
-/// The error, so that its description has at most `max` characters.
+/// Returns the error cut so that its description has at most `max` characters.
 #[must_use]
 pub fn fitted_error(error: &ErrorRecord, max: usize) -> ErrorRecord {
     let size = |error: &ErrorRecord, part| match part {
@@ -251,25 +250,25 @@ pub fn fitted_error(error: &ErrorRecord, max: usize) -> ErrorRecord {
         _ => 0,
     };
     let excess = |made: &ErrorRecord| length(&errors::last_error(Some(made))).saturating_sub(max);
-    Allowance::settle(max, &ERROR, size, |allowance| error_within(error, allowance), excess)
+    Allowance::fit(max, &ERROR_ORDER, size, |allowance| cut_error(error, allowance), excess)
 }
 
-fn within(outcome: &Outcome, allowance: &Allowance) -> Outcome {
-    let kept = |rest: fn(u64) -> Rest| if outcome.kept { rest(outcome.evaluation) } else { Rest::Lost };
+fn cut_outcome(outcome: &Outcome, allowance: &Allowance) -> Outcome {
+    let kept = |omitted: fn(u64) -> Omission| if outcome.kept { omitted(outcome.evaluation) } else { Omission::Lost };
     let (stdout, stderr) =
-        shares(allowance.of(Part::Output), length(&outcome.stdout.text), length(&outcome.stderr.text));
+        split_evenly(allowance.of(Part::Output), length(&outcome.stdout.text), length(&outcome.stderr.text));
     let output = |text: &Clipped, keep, stderr| Clipped {
         text: without_middle(&text.text, keep, |characters, from| {
             let from = outcome.printed_before + outcome.printed_at(stderr, from);
-            kept(Rest::Output).marker(characters, from)
+            kept(Omission::Output).marker(characters, from)
         }),
         omitted: text.omitted,
     };
-    let warnings = warnings_within(&outcome.warnings, allowance.of(Part::Warnings));
+    let warnings = cut_warnings(&outcome.warnings, allowance.of(Part::Warnings));
     Outcome {
         evaluation: outcome.evaluation,
         kept: outcome.kept,
-        notices: notices_within(&outcome.notices, allowance.of(Part::Notices)),
+        notices: cut_notices(&outcome.notices, allowance.of(Part::Notices)),
         background: Clipped {
             text: without_middle(&outcome.background.text, allowance.of(Part::Background), |characters, _| {
                 omission(characters)
@@ -283,8 +282,8 @@ fn within(outcome: &Outcome, allowance: &Allowance) -> Outcome {
         warnings_omitted: outcome.warnings_omitted + (outcome.warnings.len() - warnings.len()) as u64,
         warnings,
         result: match &outcome.result {
-            Ok(values) => Ok(values_within(values, allowance.of(Part::Values), kept(Rest::Values))),
-            Err(error) => Err(Arc::new(error_within(error, allowance))),
+            Ok(values) => Ok(cut_values(values, allowance.of(Part::Values), kept(Omission::Values))),
+            Err(error) => Err(Arc::new(cut_error(error, allowance))),
         },
         timing: outcome.timing,
         held: outcome.held,
@@ -295,8 +294,8 @@ fn within(outcome: &Outcome, allowance: &Allowance) -> Outcome {
     }
 }
 
-/// Shares `all` characters among two texts of these lengths: each gets half, or what the other one leaves.
-fn shares(all: usize, first: usize, second: usize) -> (usize, usize) {
+/// Divides `all` characters among two texts of these lengths: each gets half, and what the other leaves of its half.
+fn split_evenly(all: usize, first: usize, second: usize) -> (usize, usize) {
     let half = all / 2;
     if first <= half {
         (first, all - first)
@@ -307,14 +306,15 @@ fn shares(all: usize, first: usize, second: usize) -> (usize, usize) {
     }
 }
 
-/// The values without the middle of their text. What is left of two values with the marker between them is one.
-fn values_within(values: &[Clipped], keep: usize, rest: Rest) -> Vec<Clipped> {
+/// Returns the values without the middle of their text. A cut across several values joins the first and the last to
+/// one.
+fn cut_values(values: &[Clipped], keep: usize, omitted: Omission) -> Vec<Clipped> {
     let text = values_text(values);
     let total = length(&text);
     if total <= keep {
         return values.to_vec();
     }
-    // In place of all that lies between the beginning of one value and the end of another, or the same.
+    // Everything between these character indices of `text` is replaced, within one value or across several.
     let (begin, end) = (keep.div_ceil(2), total - keep / 2);
     let (mut shown, mut at): (Vec<Clipped>, usize) = (Vec::new(), 0);
     let mut open: Option<String> = None;
@@ -329,7 +329,7 @@ fn values_within(values: &[Clipped], keep: usize, rest: Rest) -> Vec<Clipped> {
         let from = begin.max(first);
         let text = open.get_or_insert_with(|| {
             let head = whole[..byte_offset(&whole, (from - first) as u64)].to_owned();
-            head + &rest.marker((end.max(from) - from) as u64, from as u64)
+            head + &omitted.marker((end.max(from) - from) as u64, from as u64)
         });
         if last >= end {
             text.push_str(&whole[byte_offset(&whole, end.saturating_sub(first) as u64)..]);
@@ -340,14 +340,14 @@ fn values_within(values: &[Clipped], keep: usize, rest: Rest) -> Vec<Clipped> {
     shown
 }
 
-fn warnings_within(warnings: &[Warning], mut keep: usize) -> Vec<Warning> {
+fn cut_warnings(warnings: &[Warning], mut keep: usize) -> Vec<Warning> {
     let all: usize = warnings.iter().map(warning_length).sum();
     if all <= keep {
         return warnings.to_vec();
     }
     let mut shown = Vec::new();
     for warning in warnings {
-        let text = without_end(&warning.message.text, LINE, |characters, _| omission(characters));
+        let text = without_end(&warning.message.text, MAX_LINE, |characters, _| omission(characters));
         let message = Clipped { text, omitted: warning.message.omitted };
         let warning = Warning { message, ..warning.clone() };
         let size = warning_length(&warning);
@@ -360,14 +360,14 @@ fn warnings_within(warnings: &[Warning], mut keep: usize) -> Vec<Warning> {
     shown
 }
 
-fn notices_within(notices: &[String], mut keep: usize) -> Vec<String> {
+fn cut_notices(notices: &[String], mut keep: usize) -> Vec<String> {
     let all: usize = notices.iter().map(|notice| length(notice)).sum();
     if all <= keep {
         return notices.to_vec();
     }
     let mut shown = Vec::new();
     for notice in notices {
-        let notice = without_end(notice, LINE, |characters, _| omission(characters));
+        let notice = without_end(notice, MAX_LINE, |characters, _| omission(characters));
         if length(&notice) > keep {
             break;
         }
@@ -380,14 +380,15 @@ fn notices_within(notices: &[String], mut keep: usize) -> Vec<String> {
     shown
 }
 
-fn error_within(error: &ErrorRecord, allowance: &Allowance) -> ErrorRecord {
-    let rest = if error.evaluation > 0 { Rest::Error(error.evaluation) } else { Rest::Lost };
+fn cut_error(error: &ErrorRecord, allowance: &Allowance) -> ErrorRecord {
+    let omitted = if error.evaluation > 0 { Omission::Error(error.evaluation) } else { Omission::Lost };
     let mut error = error.clone();
-    error.message.text = without_end(&error.message.text, allowance.of(Part::Message).max(MESSAGE), |count, from| {
-        rest.marker(count, from)
-    });
-    error.frames.truncate(frames_shown_by(&error, allowance.of(Part::Frames).max(FRAMES)));
-    // The last ones are the server's own.
+    error.message.text =
+        without_end(&error.message.text, allowance.of(Part::Message).max(MIN_MESSAGE), |count, from| {
+            omitted.marker(count, from)
+        });
+    error.frames.truncate(frames_shown_by(&error, allowance.of(Part::Frames).max(MIN_FRAMES)));
+    // The server's own restarts are the last ones and are kept.
     let (restarts, shown) = (error.restarts.len(), allowance.of(Part::Restarts).max(OWN_RESTARTS));
     if shown < restarts {
         error.restarts.drain(shown - OWN_RESTARTS..restarts - OWN_RESTARTS);
@@ -397,7 +398,7 @@ fn error_within(error: &ErrorRecord, allowance: &Allowance) -> ErrorRecord {
     error.slots_omitted += slots as u64;
     if allowance.terse {
         for frame in &mut error.frames {
-            frame.call = without_end(&frame.call, SHORT, |characters, _| omission(characters));
+            frame.call = without_end(&frame.call, SHORT_LINE, |characters, _| omission(characters));
         }
     }
     error

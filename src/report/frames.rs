@@ -1,45 +1,48 @@
-//! The frames of a failed evaluation's report.
+//! The frames in the report of a failed evaluation.
+//!
+//! Machinery is code that only led to the user's code, such as ASDF or the reader. Of its frames, most are left out.
 
 use std::fmt::Write as _;
 
 use super::escape::escape_markers;
 use super::{NO_FRAMES, call};
-use crate::outcome::{ErrorRecord, Frame};
+use crate::outcome::{ErrorRecord, FrameRecord};
 use crate::tool_names;
 
-/// Frames in the report of a failed evaluation.
-const REPORT_FRAMES: usize = 20;
-/// Frames of a machinery in it before the rest of them is folded.
-const MACHINERY_FRAMES: usize = 2;
-/// Characters of such a frame: enough for the function's name.
-const MACHINERY_CALL: usize = 60;
+/// Maximum number of frames in the report of a failed evaluation.
+const MAX_FRAMES: usize = 20;
+/// Number of frames shown of each run of frames of one machinery.
+const MAX_MACHINERY_FRAMES: usize = 2;
+/// Maximum length of the call of a machinery frame, in characters: enough for the name of the function.
+const MAX_MACHINERY_CALL: usize = 60;
 
-/// The frames that the report of a failed evaluation shows: of a machinery's, the first ones; whether it leaves out the
-/// others comes with each.
-pub(crate) fn report_frames(error: &ErrorRecord) -> impl Iterator<Item = (&Frame, bool)> {
+/// Returns the frames that the report of a failed evaluation shows. True beside a frame means that the report leaves out
+/// the rest of the frame's run of machinery frames.
+pub(crate) fn report_frames(error: &ErrorRecord) -> impl Iterator<Item = (&FrameRecord, bool)> {
     let runs = error.frames.chunk_by(|a, b| a.machinery.is_some() && a.machinery == b.machinery);
     let shown = runs.flat_map(|run| {
-        // To leave out a single one would save nothing.
-        let folded = run[0].machinery.is_some() && run.len() > MACHINERY_FRAMES + 1;
-        run.iter().take(if folded { MACHINERY_FRAMES } else { run.len() }).map(move |frame| (frame, folded))
+        // Replacing a single frame by a line about it would save nothing.
+        let folded = run[0].machinery.is_some() && run.len() > MAX_MACHINERY_FRAMES + 1;
+        run.iter().take(if folded { MAX_MACHINERY_FRAMES } else { run.len() }).map(move |frame| (frame, folded))
     });
-    shown.take(REPORT_FRAMES)
+    shown.take(MAX_FRAMES)
 }
 
-/// How many of the error's frames its report is made of when it shows at most `count`.
+/// Returns how many of the error's frames to keep for a report that shows at most `count` of them. Frames that the report
+/// leaves out in between count as kept.
 pub(super) fn frames_shown_by(error: &ErrorRecord, count: usize) -> usize {
     let after = report_frames(error).nth(count).map_or(u64::MAX, |(frame, _)| frame.number);
     error.frames.partition_point(|frame| frame.number < after)
 }
 
-/// Pushes the frames of a failed evaluation's report.
+/// Appends the frames of a failed evaluation.
 pub(super) fn push_frames(target: &mut String, error: &ErrorRecord) {
     let frames: Vec<_> = report_frames(error).collect();
     let last = error.frames.last().map_or(0, |frame| frame.number + 1);
     let mut next = 0;
     for (index, (frame, folded)) in frames.iter().enumerate() {
         let call = call(frame);
-        _ = write!(target, "\n{}: {}", frame.number, if *folded { beginning(&call) } else { call });
+        _ = write!(target, "\n{}: {}", frame.number, if *folded { short_call(&call) } else { call });
         next = frame.number + 1;
         let (Some(name), true) = (&frame.machinery, *folded) else { continue };
         let after = frames.get(index + 1).map(|(after, _)| after);
@@ -67,9 +70,9 @@ pub(super) fn push_frames(target: &mut String, error: &ErrorRecord) {
     }
 }
 
-/// What is shown of a machinery's frame.
-fn beginning(call: &str) -> String {
-    match call.char_indices().nth(MACHINERY_CALL) {
+/// Returns the call of a machinery frame, shortened.
+fn short_call(call: &str) -> String {
+    match call.char_indices().nth(MAX_MACHINERY_CALL) {
         Some((end, _)) => format!("{}…", &call[..end]),
         None => call.to_owned(),
     }

@@ -1,4 +1,4 @@
-//! Definitions, symbols, limits.
+//! The reports about definitions, symbols, limits and a reset.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use crate::tool_names;
 
 const RESET: &str = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
 
-/// The answer of reset-session, which also says what it ended.
+/// Returns the text of reset-session, with notices about what the reset ended.
 #[must_use]
 pub fn reset(notices: &[String]) -> String {
     let mut sections = Sections(String::new());
@@ -20,18 +20,19 @@ pub fn reset(notices: &[String]) -> String {
     sections.0
 }
 
-/// Forms that could not be restored and are shown.
-const UNRESTORED: usize = 10;
-/// Characters of the headings of list-definitions and of what it says of the rest.
-const AROUND_DEFINITIONS: usize = 900;
+/// Maximum number of unrestored forms that are shown.
+const MAX_UNRESTORED: usize = 10;
+/// Characters reserved for the headings of list-definitions and for the lines about further definitions.
+const RESERVED: usize = 900;
 
-/// The answer of list-definitions, of at most `max` characters: where there is no room for all, each kind has its share.
+/// Returns the text of list-definitions, in at most `max` characters. If not all definitions fit, each kind gets a
+/// share.
 #[must_use]
 pub fn definitions(definitions: &Definitions, max: usize) -> String {
     let groups: Vec<_> = definitions.shown.chunk_by(|a, b| a.kind == b.kind).collect();
     let sizes: Vec<usize> =
         groups.iter().map(|group| group.iter().map(|definition| length(&definition_line(definition))).sum()).collect();
-    let shares = shares(&sizes, max.saturating_sub(AROUND_DEFINITIONS));
+    let shares = shares(&sizes, max.saturating_sub(RESERVED));
 
     let mut sections = Sections(String::new());
     let mut more = definitions.more;
@@ -53,7 +54,7 @@ pub fn definitions(definitions: &Definitions, max: usize) -> String {
             let size = length(&line);
             if size > room {
                 let more = group.len() - index;
-                _ = write!(target, "\n... {more} more, for which there is no room here. {}", narrower());
+                _ = write!(target, "\n... {more} more do not fit here. {}", narrowing_hint());
                 break;
             }
             room -= size;
@@ -64,27 +65,27 @@ pub fn definitions(definitions: &Definitions, max: usize) -> String {
     if !definitions.unrestored.is_empty() {
         let target = sections.begin();
         target.push_str("[Not Restored]");
-        for text in definitions.unrestored.iter().take(UNRESTORED) {
+        for text in definitions.unrestored.iter().take(MAX_UNRESTORED) {
             _ = write!(target, "\n- {}", escape_markers(text));
         }
-        if let more @ 1.. = definitions.unrestored.len().saturating_sub(UNRESTORED) {
+        if let more @ 1.. = definitions.unrestored.len().saturating_sub(MAX_UNRESTORED) {
             _ = write!(target, "\n- and {more} more");
         }
     }
     if sections.0.is_empty() { "No definitions in this session.".to_owned() } else { sections.0 }
 }
 
-/// Returns what shows definitions for which there is no room.
-fn narrower() -> String {
-    let room = tool_names::with(&["configure-limits"], "; max-answer (configure-limits) makes room");
-    format!("A `type` or `package` narrows the list down{room}.")
+/// Returns advice on how to see definitions that do not fit.
+fn narrowing_hint() -> String {
+    let room = tool_names::with(&["configure-limits"], ", or raise max-answer (configure-limits)");
+    format!("Narrow the list by `type` or `package`{room}.")
 }
 
 fn definition_line(definition: &Definition) -> String {
     format!("\n- {}", escape_markers(&definition.text))
 }
 
-/// Parts of `room` for what has these `sizes`: what takes less than its share leaves the rest of it to the others.
+/// Distributes `room` over items of these `sizes`. What a small item leaves of its share goes to the larger ones.
 fn shares(sizes: &[usize], mut room: usize) -> Vec<usize> {
     let mut order: Vec<_> = (0..sizes.len()).collect();
     order.sort_by_key(|&index| sizes[index]);
@@ -96,7 +97,8 @@ fn shares(sizes: &[usize], mut room: usize) -> Vec<usize> {
     shares
 }
 
-/// Says how many definitions were not asked for, and how to see them: all at once where they may be expected to fit.
+/// Adds the number of definitions beyond the limit, and how to see them. Suggests a limit only if all are likely to
+/// fit.
 fn push_more(sections: &mut Sections, more: u64, definitions: &Definitions, max: usize) {
     if more > 0 {
         let own = definitions.shown.iter().filter(|definition| definition.kind != DefinitionKind::System);
@@ -104,14 +106,14 @@ fn push_more(sections: &mut Sections, more: u64, definitions: &Definitions, max:
         let all = count + more;
         let target = sections.begin();
         if size as u64 / count.max(1) * all <= max as u64 {
-            _ = write!(target, "... {more} more; ask for limit {all} to see them all.");
+            _ = write!(target, "... {more} more; pass limit {all} to see them all.");
         } else {
-            _ = write!(target, "... {more} more. {}", narrower());
+            _ = write!(target, "... {more} more. {}", narrowing_hint());
         }
     }
 }
 
-/// The answer of describe-symbol.
+/// Returns the text of describe-symbol.
 #[must_use]
 pub fn symbol(description: &SymbolDescription) -> String {
     match description {
@@ -131,7 +133,7 @@ pub fn symbol(description: &SymbolDescription) -> String {
     }
 }
 
-/// The answer of configure-limits.
+/// Returns the text of configure-limits.
 #[must_use]
 pub fn limits(limits: &Limits) -> String {
     let timeout = limits.timeout.map_or_else(

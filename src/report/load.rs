@@ -1,4 +1,4 @@
-//! What was loaded.
+//! The report of a load.
 
 use std::fmt::Write as _;
 
@@ -6,26 +6,26 @@ use super::clipped_message;
 use super::escape::escape_markers;
 use crate::outcome::{Loaded, Outcome, Record, Warning};
 
-/// True when this is the outcome of a load, which words its warnings in its own way.
+/// Returns true for the outcome of a load, which shows its warnings in its own format.
 pub(super) fn is_load(outcome: &Outcome) -> bool {
     outcome.records.iter().any(|record| matches!(record, Record::Loading(_) | Record::Loaded(_)))
 }
 
-/// True when the message of the error that a load failed with has this warning.
-pub(super) fn is_told(outcome: &Outcome, warning: &Warning) -> bool {
+/// Returns true if the load failed with an error whose message already includes this warning.
+pub(super) fn is_in_error_message(outcome: &Outcome, warning: &Warning) -> bool {
     let Err(error) = &outcome.result else { return false };
-    let begins = format!("{}{}: ", place(warning), warning.kind);
+    let begins = format!("{}{}: ", location(warning), warning.kind);
     is_load(outcome) && warning.file.is_some() && error.message.text.contains(&begins)
 }
 
-/// Says what was loaded: `Loaded ironclad: 118 files, 3 compiled, 2 warnings, 1.8 s`.
+/// Appends the summary of a load: `Loaded ironclad: 118 files, 3 compiled, 2 warnings, 1.8 s`.
 pub(super) fn push_loaded(target: &mut String, outcome: &Outcome, loaded: &Loaded) {
     let name = escape_markers(&loaded.name);
     let seconds = format!("{}.{:02} s", loaded.milliseconds / 1000, loaded.milliseconds % 1000 / 10);
     match loaded.present {
-        Some(files) => _ = write!(target, "{name} is up to date: {}, {seconds}", counted(files, "file")),
+        Some(files) => _ = write!(target, "{name} is up to date: {}, {seconds}", count_text(files, "file")),
         None => {
-            _ = write!(target, "Loaded {name}: {}", counted(loaded.files, "file"));
+            _ = write!(target, "Loaded {name}: {}", count_text(loaded.files, "file"));
             if loaded.compiled > 0 {
                 _ = write!(target, ", {} compiled", loaded.compiled);
             }
@@ -33,7 +33,7 @@ pub(super) fn push_loaded(target: &mut String, outcome: &Outcome, loaded: &Loade
             let errors = outcome.warnings.iter().filter(|warning| warning.kind == "COMPILE-TIME-ERROR").count() as u64;
             for (count, what) in [(errors, "compile-time error"), (all - errors, "warning")] {
                 if count > 0 {
-                    _ = write!(target, ", {}", counted(count, what));
+                    _ = write!(target, ", {}", count_text(count, what));
                 }
             }
             _ = write!(target, ", {seconds}");
@@ -47,26 +47,26 @@ pub(super) fn push_loaded(target: &mut String, outcome: &Outcome, loaded: &Loade
     }
 }
 
-fn counted(count: u64, what: &str) -> String {
+fn count_text(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A warning, on a line of its own, where it is first: `src/a.lisp:40:3 in (DEFUN PAD): STYLE-WARNING: …`.
+/// Appends the line of a warning, location first: `src/a.lisp:40:3 in (DEFUN PAD): STYLE-WARNING: …`.
 pub(super) fn push_warning(target: &mut String, warning: &Warning) {
-    let (place, kind) = (escape_markers(&place(warning)), escape_markers(&warning.kind));
-    _ = write!(target, "\n{place}{kind}: {}", clipped_message(&warning.message));
+    let (location, kind) = (escape_markers(&location(warning)), escape_markers(&warning.kind));
+    _ = write!(target, "\n{location}{kind}: {}", clipped_message(&warning.message));
 }
 
-/// Where a warning is, with a colon; nothing if it is in no file.
-fn place(warning: &Warning) -> String {
+/// Returns the location of a warning and a colon; an empty string for a warning outside a file.
+fn location(warning: &Warning) -> String {
     let Some(file) = &warning.file else { return String::new() };
-    let mut place = file.clone();
+    let mut location = file.clone();
     for number in [warning.line, warning.column].into_iter().flatten() {
-        _ = write!(place, ":{number}");
+        _ = write!(location, ":{number}");
     }
     if let Some(form) = &warning.form {
-        _ = write!(place, " in {form}");
+        _ = write!(location, " in {form}");
     }
-    place.push_str(": ");
-    place
+    location.push_str(": ");
+    location
 }

@@ -1,6 +1,7 @@
-//! From outcomes to text: what a client reads.
+//! Turns outcomes into the text that a client reads.
 //!
-//! Pure functions. Text that comes from Lisp is escaped wherever it could pass for one of the report's own markers.
+//! All functions here are pure. Text from Lisp is escaped wherever it could be mistaken for one of the report's own
+//! markers.
 
 #[cfg(feature = "mcp")]
 mod calls;
@@ -17,14 +18,14 @@ mod tests;
 
 use std::fmt::Write as _;
 
-use crate::outcome::{Clipped, ErrorRecord, Frame};
+use crate::outcome::{Clipped, ErrorRecord, FrameRecord};
 
 #[cfg(feature = "mcp")]
 pub(crate) use calls::{calls, calls_shown, profile};
 pub(crate) use errors::signalled_error;
 pub use errors::{FrameRange, backtrace, backtrace_with_locals, error_list, frames, last_error};
 #[cfg(feature = "mcp")]
-pub(crate) use errors::{error_id, is_unsettled, live_frames, time, unsettled};
+pub(crate) use errors::{error_id, live_frames, pending_cancellation, reports_pending_cancellation, time};
 pub use escape::{escape_markers, escape_output, unescape_markers};
 pub use evaluation::evaluation;
 pub use evaluations::{EvaluationPart, Page, evaluation_page, evaluation_status};
@@ -35,18 +36,18 @@ pub use fit::{cut, fitted, fitted_error};
 #[cfg(feature = "mcp")]
 pub(crate) use frames::report_frames;
 pub use listings::{definitions, limits, reset, symbol};
-#[cfg(feature = "mcp")]
-pub(crate) use tests::could_be_run;
 pub use tests::tests;
+#[cfg(feature = "mcp")]
+pub(crate) use tests::tests_ran;
 
 pub use crate::outcome::DefinitionFilter;
 
-/// Frames in [`last_error`].
+/// Number of frames shown in [`last_error`].
 pub(crate) const PREVIEW_FRAMES: usize = 5;
-/// What stands for the frames when there are none.
+/// The line shown in place of frames when there are none.
 const NO_FRAMES: &str = "0: (no frames available)";
 
-/// How the report says that text was cut.
+/// Returns the marker that replaces `characters` characters of cut text.
 #[must_use]
 pub fn omission(characters: u64) -> String {
     format!("[... {characters} characters omitted]")
@@ -67,12 +68,12 @@ fn clipped_message(message: &Clipped) -> String {
     text
 }
 
-/// A frame's call, safe in a report.
-fn call(frame: &Frame) -> String {
+/// Returns the frame's call with markers escaped.
+fn call(frame: &FrameRecord) -> String {
     escape_markers(&frame.call)
 }
 
-/// A report is sections with one blank line between them.
+/// Text in sections, with one blank line between them.
 #[derive(Default)]
 pub(crate) struct Sections(String);
 
@@ -83,7 +84,7 @@ impl Sections {
         self.0
     }
 
-    /// Begins a section.
+    /// Begins a section and returns the text to append to.
     pub(crate) fn begin(&mut self) -> &mut String {
         if !self.0.is_empty() {
             self.0.push_str("\n\n");
@@ -97,7 +98,8 @@ impl Sections {
             let target = self.begin();
             target.push_str("[notice]");
             for notice in notices {
-                // Names of the user's stand in it: its further lines are set in, and so are neither a notice nor a value.
+                // A notice may contain names from user code: further lines are indented, so that none reads as a notice
+                // or a value.
                 let notice = escape_markers(notice);
                 for (index, line) in notice.lines().filter(|line| !line.trim().is_empty()).enumerate() {
                     target.push_str(if index == 0 { "\n" } else { "\n  " });

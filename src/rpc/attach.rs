@@ -1,7 +1,8 @@
-//! Joining a server that runs: where the sockets are (`serve --socket`), which servers there are, and connecting.
+//! Attaching to a running server: the directory of sockets (`serve --socket`), the list of running servers, and
+//! connecting.
 //!
-//! MCP is spoken on such a socket as on stdin and stdout, by each client under a connection of its own. The directory is
-//! the user's alone, so are the sockets, and whoever connects is asked of the kernel who he is.
+//! A socket carries MCP as stdin and stdout do, with a connection of its own for each client. The directory and the
+//! sockets belong to the user alone, and the kernel tells which user connects.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
@@ -14,51 +15,50 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use serde_json::{Value, json};
 
-use crate::rpc::descriptors::out_of_the_way;
+use crate::rpc::descriptors::to_private_number;
 
-/// How many may have joined at a time.
-pub(crate) const MAX_GUESTS: usize = 16;
-/// The method by which a server says who its clients are. It is for this program, and listed nowhere.
+/// Maximum number of attached clients.
+pub(crate) const MAX_ATTACHED: usize = 16;
+/// The method that lists the clients of a server. Only this program uses it, and no documentation has it.
 pub(crate) const STATUS: &str = "sbcl-mcp/status";
-/// The method by which a client takes over what another one holds for debugging: `id`, an evaluation's number, where
-/// there is more than one. It answers as `evaluation` would about that.
-pub(crate) const TAKE_OVER: &str = "sbcl-mcp/take-over";
-/// The method by which a server names the packages of its image and their nicknames: `packages`.
+/// The method that moves an evaluation from the client that holds it to the calling client. Its parameter `id` is the
+/// number of the evaluation, needed if there is more than one. The answer is that of the evaluation.
+pub(crate) const ADOPT_HELD: &str = "sbcl-mcp/take-over";
+/// The method that lists the packages of the image, with their nicknames, as `packages`.
 pub(crate) const PACKAGES: &str = "sbcl-mcp/packages";
-/// The notification by which a client is told at once what others do: `text`, and `held`, the number of an evaluation that
-/// somebody holds for debugging from now on. A client gets it that names it among its experimental capabilities; what it
-/// says is in no answer then.
+/// The notification about what other clients do: `text`, and `held`, the number of an evaluation that a client holds
+/// from now on. Clients that name it among their experimental capabilities get it, and get the text in no answer.
 pub(crate) const NOTICE: &str = "sbcl-mcp/notice";
-/// How long a server may take to say who its clients are.
-const STATUS_TIME: Duration = Duration::from_secs(1);
-/// Characters of a server's name.
-const MAX_NAME: usize = 64;
-/// What a socket's name ends with.
-const SUFFIX: &str = ".sock";
+/// Time limit for [`STATUS`].
+const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum number of characters in a server's name.
+const MAX_NAME_CHARS: usize = 64;
+/// The end of a socket's file name.
+const SOCKET_SUFFIX: &str = ".sock";
 
-/// A server that can be joined.
+/// A running server that accepts clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Running {
-    /// What it is called: its process' number, unless it was given a name.
+pub(crate) struct RunningServer {
+    /// Name of the server: the one it was given, or its process id.
     pub(crate) name: String,
-    /// Its process.
+    /// Process id.
     pub(crate) pid: u32,
-    /// What its own client calls itself, if that has said so.
+    /// Name of the server's first client, if that client has given one.
     pub(crate) client: Option<String>,
-    /// What those call themselves that have joined.
-    pub(crate) guests: Vec<String>,
-    /// Why it did not say who its clients are, if it refused to.
-    pub(crate) refused: Option<String>,
-    /// Its socket.
+    /// Names of the attached clients.
+    pub(crate) attached: Vec<String>,
+    /// Reason why the server refused to list its clients.
+    pub(crate) refusal: Option<String>,
+    /// Path of the socket.
     pub(crate) path: PathBuf,
 }
 
-fn refused(kind: io::ErrorKind, reason: impl Into<String>) -> io::Error {
+fn io_error(kind: io::ErrorKind, reason: impl Into<String>) -> io::Error {
     io::Error::new(kind, reason.into())
 }
 
-/// The directory of the sockets: `sbcl-mcp` in XDG_RUNTIME_DIR, else one of the user's in the directory for temporary
-/// files. It need not exist.
+/// Returns the directory of the sockets: `sbcl-mcp` in XDG_RUNTIME_DIR, else a directory of the user's among the
+/// temporary files. It may be missing.
 fn directory() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute()) {
         Some(runtime) => runtime.join("sbcl-mcp"),
@@ -66,76 +66,81 @@ fn directory() -> PathBuf {
     }
 }
 
-/// Refuses a directory in which somebody else could put a socket.
+/// Refuses a directory in which another user could put a socket.
 fn check_directory(directory: &Path) -> io::Result<()> {
-    // Not what a link leads to: anybody may make one in a directory for temporary files.
+    // Links are not followed: anybody may make one in a directory for temporary files.
     let metadata = std::fs::symlink_metadata(directory)?;
     if metadata.is_dir() && metadata.uid() == geteuid().as_raw() && metadata.mode() & 0o022 == 0 {
         return Ok(());
     }
-    let reason = format!("{} is no directory that only its owner, this user, can write to", directory.display());
-    Err(refused(io::ErrorKind::PermissionDenied, reason))
+    let reason = format!(
+        "{} is not a directory that belongs to this user and that only this user can write to",
+        directory.display()
+    );
+    Err(io_error(io::ErrorKind::PermissionDenied, reason))
 }
 
-/// Where the socket of the server with this name is, or would be.
+/// Returns the path of the socket of the server with this name.
 ///
 /// # Errors
-/// When the name is none for a file: letters, digits, `-`, `_` and `.`, at most 64, no dot first.
+/// If the name is not valid: letters, digits, `-`, `_` and `.`, at most 64 characters, no dot first.
 pub(crate) fn socket_path(name: &str) -> io::Result<PathBuf> {
     let fits = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
-    if name.is_empty() || name.starts_with('.') || name.chars().count() > MAX_NAME || !name.chars().all(fits) {
+    if name.is_empty() || name.starts_with('.') || name.chars().count() > MAX_NAME_CHARS || !name.chars().all(fits) {
         let reason = format!(
-            "{name:?} cannot be a session's name: that has letters, digits, -, _ and ., {MAX_NAME} at most, and no dot first"
+            "{name:?} is not a valid session name: use letters, digits, -, _ and ., at most {MAX_NAME_CHARS}, and no \
+             leading dot"
         );
-        return Err(refused(io::ErrorKind::InvalidInput, reason));
+        return Err(io_error(io::ErrorKind::InvalidInput, reason));
     }
-    Ok(directory().join(format!("{name}{SUFFIX}")))
+    Ok(directory().join(format!("{name}{SOCKET_SUFFIX}")))
 }
 
-/// Connects to the server of this name, or to the only one that runs.
+/// Connects to the server with this name, or to the only one that runs.
 ///
 /// # Errors
-/// In words for a person: there is none, there is more than one, or it cannot be reached.
+/// A message for the user, if there is no server, if there is more than one, or if the server cannot be reached.
 pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
-    let named = |running: &[Running]| running.iter().map(|one| one.name.clone()).collect::<Vec<_>>().join(", ");
+    let named =
+        |running: &[RunningServer]| running.iter().map(|server| server.name.clone()).collect::<Vec<_>>().join(", ");
     let Some(name) = name else {
-        return match &running()[..] {
-            [] => Err(refused(
+        return match &running_servers()[..] {
+            [] => Err(io_error(
                 io::ErrorKind::NotFound,
-                "no session runs that can be joined: sbcl-mcp serve --socket starts one",
+                "no session to attach to is running: start one with sbcl-mcp serve --socket",
             )),
-            [one] => UnixStream::connect(&one.path),
-            several => {
-                let reason = format!("several sessions run: name one of {}", named(several));
-                Err(refused(io::ErrorKind::InvalidInput, reason))
+            [server] => UnixStream::connect(&server.path),
+            servers => {
+                let reason = format!("several sessions are running: name one of {}", named(servers));
+                Err(io_error(io::ErrorKind::InvalidInput, reason))
             }
         };
     };
     UnixStream::connect(socket_path(name)?).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-            let running = running();
+            let running = running_servers();
             let others =
-                if running.is_empty() { "none does".to_owned() } else { format!("these do: {}", named(&running)) };
-            refused(io::ErrorKind::NotFound, format!("no session {name:?} runs that can be joined; {others}"))
+                if running.is_empty() { "none is running".to_owned() } else { format!("running: {}", named(&running)) };
+            io_error(io::ErrorKind::NotFound, format!("there is no session {name:?} to attach to; {others}"))
         }
-        kind => refused(kind, format!("the session {name:?} cannot be joined: {error}")),
+        kind => io_error(kind, format!("cannot attach to the session {name:?}: {error}")),
     })
 }
 
-/// The servers that can be joined, by name. Sockets that nobody listens to any more are removed.
-pub(crate) fn running() -> Vec<Running> {
+/// Returns the running servers, sorted by name. Removes sockets of servers that are gone.
+pub(crate) fn running_servers() -> Vec<RunningServer> {
     let directory = directory();
     let Ok(entries) = check_directory(&directory).and_then(|()| std::fs::read_dir(&directory)) else {
         return Vec::new();
     };
-    let mut running: Vec<_> = entries.flatten().filter_map(|entry| look_at(&entry.path())).collect();
+    let mut running: Vec<_> = entries.flatten().filter_map(|entry| probe_socket(&entry.path())).collect();
     running.sort_by(|one, other| one.name.cmp(&other.name));
     running
 }
 
-/// The server that listens at a socket; `None` when it is no socket, or nobody does.
-fn look_at(path: &Path) -> Option<Running> {
-    let name = path.file_name()?.to_str()?.strip_suffix(SUFFIX)?;
+/// Returns the server that listens on a socket. Returns `None` if no server does, or if the path is not a socket.
+fn probe_socket(path: &Path) -> Option<RunningServer> {
+    let name = path.file_name()?.to_str()?.strip_suffix(SOCKET_SUFFIX)?;
     if !std::fs::symlink_metadata(path).ok()?.file_type().is_socket() {
         return None;
     }
@@ -156,30 +161,30 @@ fn look_at(path: &Path) -> Option<Running> {
     let mut names = status["result"]["clients"].as_array().into_iter().flatten();
     let mut next = || Some(names.next()?.as_str()?.to_owned());
     let client = next().filter(|name| !name.is_empty());
-    let guests = std::iter::from_fn(next).collect();
-    let refused = status["error"]["message"].as_str().map(str::to_owned);
+    let attached = std::iter::from_fn(next).collect();
+    let refusal = status["error"]["message"].as_str().map(str::to_owned);
     let pid = peer.pid.as_raw_nonzero().get().cast_unsigned();
-    Some(Running { name: name.to_owned(), pid, client, guests, refused, path: path.to_owned() })
+    Some(RunningServer { name: name.to_owned(), pid, client, attached, refusal, path: path.to_owned() })
 }
 
-/// What a server answers that is asked who its clients are.
+/// Asks a server for the list of its clients.
 fn status(mut stream: UnixStream) -> Option<Value> {
-    stream.set_read_timeout(Some(STATUS_TIME)).ok()?;
-    // One that refuses has said so, and does not read.
+    stream.set_read_timeout(Some(STATUS_TIMEOUT)).ok()?;
+    // A server that refuses the connection has written its answer already and reads nothing.
     let _ = stream.write_all(format!("{}\n", json!({"jsonrpc": "2.0", "id": 1, "method": STATUS})).as_bytes());
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).ok()?;
     serde_json::from_str(&line).ok()
 }
 
-/// Nobody else makes or removes a socket in `directory` until what this returns is dropped.
+/// Locks `directory`: until the file is dropped, no other process creates or removes a socket there.
 fn lock(directory: &Path) -> io::Result<std::fs::File> {
     let file = std::fs::File::open(directory)?;
     rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
     Ok(file)
 }
 
-/// Removes a socket that nobody listens to, if that is still so.
+/// Removes a socket if no server listens on it, which is checked again under the lock.
 fn remove_stale(path: &Path) -> io::Result<()> {
     let _lock = path.parent().map(lock).transpose()?;
     match UnixStream::connect(path) {
@@ -188,20 +193,20 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The socket of this server: dropping it removes it.
+/// The socket of this server. Dropping it removes the file.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: UnixListener,
     path: PathBuf,
-    /// The device and number of its file.
+    /// Device and inode of the socket file.
     file: (u64, u64),
 }
 
 impl Listener {
-    /// Listens under this name.
+    /// Listens on the socket with this name.
     ///
     /// # Errors
-    /// When another server of that name runs, or the socket cannot be made.
+    /// If a server with this name is running, or if the socket cannot be created.
     pub(crate) fn bind(name: &str) -> io::Result<Self> {
         let path = socket_path(name)?;
         let directory = directory();
@@ -211,24 +216,25 @@ impl Listener {
         let _lock = lock(&directory)?;
         match UnixStream::connect(&path) {
             Ok(_) => {
-                let reason = format!("a session {name:?} runs already ({})", path.display());
-                return Err(refused(io::ErrorKind::AddrInUse, reason));
+                let reason = format!("a session {name:?} is already running ({})", path.display());
+                return Err(io_error(io::ErrorKind::AddrInUse, reason));
             }
-            // One that was killed.
+            // The socket of a server that was killed.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(&path)?,
             Err(_) => {}
         }
-        let socket = UnixListener::bind(&path)
-            .map_err(|error| refused(error.kind(), format!("no socket can be made at {}: {error}", path.display())))?;
+        let socket = UnixListener::bind(&path).map_err(|error| {
+            io_error(error.kind(), format!("cannot create a socket at {}: {error}", path.display()))
+        })?;
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600))?;
         let metadata = std::fs::symlink_metadata(&path)?;
-        let socket = UnixListener::from(out_of_the_way(&socket)?);
+        let socket = UnixListener::from(to_private_number(&socket)?);
         socket.set_nonblocking(true)?;
         Ok(Self { socket, path, file: (metadata.dev(), metadata.ino()) })
     }
 
-    /// Whoever connects next and is this very user; `None` when nobody is there now. `full`: no more can be taken, which
-    /// is said.
+    /// Accepts the next client of this user. Returns `None` if no client waits. Clients of other users, and all clients
+    /// if `full`, are refused with an error.
     pub(crate) fn accept(&self, full: bool) -> Option<UnixStream> {
         loop {
             let (stream, _) = match self.socket.accept() {
@@ -237,12 +243,13 @@ impl Listener {
                 Err(_) => return None,
             };
             let reason = match socket_peercred(&stream) {
-                Ok(peer) if peer.uid != geteuid() => "this session is another user's".to_owned(),
+                Ok(peer) if peer.uid != geteuid() => "this session belongs to another user".to_owned(),
                 Ok(_) if full => format!(
-                    "{MAX_GUESTS} clients have joined this session, which is as many as may: one of them has to leave first"
+                    "client limit reached: {MAX_ATTACHED} clients are attached to this session; one must disconnect \
+                     first"
                 ),
-                Ok(_) => return UnixStream::from(out_of_the_way(&stream).ok()?).into(),
-                Err(error) => format!("it is not known who you are: {error}"),
+                Ok(_) => return UnixStream::from(to_private_number(&stream).ok()?).into(),
+                Err(error) => format!("cannot determine your user: {error}"),
             };
             let _ = stream.set_nonblocking(true);
             let error = json!({"code": -32600, "message": reason});
@@ -259,9 +266,9 @@ impl std::os::fd::AsFd for Listener {
 }
 
 impl Listener {
-    /// Has nobody find it any more.
+    /// Removes the socket file, so that no client finds the server.
     pub(crate) fn remove(&self) {
-        // Somebody may have put another one there.
+        // Another server may have replaced the file.
         let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|now| (now.dev(), now.ino()) == self.file);
         if ours {
             let _ = std::fs::remove_file(&self.path);

@@ -1,4 +1,4 @@
-//! File descriptors that never block.
+//! Non-blocking file descriptors.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -6,41 +6,43 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::fcntl_dupfd_cloexec;
 
-/// The least number of a descriptor that is to be out of the way, if the limit allows for it.
-const PRIVATE: i32 = 500;
+/// Lowest number of a private descriptor, if the limit of open files allows it.
+const MIN_PRIVATE_NUMBER: i32 = 500;
 
-/// A descriptor for reading from the same file that does not block, and that does not become non-blocking for whoever
-/// else holds it (the shell, on a terminal), if the system has a way to do that.
+/// Opens the file of `fd` again, non-blocking, for reading. Processes that share `fd`, such as the shell on a terminal,
+/// are not affected. If the system cannot open it again, `fd` itself becomes non-blocking.
 pub(crate) fn nonblocking_reader(fd: OwnedFd) -> io::Result<OwnedFd> {
     open(fd, OFlags::RDONLY)
 }
 
-/// The same for writing.
+/// Opens the file of `fd` again, non-blocking, for writing, as [`nonblocking_reader`] does for reading.
 pub(crate) fn nonblocking_writer(fd: OwnedFd) -> io::Result<OwnedFd> {
     open(fd, OFlags::WRONLY)
 }
 
 fn open(fd: OwnedFd, access: OFlags) -> io::Result<OwnedFd> {
     match FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) {
-        // A file does not make anybody wait; opening it again would lose the place in it.
+        // Regular files never block, and opening one again would lose its offset.
         FileType::RegularFile | FileType::Directory | FileType::BlockDevice => Ok(fd),
-        FileType::Fifo | FileType::CharacterDevice => reopened(&fd, access).map_or_else(|| nonblocking(fd), Ok),
+        FileType::Fifo | FileType::CharacterDevice => {
+            reopen_nonblocking(&fd, access).map_or_else(|| nonblocking(fd), Ok)
+        }
         _ => nonblocking(fd),
     }
 }
 
-/// The same file, opened once more so as not to block; `None` where the system has no way to do that.
-pub(crate) fn reopened(fd: impl AsFd, access: OFlags) -> Option<OwnedFd> {
+/// Opens the file of `fd` again, non-blocking. Returns `None` if the system cannot.
+pub(crate) fn reopen_nonblocking(fd: impl AsFd, access: OFlags) -> Option<OwnedFd> {
     let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
     let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-    out_of_the_way(rustix::fs::open(path, flags, Mode::empty()).ok()?).ok()
+    to_private_number(rustix::fs::open(path, flags, Mode::empty()).ok()?).ok()
 }
 
-/// The same descriptor under a number that code does not close or write to by mistake, as it may do with small ones. No
-/// program that this one starts inherits it.
-pub(crate) fn out_of_the_way(fd: impl AsFd) -> io::Result<OwnedFd> {
-    // Above the standard three, which somebody may have closed before this program was started.
-    Ok(fcntl_dupfd_cloexec(&fd, PRIVATE).or_else(|_| fcntl_dupfd_cloexec(&fd, 3))?)
+/// Duplicates a descriptor to a high number, which code does not close or write to by mistake as it may a small one.
+/// Child processes do not inherit it.
+pub(crate) fn to_private_number(fd: impl AsFd) -> io::Result<OwnedFd> {
+    // At least above the standard three, which may have been closed before this program started.
+    Ok(fcntl_dupfd_cloexec(&fd, MIN_PRIVATE_NUMBER).or_else(|_| fcntl_dupfd_cloexec(&fd, 3))?)
 }
 
 /// Makes a descriptor non-blocking.

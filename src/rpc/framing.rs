@@ -1,4 +1,4 @@
-//! The line reader: a stream cut into lines, each of any length up to a limit.
+//! The line reader: splits a stream into lines of bounded length.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,101 +10,101 @@ use serde_json::Value;
 use super::recorder::{Recorder, Side};
 use crate::rpc::id_scanner::IdScanner;
 
-/// The longest line, in bytes.
+/// Maximum length of a line, in bytes.
 pub(crate) const MAX_LINE: usize = 64 << 20;
-/// What is said of a longer one.
-pub(crate) fn too_long() -> String {
+/// Returns the error message for a line over [`MAX_LINE`].
+pub(crate) fn too_long_message() -> String {
     format!("the message is longer than {} MiB", MAX_LINE >> 20)
 }
 
-/// How much is read at a time.
+/// Number of bytes to read at a time.
 const CHUNK: usize = 64 << 10;
-/// A buffer that grew beyond this is given back when it is empty.
-const KEEP: usize = 1 << 20;
+/// Maximum capacity, in bytes, that an empty buffer keeps allocated.
+const MAX_IDLE_CAPACITY: usize = 1 << 20;
 
 /// A line of the stream.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Line<'a> {
-    /// With its newline; a last line without one gets one.
+    /// A line with its newline, which is added to a last line without one.
     Text(&'a [u8]),
-    /// One over the limit, which was skipped, and the id of its request where there was one.
+    /// A skipped line over the limit, with the id of its request if it has one.
     TooLong(Option<Value>),
 }
 
-/// What reading came to.
+/// The result of one read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Read {
-    /// There is more, perhaps another line.
+pub(crate) enum ReadStatus {
+    /// Bytes were read, perhaps another line.
     More,
-    /// Nothing is there to be read now.
+    /// No bytes are available now.
     Nothing,
-    /// The stream is at its end.
+    /// The stream has ended.
     End,
 }
 
-/// The lines of a descriptor that does not block. It never holds more than the longest line and what is read at a time.
+/// Reads lines from a non-blocking descriptor. Its memory is bounded by the longest line and one read.
 #[derive(Debug)]
 pub(crate) struct LineReader {
     fd: OwnedFd,
-    /// Bytes that a line may have.
+    /// Maximum length of a line, in bytes.
     pub(super) limit: usize,
     buffer: Vec<u8>,
-    /// Where the next line begins.
+    /// Index of the next line in `buffer`.
     start: usize,
-    /// Up to where there is no newline.
+    /// Index up to which `buffer` has no newline.
     searched: usize,
-    /// Reads past the rest of a line that is too long.
+    /// The scanner of a line over the limit, while the rest of the line is skipped.
     too_long: Option<IdScanner>,
-    ended: bool,
+    at_end: bool,
     recorder: Option<Recorder>,
 }
 
 impl LineReader {
-    /// Reads lines of up to [`MAX_LINE`] bytes from `fd`, which must not block.
+    /// Creates a reader of lines of up to [`MAX_LINE`] bytes. `fd` must be non-blocking.
     pub(crate) fn new(fd: OwnedFd) -> Self {
         Self::with_limit(fd, MAX_LINE)
     }
 
     fn with_limit(fd: OwnedFd, limit: usize) -> Self {
-        Self { fd, limit, buffer: Vec::new(), start: 0, searched: 0, too_long: None, ended: false, recorder: None }
+        Self { fd, limit, buffer: Vec::new(), start: 0, searched: 0, too_long: None, at_end: false, recorder: None }
     }
 
-    /// Has each line recorded as the client's.
+    /// Records each line as the client's.
     pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
         Self { recorder, ..self }
     }
 
-    /// Reads once. [`Self::next_line`] has to have returned `None` before.
+    /// Reads once. Must be called only after [`Self::next_line`] has returned `None`.
     ///
     /// # Errors
-    /// Those of read(2), but for the two that only mean that nothing is there.
-    pub(crate) fn read(&mut self) -> io::Result<Read> {
-        if self.ended {
-            return Ok(Read::End);
+    /// Those of read(2), except EAGAIN and EINTR.
+    pub(crate) fn read(&mut self) -> io::Result<ReadStatus> {
+        if self.at_end {
+            return Ok(ReadStatus::End);
         }
         self.buffer.drain(..self.start);
         self.searched -= self.start;
         self.start = 0;
         if self.buffer.is_empty() {
-            self.buffer.shrink_to(KEEP);
+            self.buffer.shrink_to(MAX_IDLE_CAPACITY);
         }
         self.buffer.reserve(CHUNK);
         match rustix::io::read(&self.fd, spare_capacity(&mut self.buffer)) {
             Ok(0) => {
-                self.ended = true;
+                self.at_end = true;
                 if !self.buffer.is_empty() || self.too_long.is_some() {
                     self.buffer.push(b'\n');
-                    return Ok(Read::More);
+                    return Ok(ReadStatus::More);
                 }
-                Ok(Read::End)
+                Ok(ReadStatus::End)
             }
-            Ok(_) => Ok(Read::More),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(Read::Nothing),
+            Ok(_) => Ok(ReadStatus::More),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(ReadStatus::Nothing),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// The next of the lines that have been read.
+    /// Returns the next complete line in the buffer.
     pub(crate) fn next_line(&mut self) -> Option<Line<'_>> {
         let newline = memchr::memchr(b'\n', &self.buffer[self.searched..]);
         let end = newline.map_or(self.buffer.len(), |offset| self.searched + offset + 1);
@@ -148,7 +148,7 @@ mod tests {
 
     const LIMIT: usize = 40;
 
-    /// All lines that come of these pieces, written one after another.
+    /// Returns all lines of a stream that is written in these pieces.
     fn lines(pieces: &[Vec<u8>]) -> Vec<Result<Vec<u8>, Option<Value>>> {
         let (reader, writer) = io::pipe().unwrap();
         let mut writer = Some(writer);
@@ -164,18 +164,18 @@ mod tests {
             }
             assert!(reader.buffer.len() - reader.start <= LIMIT);
             match reader.read().unwrap() {
-                Read::More => {}
-                Read::Nothing => match pieces.next() {
+                ReadStatus::More => {}
+                ReadStatus::Nothing => match pieces.next() {
                     Some(piece) => writer.as_mut().unwrap().write_all(piece).unwrap(),
                     None => writer = None,
                 },
-                Read::End => return lines,
+                ReadStatus::End => return lines,
             }
         }
     }
 
     #[test]
-    fn lines_come_out_whole() {
+    fn lines_are_reassembled_from_pieces() {
         let pieces = ["a", "b\n\nc", "d\ne\nf"].map(|piece| piece.as_bytes().to_vec());
         let expected = ["ab\n", "\n", "cd\n", "e\n", "f\n"].map(|line| Ok(line.as_bytes().to_vec()));
         assert_eq!(lines(&pieces), expected);
@@ -194,9 +194,9 @@ mod tests {
     }
 
     proptest! {
-        /// However it is cut into pieces, a stream has the lines that splitting it as a whole gives.
+        /// A stream cut into any pieces has the same lines as the whole stream.
         #[test]
-        fn pieces_do_not_matter(
+        fn lines_do_not_depend_on_how_the_stream_is_cut(
             text in prop::collection::vec(prop_oneof![8 => Just(b'x'), 1 => Just(b'\n')], 0..300),
             cuts in prop::collection::vec(0_usize..300, 0..10),
         ) {

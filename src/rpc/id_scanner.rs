@@ -1,13 +1,13 @@
-//! Finds the id of a request in text that is not JSON, or too long to be read as JSON.
+//! Finds the id of a request in text that is not valid JSON or too long to parse.
 
 use serde_json::Value;
 
-/// The longest id that is given back.
-const MAX_TOKEN: usize = 256;
-/// The bound of the numbers whose integers a double holds exactly.
+/// Maximum length of an id, in bytes.
+const MAX_TOKEN_LEN: usize = 256;
+/// Bound below which a double represents every integer exactly.
 const MAX_EXACT: f64 = 9_007_199_254_740_992.0;
 
-/// Returns true for an id that is written in the answer as the client wrote it. A number of more than 64 bits is not: it is
+/// Returns true for an id that the answer can repeat as the client wrote it. A number of more than 64 bits would be
 /// rounded.
 pub(crate) fn is_exact(id: &Value) -> bool {
     match id {
@@ -19,44 +19,44 @@ pub(crate) fn is_exact(id: &Value) -> bool {
     }
 }
 
-/// Reads a message piece by piece in constant memory and remembers the `"id"` at its top level.
+/// Scans a message piece by piece, in constant memory, for the `"id"` at its top level.
 #[derive(Debug, Default)]
 pub(crate) struct IdScanner {
     depth: usize,
     in_string: bool,
     escaped: bool,
-    /// The scalar at the top level that is being read, as it is written.
+    /// The text of the top-level scalar that is being scanned.
     token: Vec<u8>,
-    /// The last key at the top level was `"id"`.
-    at_id: bool,
-    /// The message has a result or an error: it answers a request of ours and wants no answer.
+    /// True after the top-level key `"id"`.
+    after_id_key: bool,
+    /// True if the message has a result or an error: it answers a request of the server and gets no answer.
     is_response: bool,
     found: Option<Value>,
 }
 
 impl IdScanner {
-    /// The id in a whole text.
+    /// Returns the id in a complete text.
     pub(crate) fn scan(text: &[u8]) -> Option<Value> {
         let mut scanner = Self::default();
         scanner.feed(text);
         scanner.finish()
     }
 
-    /// Reads on.
+    /// Scans the next piece.
     pub(crate) fn feed(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             if self.in_string { self.inside_string(byte) } else { self.outside_strings(byte) }
         }
     }
 
-    /// What was found.
+    /// Returns the id, if one was found and the message is not a response.
     pub(crate) fn finish(mut self) -> Option<Value> {
         self.end_of_value();
         self.found.filter(|_| !self.is_response)
     }
 
     fn inside_string(&mut self, byte: u8) {
-        self.keep(byte);
+        self.push_to_token(byte);
         match byte {
             _ if self.escaped => self.escaped = false,
             b'\\' => self.escaped = true,
@@ -69,7 +69,7 @@ impl IdScanner {
         match byte {
             b'"' => {
                 self.in_string = true;
-                self.keep(byte);
+                self.push_to_token(byte);
             }
             b'{' | b'[' => {
                 self.depth += 1;
@@ -81,18 +81,18 @@ impl IdScanner {
             }
             b',' => self.end_of_value(),
             b':' if self.depth == 1 => {
-                self.at_id = self.token == b"\"id\"";
+                self.after_id_key = self.token == b"\"id\"";
                 self.is_response |= self.token == b"\"result\"" || self.token == b"\"error\"";
                 self.token.clear();
             }
             byte if byte.is_ascii_whitespace() => {}
-            byte => self.keep(byte),
+            byte => self.push_to_token(byte),
         }
     }
 
-    fn keep(&mut self, byte: u8) {
-        // One byte too many makes the token unreadable, which is what it should be.
-        if self.depth == 1 && self.token.len() <= MAX_TOKEN {
+    fn push_to_token(&mut self, byte: u8) {
+        // One byte over the maximum marks the token as too long.
+        if self.depth == 1 && self.token.len() <= MAX_TOKEN_LEN {
             self.token.push(byte);
         }
     }
@@ -101,7 +101,7 @@ impl IdScanner {
         if self.depth != 1 {
             return;
         }
-        if std::mem::take(&mut self.at_id) && self.token.len() <= MAX_TOKEN {
+        if std::mem::take(&mut self.after_id_key) && self.token.len() <= MAX_TOKEN_LEN {
             let value = serde_json::from_slice(&self.token).ok();
             self.found = value.filter(is_exact);
         }
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_in_pieces() {
+    fn finds_an_id_that_is_split_across_pieces() {
         let mut scanner = IdScanner::default();
         for piece in [br#"{"params":{"code":"aaaa"#.as_slice(), br#"aaa\"#, br#""aa"},"i"#, br#"d":1"#, b"23}"] {
             scanner.feed(piece);

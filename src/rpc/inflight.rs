@@ -1,7 +1,8 @@
-//! The requests that wait for an answer: each gets exactly one, and none once it is cancelled.
+//! The pending requests of one connection. Each gets exactly one answer, or none if it is cancelled.
 //!
-//! A request is known by a call number of our own, so that its id may be used again as soon as the client has no more
-//! to expect of it. The number's [`Responder`] is consumed by answering; dropping it is an answer as well.
+//! Each request gets a number of its own, so that the client may use an id again once its request is answered or
+//! cancelled. A request's [`Responder`] is consumed by answering; dropping it answers with an internal error. Call
+//! numbers, in contrast, come from the supervisor, which numbers lines: the requests of a batch share one.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -13,43 +14,43 @@ use rmcp::model::{ErrorData, ProgressToken, RequestId};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::output::{Encoded, MAX_ANSWER, MAX_UNREAD, Output};
+use super::output::{EncodedLine, MAX_ANSWER, MAX_UNREAD, Output};
 
-/// So many requests may wait at a time.
+/// Maximum number of pending requests.
 pub(crate) const MAX_REQUESTS: usize = 10_000;
-/// So many bytes of requests may wait, but for one that waits alone.
+/// Maximum size of all pending requests, in bytes. A single request may be larger.
 pub(crate) const MAX_BYTES: usize = 128 << 20;
 
-/// Clients are promised a sign of life every five seconds; this leaves some room.
-const PROGRESS_EVERY: Duration = Duration::from_secs(4);
-/// How often output is looked for.
-const OUTPUT_EVERY: Duration = Duration::from_millis(250);
-/// Bytes of output in one report, unless the client wants all of it.
-const MESSAGE_BYTES: usize = 1000;
-/// Where the `_meta` of a report of progress says with which byte of the output its message begins, for who wants all of
-/// the output; what is not output has none.
+/// Interval between progress reports without output. Clients are promised one every five seconds.
+const STATUS_INTERVAL: Duration = Duration::from_secs(4);
+/// Interval at which new output is looked for.
+const OUTPUT_INTERVAL: Duration = Duration::from_millis(250);
+/// Maximum number of bytes of output in one report, unless the client wants all output.
+const MAX_PROGRESS_MESSAGE: usize = 1000;
+/// Key in the `_meta` of a progress report: the index of the first byte of output that the message has. Only clients
+/// that want all output get it, and only for output.
 pub(crate) const OUTPUT_FROM: &str = "sbcl-mcp/output-from";
-/// How long a question may stay open at most.
-const DAY: Duration = Duration::from_secs(86_400);
+/// Maximum duration of a timer.
+const MAX_TIMER: Duration = Duration::from_secs(86_400);
 
 type Cancel = Box<dyn FnOnce() + Send>;
-type Printed = Box<dyn Fn(usize) -> Option<String> + Send>;
-type GoesOn = Box<dyn Fn() -> Option<String> + Send>;
-/// Takes the client's answer to a question.
-type Reply = Box<dyn FnOnce(Result<Value, NoAnswer>) + Send>;
+type OutputSince = Box<dyn Fn(usize) -> Option<String> + Send>;
+type StatusText = Box<dyn Fn() -> Option<String> + Send>;
+/// A function that takes the client's answer to a question.
+type ReplyHandler = Box<dyn FnOnce(Result<Value, NoAnswer>) + Send>;
 
-/// Why a question has no answer.
+/// The reason why a question has no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NoAnswer {
-    /// The client says why.
+    /// The client refused, with this message.
     Refused(String),
-    /// It has not come in time.
-    Late,
-    /// There is nothing to be asked any more.
-    Moot,
+    /// The client did not answer in time.
+    TimedOut,
+    /// The server has withdrawn the question.
+    Withdrawn,
 }
 
-/// What waits on one connection.
+/// The pending requests and questions of one connection.
 #[derive(Debug)]
 pub(crate) struct Inflight {
     pub(crate) output: Arc<Output>,
@@ -58,12 +59,13 @@ pub(crate) struct Inflight {
 
 #[derive(Default)]
 struct Table {
-    last: u64,
-    calls: HashMap<u64, Call>,
+    /// The last number given to a request or a question.
+    last_number: u64,
+    requests: HashMap<u64, PendingRequest>,
     ids: HashMap<RequestId, u64>,
     bytes: usize,
     /// Bytes of answers in batches that are not complete.
-    batched: usize,
+    batched_bytes: usize,
     questions: HashMap<u64, Question>,
     timers: BTreeSet<(Instant, Timer)>,
 }
@@ -74,74 +76,74 @@ impl std::fmt::Debug for Table {
     }
 }
 
-/// What is due, by the number that it concerns.
+/// A timer, with the number of its request or question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
     Progress(u64),
     Question(u64),
-    Late(u64),
+    Deadline(u64),
 }
 
-struct Call {
+struct PendingRequest {
     id: RequestId,
-    /// None for a part of a batch, which has them.
+    /// Size of the request, in bytes. 0 for a request in a batch, which counts them itself.
     bytes: usize,
-    place: Place,
-    /// Functions that stop the call's steps, in no order: a step may begin before its predecessor is registered. Stopping a
-    /// step that is over does nothing.
+    destination: Destination,
+    /// Functions that stop the steps of the request, in no order: a step may begin before the previous one is
+    /// registered. Stopping a finished step has no effect.
     cancel: Vec<Cancel>,
     progress: Option<Progress>,
-    /// What is done when it is not answered by then.
-    late: Option<(Instant, Cancel)>,
+    /// The function to call if the request is not answered by a deadline.
+    deadline: Option<(Instant, Cancel)>,
 }
 
-/// Where an answer goes.
+/// The destination of an answer.
 #[derive(Debug)]
-enum Place {
-    /// To the client: it is all that this line asked for.
+enum Destination {
+    /// The client: the answer is the complete answer to this call.
     Line(u64),
-    /// Into a batch.
+    /// A batch, which is answered as a whole.
     Batch(Arc<Batch>),
 }
 
-/// The answers to a batch, which leave together.
+/// The answers to a batch, which are sent together.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    line: u64,
+    call: u64,
     state: Mutex<BatchState>,
 }
 
 #[derive(Debug)]
 struct BatchState {
-    answers: Encoded,
-    /// The ids of what is answered.
+    answers: EncodedLine,
+    /// The ids of the answered requests.
     ids: Vec<RequestId>,
     missing: usize,
-    /// Bytes of the requests that were admitted.
+    /// Size of the admitted requests, in bytes.
     bytes: usize,
 }
 
 struct Progress {
     token: ProgressToken,
-    /// All of the output is told, and not its last lines.
-    whole: bool,
+    /// True for a client that wants all output, not only its end.
+    all_output: bool,
     begin: Instant,
-    told: Instant,
-    /// Bytes of output that were reported.
-    seen: usize,
+    last_report: Instant,
+    /// Number of bytes of output reported so far.
+    reported: usize,
     next: Instant,
-    printed: Printed,
-    goes_on: GoesOn,
+    printed: OutputSince,
+    status: StatusText,
 }
 
-/// A request of ours.
+/// A request from the server to the client.
 struct Question {
-    call: u64,
+    request: u64,
     until: Instant,
-    reply: Reply,
+    reply: ReplyHandler,
 }
 
-/// What answers a request.
+/// The JSON-RPC response to a request.
 #[derive(Serialize)]
 struct Response<I, R> {
     jsonrpc: &'static str,
@@ -164,104 +166,107 @@ impl<I> Response<I, ()> {
 }
 
 impl Inflight {
-    /// Nothing waits yet; answers go to `output`.
+    /// Creates an empty table. Answers go to `output`.
     pub(crate) fn new(output: Arc<Output>) -> Arc<Self> {
         Arc::new(Self { output, table: Mutex::default() })
     }
 
-    /// Takes a request of `bytes` bytes in `line`, or in a batch there.
+    /// Admits a request of `bytes` bytes, alone in `call` or part of `batch`.
     ///
     /// # Errors
-    /// When another request of that id waits, or too many wait: what to answer.
+    /// The error to answer with, if another request with this id is pending, or if too many are.
     pub(crate) fn admit(
         self: &Arc<Self>,
         id: RequestId,
-        line: u64,
+        call: u64,
         batch: Option<&Arc<Batch>>,
         bytes: usize,
     ) -> Result<Responder, ErrorData> {
         let mut table = self.table.lock();
         if table.ids.contains_key(&id) {
-            let reason = "not a valid request: another one of this id is not answered yet";
+            let reason = "not a valid request: a request with this id is still pending";
             return Err(ErrorData::invalid_request(reason, None));
         }
-        if table.calls.len() >= MAX_REQUESTS || !table.calls.is_empty() && table.bytes + bytes > MAX_BYTES {
+        if table.requests.len() >= MAX_REQUESTS || !table.requests.is_empty() && table.bytes + bytes > MAX_BYTES {
             let reason = format!(
-                "{} requests of {} MiB wait for their answers, which is as many as may: ask again when some have theirs",
-                table.calls.len(),
+                "request limit reached: {} requests of {} MiB are pending; try again when some are answered",
+                table.requests.len(),
                 table.bytes >> 20
             );
             return Err(ErrorData::internal_error(reason, None));
         }
-        table.last += 1;
-        let number = table.last;
+        table.last_number += 1;
+        let number = table.last_number;
         table.bytes += bytes;
         table.ids.insert(id.clone(), number);
-        let (place, bytes) = match batch {
-            None => (Place::Line(line), bytes),
+        let (destination, bytes) = match batch {
+            None => (Destination::Line(call), bytes),
             Some(batch) => {
                 let mut state = batch.state.lock();
                 state.missing += 1;
-                // The line is kept until all of it is answered.
+                // The supervisor keeps the line until the whole batch is answered.
                 state.bytes += bytes;
-                (Place::Batch(batch.clone()), 0)
+                (Destination::Batch(batch.clone()), 0)
             }
         };
-        table.calls.insert(number, Call { id, bytes, place, cancel: Vec::new(), progress: None, late: None });
-        Ok(Responder { call: number, inflight: self.clone(), settled: false })
+        table.requests.insert(
+            number,
+            PendingRequest { id, bytes, destination, cancel: Vec::new(), progress: None, deadline: None },
+        );
+        Ok(Responder { request: number, inflight: self.clone(), settled: false })
     }
 
-    /// True while somebody waits for the answer to this call.
-    pub(crate) fn is_awaited(&self, call: u64) -> bool {
-        self.table.lock().calls.contains_key(&call)
+    /// Returns true if this request is pending.
+    pub(crate) fn is_awaited(&self, request: u64) -> bool {
+        self.table.lock().requests.contains_key(&request)
     }
 
-    /// True when nothing waits for an answer.
+    /// Returns true if no request is pending.
     pub(crate) fn is_idle(&self) -> bool {
-        self.table.lock().calls.is_empty()
+        self.table.lock().requests.is_empty()
     }
 
-    /// Cancels the request of this id, if there is one: it gets no answer any more, and its id is free.
+    /// Cancels the pending request with this id. It gets no answer, and its id is free.
     pub(crate) fn cancel(&self, id: &RequestId) {
         let mut table = self.table.lock();
         let Some(number) = table.ids.get(id).copied() else { return };
-        let withdrawn = table.take_questions(|question| question.call == number);
-        let Some(call) = table.take(number) else { return };
+        let withdrawn = table.take_questions_where(|question| question.request == number);
+        let Some(request) = table.take(number) else { return };
         for (question, _) in &withdrawn {
             self.withdraw(*question, "the evaluation was cancelled");
         }
-        match call.place {
-            Place::Line(line) => self.output.done(line),
-            Place::Batch(batch) => self.finish(&mut table, &batch),
+        match request.destination {
+            Destination::Line(call) => self.output.done(call),
+            Destination::Batch(batch) => self.finish(&mut table, &batch),
         }
         drop(table);
-        self.output.answered();
-        call.cancel.into_iter().for_each(|cancel| cancel());
-        // With what they would have answered, which finds nobody.
+        self.output.notify_answered();
+        request.cancel.into_iter().for_each(|cancel| cancel());
+        // Their reply handlers may own the responder of the cancelled request, whose drop now finds no request.
         drop(withdrawn);
     }
 
-    /// Answers a line, or a part of a batch, that is no request; its id is whatever the client sent.
-    pub(crate) fn refuse(&self, id: Option<Value>, error: ErrorData, line: u64, batch: Option<&Arc<Batch>>) {
+    /// Answers a line, or a member of a batch, that is not a request. `id` is whatever the client sent.
+    pub(crate) fn refuse(&self, id: Option<Value>, error: ErrorData, call: u64, batch: Option<&Arc<Batch>>) {
         let refusal = encode_error(&id.unwrap_or_default(), error);
         match batch {
-            None => self.output.answer(line, refusal),
+            None => self.output.answer(call, refusal),
             Some(batch) => self.table.lock().add(batch, &refusal),
         }
     }
 
-    /// A batch that is being read: it is not complete before [`Self::batch_read`].
-    pub(crate) fn batch(line: u64) -> Arc<Batch> {
-        let state = BatchState { answers: Encoded::default(), ids: Vec::new(), missing: 1, bytes: 0 };
-        Arc::new(Batch { line, state: Mutex::new(state) })
+    /// Creates a batch, which stays incomplete until [`Self::batch_read`].
+    pub(crate) fn batch(call: u64) -> Arc<Batch> {
+        let state = BatchState { answers: EncodedLine::default(), ids: Vec::new(), missing: 1, bytes: 0 };
+        Arc::new(Batch { call, state: Mutex::new(state) })
     }
 
-    /// All of the batch has been looked at.
+    /// Marks a batch as completely read.
     pub(crate) fn batch_read(&self, batch: &Batch) {
         self.finish(&mut self.table.lock(), batch);
     }
 
-    /// Notes that a part of the batch has its answer, or gets none, and sends the answers after the last one.
+    /// Counts one member of the batch as done, and sends the answers if it was the last.
     fn finish(&self, table: &mut Table, batch: &Batch) {
         let mut state = batch.state.lock();
         state.missing -= 1;
@@ -272,27 +277,27 @@ impl Inflight {
             table.ids.remove(&id);
         }
         table.bytes -= state.bytes;
-        table.batched -= state.answers.len();
+        table.batched_bytes -= state.answers.len();
         if state.answers.is_empty() {
-            self.output.done(batch.line);
+            self.output.done(batch.call);
         } else {
-            self.output.answer(batch.line, std::mem::take(&mut state.answers));
+            self.output.answer(batch.call, std::mem::take(&mut state.answers));
         }
     }
 
-    /// Cancels all that waits: the client is gone. The newest comes first: what waits for its turn must not begin because
-    /// what was before it is cancelled.
+    /// Cancels all pending requests, because the client is gone. The newest comes first: a queued job must not begin
+    /// because the job before it was cancelled.
     pub(crate) fn cancel_all(&self) {
-        let mut calls: Vec<_> = self.table.lock().ids.iter().map(|(id, number)| (*number, id.clone())).collect();
-        calls.sort_unstable_by_key(|(number, _)| Reverse(*number));
-        for (_, id) in calls {
+        let mut requests: Vec<_> = self.table.lock().ids.iter().map(|(id, number)| (*number, id.clone())).collect();
+        requests.sort_unstable_by_key(|(number, _)| Reverse(*number));
+        for (_, id) in requests {
             self.cancel(&id);
         }
     }
 
-    /// Gives the last answer of all to whatever still waits.
-    pub(crate) fn abandon(&self, reason: &'static str) {
-        let numbers: Vec<_> = self.table.lock().calls.keys().copied().collect();
+    /// Answers all pending requests with an error.
+    pub(crate) fn fail_all(&self, reason: &'static str) {
+        let numbers: Vec<_> = self.table.lock().requests.keys().copied().collect();
         for number in numbers {
             self.fail(number, ErrorData::internal_error(reason, None));
         }
@@ -302,77 +307,77 @@ impl Inflight {
         self.settle::<()>(number, Outcome::Error(error));
     }
 
-    /// Sends an answer, if it is still wanted.
+    /// Sends an answer if the request is still pending.
     fn settle<R: Serialize>(&self, number: u64, outcome: Outcome<R>) {
-        let id = self.table.lock().calls.get(&number).map(|call| call.id.clone());
-        // Not under the lock, for which all others wait that have to do with this client.
-        let answer = id.filter(|_| !self.output.is_unread()).map(|id| encode(&id, outcome));
-        // Held until it is sent: whoever comes too late to cancel it finds it sent.
+        let id = self.table.lock().requests.get(&number).map(|request| request.id.clone());
+        // Encoded before the lock is taken, since other threads of this client wait for the lock.
+        let answer = id.filter(|_| !self.output.has_excess_backlog()).map(|id| encode(&id, outcome));
+        // The lock is held until the answer is sent, so that a cancellation comes either before or after it.
         let mut table = self.table.lock();
-        let Some(call) = table.take(number) else {
-            // Without the lock, for which a subscriber might wait.
+        let Some(request) = table.take(number) else {
+            // Released first: a `tracing` subscriber might wait for the lock.
             drop(table);
             tracing::debug!(number, "nobody waits for this answer");
             return;
         };
-        let answer = answer.unwrap_or_else(|| encode_error(&call.id, unread()));
-        match &call.place {
-            Place::Line(line) => self.output.answer(*line, answer),
-            Place::Batch(batch) => {
-                let fits = table.batched + answer.len() <= MAX_ANSWER;
-                let answer = if fits { answer } else { encode_error(&call.id, too_large()) };
+        let answer = answer.unwrap_or_else(|| encode_error(&request.id, unread_error()));
+        match &request.destination {
+            Destination::Line(call) => self.output.answer(*call, answer),
+            Destination::Batch(batch) => {
+                let fits = table.batched_bytes + answer.len() <= MAX_ANSWER;
+                let answer = if fits { answer } else { encode_error(&request.id, too_large_error()) };
                 table.add(batch, &answer);
-                // The client may not use it again before it has the answer.
-                table.ids.insert(call.id.clone(), number);
-                batch.state.lock().ids.push(call.id);
+                // The client must not use the id again before it has the answer.
+                table.ids.insert(request.id.clone(), number);
+                batch.state.lock().ids.push(request.id);
                 self.finish(&mut table, batch);
             }
         }
         drop(table);
-        self.output.answered();
+        self.output.notify_answered();
     }
 
-    /// Calls `cancel`, too, if the client cancels this call before it is answered. Returns false if the call is cancelled or
-    /// answered already.
-    pub(crate) fn on_cancel(&self, call: u64, cancel: impl FnOnce() + Send + 'static) -> bool {
+    /// Adds a function to call if the client cancels the request before it is answered. Returns false if the request is
+    /// not pending any more.
+    pub(crate) fn on_cancel(&self, request: u64, cancel: impl FnOnce() + Send + 'static) -> bool {
         let mut table = self.table.lock();
-        let call = table.calls.get_mut(&call);
-        call.map(|call| call.cancel.push(Box::new(cancel))).is_some()
+        let request = table.requests.get_mut(&request);
+        request.map(|request| request.cancel.push(Box::new(cancel))).is_some()
     }
 
-    /// Has `late` called if the call is not answered after `time`.
-    pub(crate) fn after(&self, call: u64, time: Duration, late: impl FnOnce() + Send + 'static) {
+    /// Calls `on_deadline` if the request is not answered within `time`.
+    pub(crate) fn after(&self, request: u64, time: Duration, on_deadline: impl FnOnce() + Send + 'static) {
         let mut table = self.table.lock();
-        let Some(known) = table.calls.get_mut(&call) else { return };
-        let time = Instant::now() + time.min(DAY);
-        known.late = Some((time, Box::new(late)));
-        self.arm(&mut table, time, Timer::Late(call));
+        let Some(known) = table.requests.get_mut(&request) else { return };
+        let time = Instant::now() + time.min(MAX_TIMER);
+        known.deadline = Some((time, Box::new(on_deadline)));
+        self.arm(&mut table, time, Timer::Deadline(request));
     }
 
-    /// Reports the progress of a call until it is answered: the output that `printed` brings from a byte on, if there is
-    /// more, and now and then that it goes on, in the words of `goes_on` if that has any. Of the output the last line or
-    /// so is told, or the `whole`, with where it begins.
+    /// Reports the progress of a request until it is answered. `printed` returns the output from a byte index on, if
+    /// there is more. Without output, a report comes every few seconds, with the text of `status` if it returns one. A
+    /// report has the end of the new output, or, with `all_output`, all of it and its index.
     pub(crate) fn report_progress(
         &self,
-        call: u64,
+        request: u64,
         token: ProgressToken,
-        whole: bool,
+        all_output: bool,
         printed: impl Fn(usize) -> Option<String> + Send + 'static,
-        goes_on: impl Fn() -> Option<String> + Send + 'static,
+        status: impl Fn() -> Option<String> + Send + 'static,
     ) {
         let mut table = self.table.lock();
-        let Some(known) = table.calls.get_mut(&call) else { return };
+        let Some(known) = table.requests.get_mut(&request) else { return };
         let begin = Instant::now();
-        let next = begin + OUTPUT_EVERY;
-        let (printed, goes_on) = (Box::new(printed), Box::new(goes_on));
-        let progress = Progress { token, whole, begin, told: begin, seen: 0, next, printed, goes_on };
-        if let Some(before) = known.progress.replace(progress) {
-            table.timers.remove(&(before.next, Timer::Progress(call)));
+        let next = begin + OUTPUT_INTERVAL;
+        let (printed, status) = (Box::new(printed), Box::new(status));
+        let progress = Progress { token, all_output, begin, last_report: begin, reported: 0, next, printed, status };
+        if let Some(previous) = known.progress.replace(progress) {
+            table.timers.remove(&(previous.next, Timer::Progress(request)));
         }
-        self.arm(&mut table, next, Timer::Progress(call));
+        self.arm(&mut table, next, Timer::Progress(request));
     }
 
-    /// Sets a timer, and wakes the thread that looks at timers if this one is the next.
+    /// Sets a timer. Wakes the event loop if the timer is now the first.
     fn arm(&self, table: &mut Table, time: Instant, timer: Timer) {
         if table.timers.first().is_none_or(|(first, _)| time < *first) {
             self.output.wake();
@@ -380,36 +385,37 @@ impl Inflight {
         table.timers.insert((time, timer));
     }
 
-    /// Asks the client something on behalf of a call: `reply` gets what it answers within `time`, or why it did not.
-    /// It is dropped when the call is cancelled, and the question is withdrawn.
-    pub(crate) fn ask(&self, call: u64, method: &str, params: &impl Serialize, time: Duration, reply: Reply) {
+    /// Asks the client a question on behalf of a request. `reply` gets the answer, or the reason why none came within
+    /// `time`. Cancelling the request drops `reply` and withdraws the question.
+    pub(crate) fn ask(&self, request: u64, method: &str, params: &impl Serialize, time: Duration, reply: ReplyHandler) {
         let mut table = self.table.lock();
-        if !table.calls.contains_key(&call) {
+        if !table.requests.contains_key(&request) {
             return;
         }
-        table.last += 1;
-        let number = table.last;
-        let until = Instant::now() + time.min(DAY);
-        table.questions.insert(number, Question { call, until, reply });
+        table.last_number += 1;
+        let number = table.last_number;
+        let until = Instant::now() + time.min(MAX_TIMER);
+        table.questions.insert(number, Question { request, until, reply });
         self.arm(&mut table, until, Timer::Question(number));
         drop(table);
         self.output.send(&json!({"jsonrpc": "2.0", "id": number, "method": method, "params": params}));
     }
 
-    /// Takes the client's answer to a question: a result, or why there is none. Others are nobody's.
-    pub(crate) fn answered(&self, question: u64, answer: Result<Value, String>) {
+    /// Passes the client's answer, a result or a refusal, to the question's reply handler. An answer to no open
+    /// question is ignored.
+    pub(crate) fn deliver_reply(&self, question: u64, answer: Result<Value, String>) {
         let found = self.table.lock().take_question(question);
         if let Some(reply) = found {
             reply(answer.map_err(NoAnswer::Refused));
         }
     }
 
-    /// Withdraws all questions.
+    /// Withdraws all questions, for this reason.
     pub(crate) fn withdraw_all(&self, reason: &str) {
-        let questions = self.table.lock().take_questions(|_| true);
+        let questions = self.table.lock().take_questions_where(|_| true);
         for (question, reply) in questions {
             self.withdraw(question, reason);
-            reply(Err(NoAnswer::Moot));
+            reply(Err(NoAnswer::Withdrawn));
         }
     }
 
@@ -418,8 +424,8 @@ impl Inflight {
         self.output.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}));
     }
 
-    /// Does what is due by `now`; answers when the next thing is.
-    pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
+    /// Runs the timers that have expired by `now`. Returns the time of the next one.
+    pub(crate) fn run_timers(&self, now: Instant) -> Option<Instant> {
         loop {
             let mut table = self.table.lock();
             let (time, timer) = *table.timers.first()?;
@@ -428,25 +434,25 @@ impl Inflight {
             }
             table.timers.remove(&(time, timer));
             match timer {
-                // The answer waits for the lock, so that no progress is reported after it.
+                // The lock is held while the report is sent, so that no report follows the answer.
                 Timer::Progress(number) => {
                     if let Some(next) = table.report(number, now, &self.output) {
                         table.timers.insert((next, timer));
                     }
                 }
-                Timer::Late(number) => {
-                    let late = table.calls.get_mut(&number).and_then(|call| call.late.take());
+                Timer::Deadline(number) => {
+                    let expired = table.requests.get_mut(&number).and_then(|request| request.deadline.take());
                     drop(table);
-                    if let Some((_, late)) = late {
-                        late();
+                    if let Some((_, on_deadline)) = expired {
+                        on_deadline();
                     }
                 }
                 Timer::Question(number) => {
                     let reply = table.take_question(number);
                     drop(table);
                     if let Some(reply) = reply {
-                        self.withdraw(number, "nobody answered in time");
-                        reply(Err(NoAnswer::Late));
+                        self.withdraw(number, "no answer came in time");
+                        reply(Err(NoAnswer::TimedOut));
                     }
                 }
             }
@@ -454,88 +460,90 @@ impl Inflight {
     }
 }
 
-/// Returns an answer as it is sent: an error where it is too long.
-fn encode<R: Serialize>(id: &impl Serialize, outcome: Outcome<R>) -> Encoded {
-    match Encoded::new(&Response { jsonrpc: "2.0", id, outcome }) {
+/// Encodes an answer. An answer that is too long becomes an error.
+fn encode<R: Serialize>(id: &impl Serialize, outcome: Outcome<R>) -> EncodedLine {
+    match EncodedLine::new(&Response { jsonrpc: "2.0", id, outcome }) {
         Ok(answer) if answer.len() <= MAX_ANSWER => answer,
-        Ok(_) => encode_error(id, too_large()),
+        Ok(_) => encode_error(id, too_large_error()),
         Err(error) => {
             encode_error(id, ErrorData::internal_error(format!("the answer cannot be written: {error}"), None))
         }
     }
 }
 
-fn encode_error(id: &impl Serialize, error: ErrorData) -> Encoded {
-    Encoded::new(&Response::failed(id, error)).expect("an id and an error are JSON")
+fn encode_error(id: &impl Serialize, error: ErrorData) -> EncodedLine {
+    EncodedLine::new(&Response::failed(id, error)).expect("an id and an error are JSON")
 }
 
-/// The error in place of an answer that would make too long a line.
-fn too_large() -> ErrorData {
+/// Returns the error that replaces an answer over [`MAX_ANSWER`] bytes.
+fn too_large_error() -> ErrorData {
     let reason = format!(
-        "this was done, but its answer is left out: answers of more than {} MiB do not leave at once. Ask for less, or with \
+        "the request was executed, but its answer was dropped: it would have more than {} MiB. Ask for less, or put \
          fewer requests in a batch",
         MAX_ANSWER >> 20
     );
     ErrorData::internal_error(reason, None)
 }
 
-/// The error in place of an answer to a client that does not read.
-pub(crate) fn unread() -> ErrorData {
-    let reason = format!("this was done, but its answer is left out: {} MiB of answers are unread", MAX_UNREAD >> 20);
+/// Returns the error that replaces an answer to a client with too many unread bytes.
+pub(crate) fn unread_error() -> ErrorData {
+    let reason =
+        format!("the request was executed, but its answer was dropped: {} MiB of answers are unread", MAX_UNREAD >> 20);
     ErrorData::internal_error(reason, None)
 }
 
 impl Table {
-    fn take(&mut self, number: u64) -> Option<Call> {
-        let call = self.calls.remove(&number)?;
-        self.ids.remove(&call.id);
-        self.bytes -= call.bytes;
-        if let Some(progress) = &call.progress {
+    fn take(&mut self, number: u64) -> Option<PendingRequest> {
+        let request = self.requests.remove(&number)?;
+        self.ids.remove(&request.id);
+        self.bytes -= request.bytes;
+        if let Some(progress) = &request.progress {
             self.timers.remove(&(progress.next, Timer::Progress(number)));
         }
-        if let Some((time, _)) = &call.late {
-            self.timers.remove(&(*time, Timer::Late(number)));
+        if let Some((time, _)) = &request.deadline {
+            self.timers.remove(&(*time, Timer::Deadline(number)));
         }
-        Some(call)
+        Some(request)
     }
 
     /// Adds an answer to a batch.
-    fn add(&mut self, batch: &Batch, answer: &Encoded) {
+    fn add(&mut self, batch: &Batch, answer: &EncodedLine) {
         let answers = &mut batch.state.lock().answers;
         let before = answers.len();
         answers.push(answer);
-        self.batched += answers.len() - before;
+        self.batched_bytes += answers.len() - before;
     }
 
-    fn take_question(&mut self, number: u64) -> Option<Reply> {
+    fn take_question(&mut self, number: u64) -> Option<ReplyHandler> {
         let question = self.questions.remove(&number)?;
         self.timers.remove(&(question.until, Timer::Question(number)));
         Some(question.reply)
     }
 
-    fn take_questions(&mut self, which: impl Fn(&Question) -> bool) -> Vec<(u64, Reply)> {
+    fn take_questions_where(&mut self, which: impl Fn(&Question) -> bool) -> Vec<(u64, ReplyHandler)> {
         let numbers: Vec<_> = self.questions.iter().filter(|(_, question)| which(question)).map(|(n, _)| *n).collect();
         numbers.into_iter().filter_map(|number| Some((number, self.take_question(number)?))).collect()
     }
 
-    /// Reports what a call has printed, or now and then that it goes on. When to look again.
+    /// Sends a progress report if there is new output, or if the last report is old. Returns the time of the next
+    /// check.
     fn report(&mut self, number: u64, now: Instant, output: &Output) -> Option<Instant> {
-        let progress = self.calls.get_mut(&number)?.progress.as_mut()?;
-        progress.next = now + OUTPUT_EVERY;
+        let progress = self.requests.get_mut(&number)?.progress.as_mut()?;
+        progress.next = now + OUTPUT_INTERVAL;
         let seconds = (now - progress.begin).as_secs_f64();
         let mut meta = None;
-        let message = match (progress.printed)(progress.seen) {
+        let message = match (progress.printed)(progress.reported) {
             Some(output) => {
-                meta = progress.whole.then(|| json!({OUTPUT_FROM: progress.seen}));
-                progress.seen += output.len();
-                if progress.whole { output } else { tail(&output).to_owned() }
+                meta = progress.all_output.then(|| json!({OUTPUT_FROM: progress.reported}));
+                progress.reported += output.len();
+                if progress.all_output { output } else { tail(&output).to_owned() }
             }
-            None if now - progress.told >= PROGRESS_EVERY => {
-                (progress.goes_on)().unwrap_or_else(|| format!("still running after {seconds:.0} seconds"))
+            None if now - progress.last_report >= STATUS_INTERVAL => {
+                (progress.status)().unwrap_or_else(|| format!("still running after {seconds:.0} seconds"))
             }
             None => return Some(progress.next),
         };
-        progress.told = now;
+        progress.last_report = now;
         let mut params = json!({"progressToken": progress.token, "progress": seconds, "message": message});
         if let Some(meta) = meta {
             params["_meta"] = meta;
@@ -545,52 +553,52 @@ impl Table {
     }
 }
 
-/// The end of `output`, as much as fits a message.
+/// Returns the end of `output` that fits into a report.
 fn tail(output: &str) -> &str {
-    let start = output.len().saturating_sub(MESSAGE_BYTES);
+    let start = output.len().saturating_sub(MAX_PROGRESS_MESSAGE);
     let start = (start..output.len()).find(|index| output.is_char_boundary(*index)).unwrap_or(0);
     output[start..].trim_end()
 }
 
-/// Owes a request its answer: answering consumes it, and dropping it answers an internal error.
+/// The obligation to answer one request. Answering consumes it; dropping it answers with an internal error.
 #[derive(Debug)]
 pub(crate) struct Responder {
-    call: u64,
+    request: u64,
     inflight: Arc<Inflight>,
     settled: bool,
 }
 
 impl Responder {
-    /// The call's number: no other call on this connection has it.
-    pub(crate) fn call(&self) -> u64 {
-        self.call
+    /// Returns the number of the request, which is unique on this connection.
+    pub(crate) fn request_number(&self) -> u64 {
+        self.request
     }
 
-    /// Answers.
+    /// Answers the request with a result.
     pub(crate) fn answer(mut self, result: impl Serialize) {
         self.settled = true;
-        self.inflight.settle(self.call, Outcome::Result(result));
+        self.inflight.settle(self.request, Outcome::Result(result));
     }
 
-    /// Answers with an error of the protocol.
+    /// Answers the request with a protocol error.
     pub(crate) fn fail(mut self, error: ErrorData) {
         self.settled = true;
-        self.inflight.fail(self.call, error);
+        self.inflight.fail(self.request, error);
     }
 
-    /// Gives no answer, since another process will.
-    pub(crate) fn leave(mut self) {
+    /// Sends no answer, because another process will.
+    pub(crate) fn leave_unanswered(mut self) {
         self.settled = true;
-        let call = self.inflight.table.lock().take(self.call);
-        drop(call);
+        let request = self.inflight.table.lock().take(self.request);
+        drop(request);
     }
 }
 
 impl Drop for Responder {
     fn drop(&mut self) {
         if !self.settled {
-            let reason = "the server failed to answer this; its log on stderr may say why";
-            self.inflight.fail(self.call, ErrorData::internal_error(reason, None));
+            let reason = "the server failed to answer this request; see its log on stderr";
+            self.inflight.fail(self.request, ErrorData::internal_error(reason, None));
         }
     }
 }
@@ -612,7 +620,7 @@ mod tests {
         fn new() -> Self {
             let (reader, writer) = std::io::pipe().unwrap();
             let output =
-                Output::new(writer.into(), crate::rpc::output::Reader::Client, Arc::new(Waker::new().unwrap()))
+                Output::new(writer.into(), crate::rpc::output::Recipient::Client, Arc::new(Waker::new().unwrap()))
                     .unwrap();
             Self { inflight: Inflight::new(Arc::new(output)), lines: BufReader::new(reader) }
         }
@@ -621,7 +629,7 @@ mod tests {
             self.inflight.admit(RequestId::Number(id), 1, None, 10)
         }
 
-        /// All that was sent. Nothing else is, later.
+        /// Ends the connection and returns all messages that were sent.
         fn end(self) -> Vec<Value> {
             let Self { inflight, lines } = self;
             drop(inflight);
@@ -630,12 +638,12 @@ mod tests {
     }
 
     #[test]
-    fn a_responder_answers_once_whatever_becomes_of_it() {
+    fn a_responder_answers_once_also_when_dropped_or_unwound() {
         let client = Client::new();
         client.admit(1).unwrap().answer(json!("one"));
         client.admit(2).unwrap().fail(ErrorData::invalid_params("no", None));
         drop(client.admit(3).unwrap());
-        client.admit(4).unwrap().leave();
+        client.admit(4).unwrap().leave_unanswered();
         let panicking = client.admit(5).unwrap();
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
             let _owed = panicking;
@@ -651,89 +659,93 @@ mod tests {
     }
 
     #[test]
-    fn progress_ends_with_the_answer_and_lateness_with_the_call() {
+    fn progress_and_timeouts_end_with_the_answer() {
         let client = Client::new();
         let (late, called) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let responders = [1, 2].map(|id| client.admit(id).unwrap());
         for responder in &responders {
             let inflight = &client.inflight;
             inflight.report_progress(
-                responder.call(),
+                responder.request_number(),
                 ProgressToken(RequestId::Number(9)),
                 false,
                 |from| "printed".get(from..).filter(|text| !text.is_empty()).map(str::to_owned),
                 || None,
             );
             let (late, called) = (late.clone(), called.clone());
-            inflight.after(responder.call(), Duration::from_secs(1), move || _ = late.fetch_add(1, Ordering::Relaxed));
+            inflight.after(responder.request_number(), Duration::from_secs(1), move || {
+                _ = late.fetch_add(1, Ordering::Relaxed)
+            });
             for _ in 0..2 {
                 let called = called.clone();
-                assert!(inflight.on_cancel(responder.call(), move || _ = called.fetch_add(1, Ordering::Relaxed)));
+                assert!(
+                    inflight.on_cancel(responder.request_number(), move || _ = called.fetch_add(1, Ordering::Relaxed))
+                );
             }
         }
         let [first, second] = responders;
         first.answer(json!(1));
         let now = Instant::now();
-        assert!(client.inflight.due(now).is_some_and(|next| next > now));
-        client.inflight.due(now + Duration::from_secs(2));
+        assert!(client.inflight.run_timers(now).is_some_and(|next| next > now));
+        client.inflight.run_timers(now + Duration::from_secs(2));
         assert_eq!((late.load(Ordering::Relaxed), called.load(Ordering::Relaxed)), (1, 0));
         client.inflight.cancel(&RequestId::Number(2));
         client.inflight.cancel(&RequestId::Number(2));
         assert_eq!(called.load(Ordering::Relaxed), 2);
-        assert!(!client.inflight.on_cancel(second.call(), || unreachable!("it is cancelled already")));
-        assert_eq!(client.inflight.due(now + Duration::from_secs(9)), None);
+        assert!(!client.inflight.on_cancel(second.request_number(), || unreachable!("it is cancelled already")));
+        assert_eq!(client.inflight.run_timers(now + Duration::from_secs(9)), None);
         second.answer(json!(2));
-        let said = client.end();
-        assert_eq!(said.len(), 2, "{said:?}");
+        let sent = client.end();
+        assert_eq!(sent.len(), 2, "{sent:?}");
         assert_eq!(
-            (&said[1]["method"], &said[1]["params"]["message"]),
+            (&sent[1]["method"], &sent[1]["params"]["message"]),
             (&json!("notifications/progress"), &json!("printed"))
         );
     }
 
     #[test]
-    fn a_question_is_answered_late_or_withdrawn() {
+    fn a_question_is_answered_once_or_times_out_or_is_withdrawn() {
         let client = Client::new();
         let answers = Arc::new(Mutex::new(Vec::new()));
         let responders = [1, 2, 3].map(|id| client.admit(id).unwrap());
         for responder in &responders {
-            let (answers, owed) = (answers.clone(), responder.call());
+            let (answers, owed) = (answers.clone(), responder.request_number());
             let reply = move |answer| answers.lock().push((owed, answer));
             client.inflight.ask(owed, "ask", &json!({}), Duration::from_secs(1), Box::new(reply));
         }
         client.inflight.cancel(&RequestId::Number(1));
-        client.inflight.answered(5, Ok(json!("yes")));
-        client.inflight.answered(5, Ok(json!("again")));
-        client.inflight.answered(4, Ok(json!("nobody's")));
-        client.inflight.due(Instant::now() + Duration::from_secs(2));
-        let [_, second, third] = [0, 1, 2].map(|index: usize| responders[index].call());
-        let expected = [(second, Ok(json!("yes"))), (third, Err(NoAnswer::Late))];
+        client.inflight.deliver_reply(5, Ok(json!("yes")));
+        client.inflight.deliver_reply(5, Ok(json!("again")));
+        client.inflight.deliver_reply(4, Ok(json!("nobody's")));
+        client.inflight.run_timers(Instant::now() + Duration::from_secs(2));
+        let [_, second, third] = [0, 1, 2].map(|index: usize| responders[index].request_number());
+        let expected = [(second, Ok(json!("yes"))), (third, Err(NoAnswer::TimedOut))];
         assert_eq!(*answers.lock(), expected);
-        responders.into_iter().for_each(Responder::leave);
+        responders.into_iter().for_each(Responder::leave_unanswered);
         let withdrawn: Vec<_> = client.end().iter().map(|message| message["params"]["requestId"].clone()).collect();
         assert_eq!(withdrawn, [json!(null), json!(null), json!(null), json!(4), json!(6)]);
     }
 
     #[test]
-    fn there_is_an_end_to_what_is_taken() {
+    fn requests_over_the_count_and_size_limits_are_refused() {
         let client = Client::new();
         let big = client.inflight.admit(RequestId::Number(-1), 1, None, MAX_BYTES + 1).unwrap();
         assert!(client.admit(-2).is_err());
-        big.leave();
+        big.leave_unanswered();
         let taken: Vec<_> = (0..MAX_REQUESTS).map(|id| client.admit(id as i64).unwrap()).collect();
         let refused = client.admit(-3).unwrap_err();
-        assert!(refused.message.contains("10000 requests"), "{refused:?}");
-        taken.into_iter().for_each(Responder::leave);
-        client.admit(-3).unwrap().leave();
+        assert!(refused.message.contains("10000 requests of "), "{refused:?}");
+        taken.into_iter().for_each(Responder::leave_unanswered);
+        client.admit(-3).unwrap().leave_unanswered();
         assert_eq!(client.end(), Vec::<Value>::new());
     }
 
-    /// What happens to a request of one of a few ids.
+    /// A step of a random sequence. `Ask` and `Cancel` have the id of a request.
     #[derive(Debug, Clone, Copy)]
     enum Step {
         Ask(i64),
         Cancel(i64),
-        /// The call of that place among those begun is answered, or dropped.
+        /// Answers, or drops, the responder at this index.
         Answer(usize),
         Drop(usize),
     }
@@ -748,12 +760,12 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the order: what is not cancelled is answered once, by its own call, and nothing else is.
+        /// In any order of steps, every request that is not cancelled is answered once, by its own responder.
         #[test]
-        fn every_call_has_the_answer_it_is_owed(steps in prop::collection::vec(step(), 0..60)) {
+        fn every_request_that_is_not_cancelled_gets_exactly_its_own_answer(steps in prop::collection::vec(step(), 0..60)) {
             let client = Client::new();
             let mut owed: Vec<(Responder, usize)> = Vec::new();
-            // By id: the call that waits. Then what must have been sent.
+            // The step that made the pending request, by id; then the answers that must have been sent.
             let mut waiting: HashMap<i64, usize> = HashMap::new();
             let mut expected = Vec::new();
             for (number, step) in steps.into_iter().enumerate() {
@@ -769,8 +781,8 @@ mod tests {
                         client.inflight.cancel(&RequestId::Number(id));
                         waiting.remove(&id);
                     }
-                    Step::Answer(place) | Step::Drop(place) if place < owed.len() => {
-                        let (responder, call) = owed.remove(place);
+                    Step::Answer(index) | Step::Drop(index) if index < owed.len() => {
+                        let (responder, call) = owed.remove(index);
                         let id = waiting.iter().find(|(_, waits)| **waits == call).map(|(id, _)| *id);
                         let answers = matches!(step, Step::Answer(_));
                         if let Some(id) = id {
@@ -784,7 +796,7 @@ mod tests {
             }
             prop_assert_eq!(client.inflight.is_idle(), waiting.is_empty());
             for (responder, _) in owed {
-                responder.leave();
+                responder.leave_unanswered();
             }
             let sent = client.end().into_iter();
             let sent: Vec<_> = sent.map(|answer| (answer["id"].as_i64().unwrap(), answer["result"].clone())).collect();

@@ -1,8 +1,9 @@
-//! Lines of JSON-RPC over descriptors: what server and supervisor share, and what serving takes.
+//! JSON-RPC over file descriptors: lines, frames, pending requests and the event loop. The server and the supervisor
+//! share most of it.
 
 pub(crate) mod attach;
 pub(crate) mod descriptors;
-pub(crate) mod driver;
+pub(crate) mod event_loop;
 pub(crate) mod frame;
 pub(crate) mod framing;
 pub(crate) mod id_scanner;

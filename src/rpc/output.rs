@@ -1,4 +1,4 @@
-//! What goes out: lines to a client, or the same in frames to a supervisor that hands them on.
+//! A worker's or server's output: lines to a client, or frames to a supervisor, which forwards their lines.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,56 +10,57 @@ use serde::Serialize;
 
 use super::WriteBuffer;
 use super::descriptors::nonblocking_writer;
-use super::frame::{self, HEADER, Kind, PART};
+use super::frame::{self, FrameKind, HEADER_LEN, PART_LEN};
 use super::recorder::Recorder;
 use super::waker::Waker;
 
-/// Who reads.
+/// The process that reads the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reader {
-    /// The client.
+pub(crate) enum Recipient {
+    /// A client, which reads lines.
     Client,
-    /// A supervisor.
+    /// A supervisor, which reads frames.
     Supervisor,
 }
 
-/// With so many bytes unread by a client, no more of its requests are read, its answers become errors and what else is for it
-/// is dropped.
+/// Maximum number of bytes that a client may leave unread. Above it, no more of its requests are read, its answers
+/// become errors, and its notifications are dropped.
 pub(crate) const MAX_UNREAD: usize = 64 << 20;
-/// Bytes of backlog to the supervisor above which the worker reads no more requests: their answers would wait behind it.
-const MAX_UNSENT: usize = 1 << 20;
-/// So many parts are written at a time: a supervisor that reads as fast must not keep the thread from all else.
-const MOST_PARTS: usize = 16;
-/// The longest line that is written, in bytes, but for what errors add to it.
+/// Maximum backlog to the supervisor, in bytes. Above it, the worker reads no more requests, since their answers would
+/// wait behind it.
+const MAX_SUPERVISOR_BACKLOG: usize = 1 << 20;
+/// Maximum number of parts written at a time: a fast supervisor must not keep the thread from its other work.
+const MAX_PARTS_PER_TURN: usize = 16;
+/// Maximum length of a line, in bytes, apart from what the encoding of an error adds.
 pub(crate) const MAX_ANSWER: usize = 128 << 20;
 
-/// A line for the client, with room in front for the header of a frame.
+/// A line for the client, with room before it for the header of a frame.
 #[derive(Debug)]
-pub(crate) struct Encoded(Vec<u8>);
+pub(crate) struct EncodedLine(Vec<u8>);
 
-impl Encoded {
-    /// Encodes a message.
+impl EncodedLine {
+    /// Encodes a message as a line.
     pub(crate) fn new(message: &impl Serialize) -> serde_json::Result<Self> {
         let mut encoded = Self(Vec::with_capacity(256));
-        encoded.0.resize(HEADER, 0);
+        encoded.0.resize(HEADER_LEN, 0);
         serde_json::to_writer(&mut encoded.0, message)?;
         encoded.0.push(b'\n');
         Ok(encoded)
     }
 
-    /// Appends an element to an array, which is nothing at first.
+    /// Appends an element to a JSON array. An empty line becomes an array with this one element.
     pub(crate) fn push(&mut self, element: &Self) {
         const END: &[u8] = b"]\n";
         let separator = if self.is_empty() { b'[' } else { b',' };
-        self.0.truncate(HEADER.max(self.0.len() - END.len()));
+        self.0.truncate(HEADER_LEN.max(self.0.len() - END.len()));
         self.0.push(separator);
-        self.0.extend_from_slice(&element.0[HEADER..element.0.len() - 1]);
+        self.0.extend_from_slice(&element.0[HEADER_LEN..element.0.len() - 1]);
         self.0.extend_from_slice(END);
     }
 
-    /// The length of the line.
+    /// Returns the length of the line, in bytes.
     pub(crate) fn len(&self) -> usize {
-        self.0.len() - HEADER
+        self.0.len() - HEADER_LEN
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -67,139 +68,141 @@ impl Encoded {
     }
 }
 
-impl Default for Encoded {
+impl Default for EncodedLine {
     fn default() -> Self {
-        Self(vec![0; HEADER])
+        Self(vec![0; HEADER_LEN])
     }
 }
 
-/// Whole lines (or frames) in order: written at once when the other side reads, kept for it when it does not. Any thread
-/// writes; nothing here waits.
+/// Writes lines or frames in order: at once if the other side reads, else later, from a buffer. Any thread may write,
+/// and no function blocks.
 #[derive(Debug)]
 pub(crate) struct Output {
     fd: Arc<OwnedFd>,
     buffer: Arc<Mutex<Buffer>>,
-    reader: Reader,
-    /// Whom a supervisor hands on what is no answer: the number of the client's connection.
+    recipient: Recipient,
+    /// The connection that the supervisor forwards messages to.
     connection: u64,
-    /// Wakes the thread that flushes.
+    /// Wakes the thread that calls [`Output::flush`].
     waker: Arc<Waker>,
 }
 
 #[derive(Debug)]
 struct Buffer {
     bytes: WriteBuffer<Arc<OwnedFd>>,
-    /// The answers that go to a supervisor in parts, one after the other. Small frames pass them.
-    large: VecDeque<Large>,
-    broken: bool,
+    /// Answers that go to the supervisor in parts, one after the other. Small frames pass them.
+    large: VecDeque<LargeAnswer>,
+    is_broken: bool,
 }
 
 /// An answer that goes in parts.
 #[derive(Debug)]
-struct Large {
+struct LargeAnswer {
     connection: u64,
-    line: u64,
+    call: u64,
     bytes: Vec<u8>,
-    /// The index of the first byte in `bytes` that is not written. Room for a frame's header is before it.
+    /// Index of the first unwritten byte in `bytes`. Room for a frame's header is before it.
     rest: usize,
 }
 
-impl Large {
+impl LargeAnswer {
     fn left(&self) -> usize {
         self.bytes.len() - self.rest
     }
 
-    /// The frame with its next part. The last one is an [`Answer`](Kind::Answer).
+    /// Returns the frame with the next part. The last frame is an [`Answer`](FrameKind::Answer).
     fn next_frame(&mut self) -> &[u8] {
-        let (kind, length) = if self.left() > PART { (Kind::Part, PART) } else { (Kind::Answer, self.left()) };
-        let begin = self.rest - HEADER;
-        self.bytes[begin..self.rest].copy_from_slice(&frame::header(kind, self.line, length));
+        let (kind, length) =
+            if self.left() > PART_LEN { (FrameKind::Part, PART_LEN) } else { (FrameKind::Answer, self.left()) };
+        let begin = self.rest - HEADER_LEN;
+        self.bytes[begin..self.rest].copy_from_slice(&frame::header(kind, self.call, length));
         self.rest += length;
         &self.bytes[begin..self.rest]
     }
 }
 
 impl Output {
-    /// Writes to `fd`. `waker` is used when something is left for [`Self::flush`].
-    pub(crate) fn new(fd: OwnedFd, reader: Reader, waker: Arc<Waker>) -> io::Result<Self> {
+    /// Creates an output that writes to `fd`, and wakes `waker` when it needs a [`Self::flush`].
+    pub(crate) fn new(fd: OwnedFd, recipient: Recipient, waker: Arc<Waker>) -> io::Result<Self> {
         let fd = Arc::new(nonblocking_writer(fd)?);
-        let buffer = Buffer { bytes: WriteBuffer::new(fd.clone()), large: VecDeque::new(), broken: false };
-        Ok(Self { fd, buffer: Arc::new(Mutex::new(buffer)), reader, connection: 0, waker })
+        let buffer = Buffer { bytes: WriteBuffer::new(fd.clone()), large: VecDeque::new(), is_broken: false };
+        Ok(Self { fd, buffer: Arc::new(Mutex::new(buffer)), recipient, connection: 0, waker })
     }
 
-    /// The same way out, for another client of the supervisor's.
+    /// Returns an output for another connection, with the same descriptor and buffer.
     pub(crate) fn for_connection(&self, connection: u64) -> Self {
-        let Self { fd, buffer, reader, waker, .. } = self;
-        Self { fd: fd.clone(), buffer: buffer.clone(), reader: *reader, connection, waker: waker.clone() }
+        let Self { fd, buffer, recipient, waker, .. } = self;
+        Self { fd: fd.clone(), buffer: buffer.clone(), recipient: *recipient, connection, waker: waker.clone() }
     }
 
-    /// True when a supervisor hands on what goes out.
+    /// Returns true if a supervisor reads the output.
     pub(crate) fn is_framed(&self) -> bool {
-        self.reader == Reader::Supervisor
+        self.recipient == Recipient::Supervisor
     }
 
-    /// Has all lines recorded.
+    /// Records every line.
     pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
         self.buffer.lock().bytes = WriteBuffer::new(self.fd.clone()).recorded(recorder);
         self
     }
 
-    /// Sends all that `line` asked for.
-    pub(crate) fn answer(&self, line: u64, answer: Encoded) {
-        self.put(Kind::Answer, line, answer);
+    /// Sends the complete answer to `call`.
+    pub(crate) fn answer(&self, call: u64, answer: EncodedLine) {
+        self.put(FrameKind::Answer, call, answer);
     }
 
-    /// Sends what is no answer, unless the client does not read.
+    /// Sends a message that answers no request. The message is dropped if the client reads too little.
     pub(crate) fn send(&self, message: &impl Serialize) {
-        if self.is_unread() {
+        if self.has_excess_backlog() {
             return;
         }
-        match Encoded::new(message) {
-            Ok(message) => self.put(Kind::Message, self.connection, message),
+        match EncodedLine::new(message) {
+            Ok(message) => self.put(FrameKind::Message, self.connection, message),
             Err(error) => tracing::error!(%error, "a message cannot be written"),
         }
     }
 
-    /// True when the client has more to read than is kept for it. The supervisor, which reads always, looks to that itself,
-    /// for what it has read.
-    pub(crate) fn is_unread(&self) -> bool {
+    /// Returns true if the client has too many bytes to read. The supervisor reads everything, and itself watches how
+    /// much of that the client has read; here only the large answers to the client count.
+    pub(crate) fn has_excess_backlog(&self) -> bool {
         let buffer = self.buffer.lock();
-        match self.reader {
-            Reader::Client => buffer.backlog() > MAX_UNREAD,
-            Reader::Supervisor => buffer.large_of(self.connection) > MAX_UNREAD,
+        match self.recipient {
+            Recipient::Client => buffer.backlog() > MAX_UNREAD,
+            Recipient::Supervisor => buffer.large_answer_bytes(self.connection) > MAX_UNREAD,
         }
     }
 
-    /// Returns true while the backlog allows more requests to be read. Large answers to a supervisor keep none from that.
-    pub(crate) fn takes_more(&self) -> bool {
-        let most = if self.is_framed() { MAX_UNSENT } else { MAX_UNREAD };
-        self.buffer.lock().bytes.backlog() <= most
+    /// Returns true if the backlog is small enough to read more requests. Large answers to a supervisor do not count.
+    pub(crate) fn accepts_requests(&self) -> bool {
+        let max = if self.is_framed() { MAX_SUPERVISOR_BACKLOG } else { MAX_UNREAD };
+        self.buffer.lock().bytes.backlog() <= max
     }
 
-    /// Notes that `line` gets no answer.
-    pub(crate) fn done(&self, line: u64) {
+    /// Reports that `call` gets no answer.
+    pub(crate) fn done(&self, call: u64) {
         if self.is_framed() {
-            self.write(&frame::header(Kind::Done, line, 0));
+            self.write(&frame::header(FrameKind::Done, call, 0));
         }
     }
 
-    /// Reports to the supervisor that `lines` of its lines have been received in all.
+    /// Reports to the supervisor that the worker has received `lines` lines in all.
     pub(crate) fn received(&self, lines: u64) {
-        self.write(&frame::header(Kind::Received, lines, 0));
+        self.write(&frame::header(FrameKind::Received, lines, 0));
     }
 
-    /// Sends the supervisor an event, as JSON of at most [`MAX_EVENT`](frame::MAX_EVENT) bytes; a client gets none.
+    /// Sends an event to the supervisor, as JSON of at most [`MAX_EVENT`](frame::MAX_EVENT) bytes. A client gets no
+    /// events.
     pub(crate) fn event(&self, payload: &[u8]) {
         if self.is_framed() {
             self.write(&frame::event(payload));
         }
     }
 
-    /// Has what is written from here on go after all answers that were written so far, parts included.
-    pub(crate) fn order(&self) {
+    /// Moves all parts of large answers into the buffer, so that later frames follow them.
+    pub(crate) fn queue_large_answers(&self) {
         let mut buffer = self.buffer.lock();
         while !buffer.large.is_empty() {
-            buffer.put_part();
+            buffer.put_next_part();
         }
     }
 
@@ -209,99 +212,99 @@ impl Output {
     }
 
     /// Wakes the thread that flushes if it waits for the last answers.
-    pub(crate) fn answered(&self) {
-        self.waker.answered();
+    pub(crate) fn notify_answered(&self) {
+        self.waker.notify_answered();
     }
 
-    /// Writes what is left, as far as it goes.
+    /// Writes as much of the backlog as the descriptor accepts.
     pub(crate) fn flush(&self) {
         let mut buffer = self.buffer.lock();
         let result = buffer.bytes.flush();
-        buffer.note(result);
-        buffer.write_parts(MOST_PARTS);
+        buffer.record_result(result);
+        buffer.write_parts(MAX_PARTS_PER_TURN);
     }
 
-    /// How many bytes are left.
+    /// Returns the number of bytes left to write.
     pub(crate) fn backlog(&self) -> usize {
         self.buffer.lock().backlog()
     }
 
-    /// True when nobody reads any more.
+    /// Returns true if the other end is closed.
     pub(crate) fn is_broken(&self) -> bool {
-        self.buffer.lock().broken
+        self.buffer.lock().is_broken
     }
 
-    fn put(&self, kind: Kind, line: u64, Encoded(mut bytes): Encoded) {
-        let length = bytes.len() - HEADER;
+    fn put(&self, kind: FrameKind, call: u64, EncodedLine(mut bytes): EncodedLine) {
+        let length = bytes.len() - HEADER_LEN;
         if !self.is_framed() {
-            return self.write(&bytes[HEADER..]);
+            return self.write(&bytes[HEADER_LEN..]);
         }
-        if kind == Kind::Answer && length > PART {
+        if kind == FrameKind::Answer && length > PART_LEN {
             return self.change(|buffer| {
-                buffer.large.push_back(Large { connection: self.connection, line, bytes, rest: HEADER });
-                buffer.write_parts(MOST_PARTS);
+                buffer.large.push_back(LargeAnswer { connection: self.connection, call, bytes, rest: HEADER_LEN });
+                buffer.write_parts(MAX_PARTS_PER_TURN);
             });
         }
-        bytes[..HEADER].copy_from_slice(&frame::header(kind, line, length));
+        bytes[..HEADER_LEN].copy_from_slice(&frame::header(kind, call, length));
         self.write(&bytes);
     }
 
     fn write(&self, bytes: &[u8]) {
         self.change(|buffer| {
             let result = buffer.bytes.put(bytes);
-            buffer.note(result);
+            buffer.record_result(result);
         });
     }
 
-    /// Writes with `write`, and wakes the thread that flushes what is left.
+    /// Calls `write`, and wakes the thread that flushes if a backlog is left.
     fn change(&self, write: impl FnOnce(&mut Buffer)) {
         let mut buffer = self.buffer.lock();
-        if buffer.broken {
+        if buffer.is_broken {
             return;
         }
         let was_empty = buffer.backlog() == 0;
         write(&mut buffer);
-        if was_empty && buffer.backlog() > 0 || buffer.broken {
+        if was_empty && buffer.backlog() > 0 || buffer.is_broken {
             self.waker.wake();
         }
     }
 }
 
 impl Buffer {
-    fn note(&mut self, result: io::Result<()>) {
-        // No event of `tracing` here: a subscriber might wait for this lock.
+    fn record_result(&mut self, result: io::Result<()>) {
+        // No `tracing` event here: a subscriber might wait for this lock.
         if result.is_err() {
-            self.broken = true;
+            self.is_broken = true;
             self.large.clear();
         }
     }
 
     fn backlog(&self) -> usize {
-        self.bytes.backlog() + self.large.iter().map(Large::left).sum::<usize>()
+        self.bytes.backlog() + self.large.iter().map(LargeAnswer::left).sum::<usize>()
     }
 
-    /// Returns the number of bytes of a connection's large answers that are not written.
-    fn large_of(&self, connection: u64) -> usize {
-        self.large.iter().filter(|large| large.connection == connection).map(Large::left).sum()
+    /// Returns the number of unwritten bytes in a connection's large answers.
+    fn large_answer_bytes(&self, connection: u64) -> usize {
+        self.large.iter().filter(|large| large.connection == connection).map(LargeAnswer::left).sum()
     }
 
-    /// Writes parts of the large answers, as far as it goes, but no more than `most`.
-    fn write_parts(&mut self, most: usize) {
-        for _ in 0..most {
+    /// Writes up to `max` parts of the large answers, while the descriptor accepts them.
+    fn write_parts(&mut self, max: usize) {
+        for _ in 0..max {
             if !self.bytes.is_empty() {
                 return;
             }
-            self.put_part();
+            self.put_next_part();
         }
     }
 
-    fn put_part(&mut self) {
+    fn put_next_part(&mut self) {
         let Some(large) = self.large.front_mut() else { return };
         let result = self.bytes.put(large.next_frame());
         if large.left() == 0 {
             self.large.pop_front();
         }
-        self.note(result);
+        self.record_result(result);
     }
 }
 
@@ -318,7 +321,7 @@ mod tests {
     use super::*;
 
     /// Reads all frames from `output`, as a supervisor does.
-    fn read_all(output: Output, mut reader: PipeReader) -> Vec<(Kind, u64, Vec<u8>)> {
+    fn read_all(output: Output, mut reader: PipeReader) -> Vec<(FrameKind, u64, Vec<u8>)> {
         let (mut bytes, mut chunk) = (Vec::new(), vec![0; 1 << 20]);
         while output.backlog() > 0 {
             let read = reader.read(&mut chunk).unwrap();
@@ -328,8 +331,8 @@ mod tests {
         drop(output);
         reader.read_to_end(&mut bytes).unwrap();
         let (mut frames, mut rest) = (Vec::new(), &bytes[..]);
-        while let Some(((kind, line, payload), length)) = frame::parse(rest).unwrap() {
-            frames.push((kind, line, payload.to_vec()));
+        while let Some(((kind, call, payload), length)) = frame::parse(rest).unwrap() {
+            frames.push((kind, call, payload.to_vec()));
             rest = &rest[length..];
         }
         assert!(rest.is_empty());
@@ -338,36 +341,36 @@ mod tests {
 
     fn framed() -> (PipeReader, Output) {
         let (reader, writer) = io::pipe().unwrap();
-        (reader, Output::new(writer.into(), Reader::Supervisor, Arc::new(Waker::new().unwrap())).unwrap())
+        (reader, Output::new(writer.into(), Recipient::Supervisor, Arc::new(Waker::new().unwrap())).unwrap())
     }
 
     #[test]
-    fn small_answer_passes_large_ones() {
+    fn a_small_answer_passes_large_ones() {
         let (reader, output) = framed();
-        let text = "x".repeat(10 * PART);
-        output.answer(1, Encoded::new(&text).unwrap());
-        output.answer(2, Encoded::new(&text).unwrap());
-        output.answer(3, Encoded::new(&"small").unwrap());
+        let text = "x".repeat(10 * PART_LEN);
+        output.answer(1, EncodedLine::new(&text).unwrap());
+        output.answer(2, EncodedLine::new(&text).unwrap());
+        output.answer(3, EncodedLine::new(&"small").unwrap());
         let frames = read_all(output, reader);
-        let small = frames.iter().position(|(_, line, _)| *line == 3).unwrap();
+        let small = frames.iter().position(|(_, call, _)| *call == 3).unwrap();
         assert!(small < 4, "{small} frames came before the small one");
-        for line in [1, 2] {
-            let of_line = || frames.iter().filter(|(_, of, _)| *of == line);
-            let whole: Vec<u8> = of_line().flat_map(|(.., payload)| payload.clone()).collect();
-            assert_eq!(whole, format!("\"{text}\"\n").into_bytes());
-            assert!(of_line().rev().skip(1).all(|(kind, ..)| *kind == Kind::Part));
-            assert_eq!(of_line().next_back().unwrap().0, Kind::Answer);
+        for call in [1, 2] {
+            let of_call = || frames.iter().filter(|(_, of, _)| *of == call);
+            let line: Vec<u8> = of_call().flat_map(|(.., payload)| payload.clone()).collect();
+            assert_eq!(line, format!("\"{text}\"\n").into_bytes());
+            assert!(of_call().rev().skip(1).all(|(kind, ..)| *kind == FrameKind::Part));
+            assert_eq!(of_call().next_back().unwrap().0, FrameKind::Answer);
         }
-        let second = frames.iter().position(|(_, line, _)| *line == 2).unwrap();
-        assert!(frames[second..].iter().all(|(_, line, _)| *line != 1), "the parts of two answers are mixed");
+        let second = frames.iter().position(|(_, call, _)| *call == 2).unwrap();
+        assert!(frames[second..].iter().all(|(_, call, _)| *call != 1), "the parts of two answers are mixed");
     }
 
     #[test]
-    fn what_is_ordered_comes_after_large_answers() {
+    fn an_event_after_queue_large_answers_follows_all_their_parts() {
         let (reader, output) = framed();
-        output.answer(1, Encoded::new(&"x".repeat(10 * PART)).unwrap());
-        output.order();
+        output.answer(1, EncodedLine::new(&"x".repeat(10 * PART_LEN)).unwrap());
+        output.queue_large_answers();
         output.event(b"{}");
-        assert_eq!(read_all(output, reader).pop(), Some((Kind::Event, 0, b"{}".to_vec())));
+        assert_eq!(read_all(output, reader).pop(), Some((FrameKind::Event, 0, b"{}".to_vec())));
     }
 }

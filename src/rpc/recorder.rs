@@ -1,6 +1,6 @@
-//! A recording: every line of a session, both ways, with times, in a file that `sbcl-mcp replay` plays.
+//! Session recordings: every line in both directions, with times, in a file that `sbcl-mcp replay` plays.
 //!
-//! The file has one JSON object a line: a [`Header`], then a [`Record`] for each line of the session.
+//! The file has one JSON object per line: a [`Header`], then a [`Record`] for each line of the session.
 
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
@@ -13,28 +13,28 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-/// How many bytes a recording may have.
+/// Maximum size of a recording, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
-/// What is left for the last word.
-const LAST_WORD: u64 = 200;
-/// Bytes of a header that are read at most: there may be anything in a file.
+/// Bytes reserved for the note that ends a full recording.
+const FINAL_NOTE_BYTES: u64 = 200;
+/// Maximum number of bytes read in search of a header: the file may hold anything.
 const MAX_HEADER: u64 = 1 << 20;
 
-/// What a recording begins with.
+/// The first line of a recording.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Header {
-    /// The version of the server.
+    /// Version of the server.
     pub(crate) sbcl_mcp: String,
-    /// The version of SBCL in it.
+    /// Version of SBCL in the server.
     pub(crate) sbcl: String,
-    /// When it began.
+    /// Time at which the recording began.
     pub(crate) recorded: String,
-    /// What the server was started with.
+    /// Command line arguments of the server.
     pub(crate) arguments: Vec<String>,
 }
 
-/// Who wrote a line.
+/// The sender of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Side {
@@ -42,83 +42,83 @@ pub(crate) enum Side {
     Server,
 }
 
-/// A line of the session.
+/// One line of the session.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
     /// Seconds since the recording began.
     pub(crate) at: f64,
-    /// Whose it is; nobody's when it is the last word.
+    /// Sender of the line. `None` for the note that ends a full recording.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) from: Option<Side>,
-    /// The line without its newline; what is not UTF-8 in it is U+FFFD.
+    /// The line without its newline. Bytes that are not UTF-8 become U+FFFD.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) line: Option<String>,
-    /// The line's bytes, where it is not UTF-8.
+    /// The bytes of a line that is not UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bytes: Option<Vec<u8>>,
-    /// Why there is no line.
+    /// The reason why the record has no line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) note: Option<String>,
 }
 
-/// Writes a recording. What fails ends the recording and nothing else.
+/// Writes a recording. A write error ends the recording and does not affect the session.
 #[derive(Debug, Clone)]
 pub(crate) struct Recorder(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
-    /// Until it is full, or cannot be written.
+    /// The file, until it is full or a write fails.
     file: Option<File>,
     begin: Instant,
-    left: u64,
+    bytes_left: u64,
 }
 
 impl Recorder {
-    /// Begins a recording in `path`: a new file, an empty one, or another recording, which it replaces.
+    /// Begins a recording at `path`. The file may be new, empty, or an earlier recording, which is overwritten.
     ///
     /// # Errors
-    /// A sentence: the file cannot be written, or has something else in it, or is none that never makes anybody wait.
+    /// A sentence for the user, if the file cannot be written, has other content, or is not a regular file.
     pub(crate) fn begin(path: &Path, header: &Header) -> Result<Self, String> {
         Self::begin_bounded(path, header, MAX_BYTES)
     }
 
     fn begin_bounded(path: &Path, header: &Header, bytes: u64) -> Result<Self, String> {
-        let reason = |error: io::Error| format!("{} cannot be recorded to: {error}", path.display());
+        let reason = |error: io::Error| format!("cannot record to {}: {error}", path.display());
         let mut options = OpenOptions::new();
-        // A FIFO would make whoever opens it wait.
+        // Opening a FIFO would block.
         let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
         options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(nonblocking);
         let file = options.open(path).map_err(reason)?;
         let data = file.metadata().map_err(reason)?;
         if !data.is_file() {
-            return Err(format!("{} cannot be recorded to: it is no regular file", path.display()));
+            return Err(format!("cannot record to {}: it is not a regular file", path.display()));
         }
         if data.len() > 0 && read_header(&mut BufReader::new(&file)).is_none() {
-            return Err(format!("{} has something else than a recording in it: name another file", path.display()));
+            return Err(format!("{} contains something other than a recording: name another file", path.display()));
         }
         file.set_len(0).and_then(|()| file.set_permissions(PermissionsExt::from_mode(0o600))).map_err(reason)?;
-        // Opened for reading and writing at one place.
+        // Opened again to append: reading the header has moved the offset of the first descriptor.
         let mut file = OpenOptions::new().append(true).open(path).map_err(reason)?;
         let line = serde_json::to_vec(header).map(|line| [line, b"\n".to_vec()].concat()).unwrap_or_default();
         file.write_all(&line).map_err(reason)?;
-        let left = bytes.saturating_sub(line.len() as u64);
-        Ok(Self(Arc::new(Mutex::new(State { file: Some(file), begin: Instant::now(), left }))))
+        let bytes_left = bytes.saturating_sub(line.len() as u64);
+        Ok(Self(Arc::new(Mutex::new(State { file: Some(file), begin: Instant::now(), bytes_left }))))
     }
 
-    /// Records a line, with its newline or without.
+    /// Records a line. `line` may end with a newline.
     pub(crate) fn line(&self, from: Side, line: &[u8]) {
         let line = line.strip_suffix(b"\n").unwrap_or(line);
         let text = String::from_utf8_lossy(line);
         let bytes = matches!(text, Cow::Owned(_)).then(|| line.to_vec());
-        self.put(Record { from: Some(from), line: Some(text.into_owned()), bytes, ..Record::default() });
+        self.append(Record { from: Some(from), line: Some(text.into_owned()), bytes, ..Record::default() });
     }
 
-    /// Records that there was a line, and why it is not here.
+    /// Records that a line was left out, and why.
     pub(crate) fn skipped(&self, from: Side, note: &str) {
-        self.put(Record { from: Some(from), note: Some(note.to_owned()), ..Record::default() });
+        self.append(Record { from: Some(from), note: Some(note.to_owned()), ..Record::default() });
     }
 
-    fn put(&self, record: Record) {
+    fn append(&self, record: Record) {
         let mut state = self.0.lock();
         let Some(mut file) = state.file.take() else { return };
         let at = state.begin.elapsed().as_secs_f64();
@@ -129,23 +129,23 @@ impl Recorder {
         };
         let bytes = encode(&Record { at, ..record });
         let length = bytes.len() as u64;
-        if length + LAST_WORD > state.left {
-            let note = Some("the recording is full; the session went on".to_owned());
+        if length + FINAL_NOTE_BYTES > state.bytes_left {
+            let note = Some("the recording is full; the session continued".to_owned());
             let _ = file.write_all(&encode(&Record { at, note, ..Record::default() }));
-            tracing::warn!("the recording is full; the session goes on without");
+            tracing::warn!("the recording is full; the session continues unrecorded");
             return;
         }
         match file.write_all(&bytes) {
             Ok(()) => {
-                state.left -= length;
+                state.bytes_left -= length;
                 state.file = Some(file);
             }
-            Err(error) => tracing::warn!(%error, "the recording ends here; the session goes on"),
+            Err(error) => tracing::warn!(%error, "the recording ends here; the session continues"),
         }
     }
 }
 
-/// The header of a recording; `None` when it is none.
+/// Reads the header of a recording. Returns `None` if the file does not begin with one.
 pub(crate) fn read_header(file: &mut impl BufRead) -> Option<Header> {
     let mut line = Vec::new();
     file.take(MAX_HEADER).read_until(b'\n', &mut line).ok()?;
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_recording_says_so_and_has_whole_lines() {
+    fn a_full_recording_ends_with_a_note_and_has_no_partial_lines() {
         let path = std::env::temp_dir().join(format!("sbcl-mcp-recorder-{}", std::process::id()));
         let recorder = Recorder::begin_bounded(&path, &header(), 2_000).unwrap();
         for number in 0..100 {
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(read_header(&mut file), Some(header()));
         let records: Vec<Record> = file.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
         let (last, lines) = records.split_last().unwrap();
-        assert_eq!(last.note.as_deref(), Some("the recording is full; the session went on"));
+        assert_eq!(last.note.as_deref(), Some("the recording is full; the session continued"));
         assert!(
             lines.len() > 10
                 && lines.iter().enumerate().all(|(number, record)| {

@@ -1,14 +1,14 @@
 //! The marks on lines that a supervisor sends to a worker, and the numbers of calls and jobs.
 //!
-//! Each line begins with `@` and the number of a client's connection, then a colon, the line's own number, a space, and the
-//! line as the client wrote it. A line without a space and text marks the end of the connection. A long line comes in pieces,
-//! between which lines of other clients may come: all pieces but the last have a `+` in place of the space. A `!` in place of
-//! the colon marks a notice.
+//! Each line begins with `@` and the number of a client's connection, then a colon, the call number, a space, and the
+//! line as the client wrote it. A line without a space and text marks the end of the connection. A long line comes in
+//! pieces, between which lines of other clients may come: all pieces but the last have a `+` in place of the space. A
+//! `!` in place of the colon marks a notice.
 
-/// The largest number of whole lines that a supervisor sends ahead of the worker's last report. The lines of other clients cannot
-/// pass a line that is sent, and the answer to a line of 60 bytes may have 30 KB.
+/// Maximum number of complete lines that a supervisor sends ahead of the worker's last report. The lines of other
+/// clients cannot pass a line that is sent, and the answer to a line of 60 bytes may have 30 KB.
 pub(crate) const MAX_AHEAD: u64 = 64;
-/// The worker reports after so many lines.
+/// Number of lines after which the worker reports how many it has received.
 pub(crate) const REPORT_AFTER: u64 = MAX_AHEAD / 4;
 
 /// Marks a client's line, or the last piece of a line, with its newline. Empty `bytes` mark the end of the connection.
@@ -29,26 +29,26 @@ pub(crate) fn notice(connection: u64, text: &str) -> Vec<u8> {
 
 /// The content of a marked line.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Part<'a> {
-    /// The line with this number, or its last piece.
+pub(crate) enum MarkedContent<'a> {
+    /// The line with this call number, or its last piece.
     Line(u64, &'a [u8]),
-    /// A piece of the line with this number, followed by other pieces.
+    /// A piece of the line with this call number, followed by other pieces.
     Piece(u64, &'a [u8]),
-    /// A notice of the supervisor for this client.
+    /// A notice of the supervisor for the client of this connection.
     Notice(&'a [u8]),
-    /// The end of the connection, which has a line number, too.
+    /// The end of the connection, which has a call number, too.
     End(u64),
 }
 
 /// Returns the connection and the content of a marked line; `None` for a line that no supervisor writes.
-pub(crate) fn parse(line: &[u8]) -> Option<(u64, Part<'_>)> {
+pub(crate) fn parse(line: &[u8]) -> Option<(u64, MarkedContent<'_>)> {
     let (connection, rest) = number(line.strip_prefix(b"@")?)?;
     let part = match rest {
-        [b'!', text @ .., b'\n'] => Part::Notice(text),
+        [b'!', text @ .., b'\n'] => MarkedContent::Notice(text),
         [b':', rest @ ..] => match number(rest)? {
-            (number, b"\n") => Part::End(number),
-            (number, [b' ', line @ ..]) => Part::Line(number, line),
-            (number, [b'+', piece @ .., b'\n']) => Part::Piece(number, piece),
+            (number, b"\n") => MarkedContent::End(number),
+            (number, [b' ', line @ ..]) => MarkedContent::Line(number, line),
+            (number, [b'+', piece @ .., b'\n']) => MarkedContent::Piece(number, piece),
             _ => return None,
         },
         _ => return None,
@@ -86,28 +86,28 @@ mod tests {
     proptest! {
         /// A client cannot write text that is parsed as a line of another client.
         #[test]
-        fn what_is_marked_is_parsed(connection in 0_u64..20, number in 1_u64..2000, text in "[@0-9 :+!{}]{0,12}\n") {
+        fn marked_lines_and_pieces_are_parsed_back(connection in 0_u64..20, number in 1_u64..2000, text in "[@0-9 :+!{}]{0,12}\n") {
             let marked = line(connection, number, text.as_bytes());
-            prop_assert_eq!(parse(&marked), Some((connection, Part::Line(number, text.as_bytes()))));
+            prop_assert_eq!(parse(&marked), Some((connection, MarkedContent::Line(number, text.as_bytes()))));
             let text = text.trim_end_matches('\n').as_bytes();
             let piece = piece(connection, number, text);
-            prop_assert_eq!(parse(&piece), Some((connection, Part::Piece(number, text))));
+            prop_assert_eq!(parse(&piece), Some((connection, MarkedContent::Piece(number, text))));
         }
     }
 
     #[test]
     fn notices_are_lines_of_their_own() {
-        assert_eq!(parse(&notice(3, "two\nlines")), Some((3, Part::Notice(b"two lines"))));
+        assert_eq!(parse(&notice(3, "two\nlines")), Some((3, MarkedContent::Notice(b"two lines"))));
     }
 
     #[test]
     fn the_end_of_a_connection_is_marked_and_parsed() {
         assert_eq!(line(7, 12, b""), b"@7:12\n");
-        assert_eq!(parse(b"@7:12\n"), Some((7, Part::End(12))));
+        assert_eq!(parse(b"@7:12\n"), Some((7, MarkedContent::End(12))));
     }
 
     #[test]
-    fn what_no_supervisor_writes_is_refused() {
+    fn lines_that_no_supervisor_writes_are_refused() {
         for line in ["{}\n", "@\n", "@7\n", "@7 {}\n", "@7:\n", "@7:x {}\n", "@7:1", "@7:1+", "@7!x"] {
             assert_eq!(parse(line.as_bytes()), None, "{line}");
         }

@@ -1,4 +1,4 @@
-//! Signals, as something to poll for.
+//! Signals as a descriptor that can be polled.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,61 +8,62 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use signal_hook::consts::{SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM};
 
-/// SIGTERM, SIGINT, SIGHUP, which end the server, and perhaps SIGCHLD.
+/// The signals that end the server (SIGTERM, SIGINT, SIGHUP) and, in the supervisor, SIGCHLD.
 #[derive(Debug)]
 pub(crate) struct Signals {
     pipe: UnixStream,
-    end: Arc<AtomicUsize>,
+    ending_signal: Arc<AtomicUsize>,
 }
 
 impl Signals {
-    /// Takes the signals over from the system, in a process without Lisp: those that end it, and SIGCHLD. The others
-    /// mean nothing.
+    /// Handles the signals of a process without Lisp: SIGTERM, SIGINT and SIGHUP end it, SIGCHLD wakes the poll, and
+    /// other signals whose default action is to kill the process have no effect.
     pub(crate) fn new() -> io::Result<Self> {
-        Self::take_over(&[SIGCHLD], &[SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO])
+        Self::register(&[SIGCHLD], &[SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO])
     }
 
-    /// The same beside Lisp, which has handlers of its own.
-    pub(crate) fn beside_lisp() -> io::Result<Self> {
-        Self::take_over(&[], &[SIGUSR1])
+    /// Handles the signals of a process that holds Lisp, which has handlers of its own: SIGTERM, SIGINT and SIGHUP end
+    /// the process, and SIGUSR1 has no effect.
+    pub(crate) fn in_lisp_process() -> io::Result<Self> {
+        Self::register(&[], &[SIGUSR1])
     }
 
-    fn take_over(told: &[i32], ignored: &[i32]) -> io::Result<Self> {
+    fn register(reported: &[i32], discarded: &[i32]) -> io::Result<Self> {
         let (pipe, write) = UnixStream::pair()?;
         pipe.set_nonblocking(true)?;
-        let end = Arc::new(AtomicUsize::new(0));
+        let ending_signal = Arc::new(AtomicUsize::new(0));
         for signal in [SIGTERM, SIGINT, SIGHUP] {
-            signal_hook::flag::register_usize(signal, end.clone(), usize::try_from(signal).unwrap_or(1))?;
+            signal_hook::flag::register_usize(signal, ending_signal.clone(), usize::try_from(signal).unwrap_or(1))?;
             signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
         }
-        for signal in told {
+        for signal in reported {
             signal_hook::low_level::pipe::register(*signal, write.try_clone()?)?;
         }
-        survive(ignored)?;
-        Ok(Self { pipe, end })
+        install_empty_handlers(discarded)?;
+        Ok(Self { pipe, ending_signal })
     }
 
-    /// Forgets that some came; returns the number of one that ends the server.
+    /// Clears the readiness. Returns the number of a signal that ends the server, if one arrived.
     pub(crate) fn take(&mut self) -> Option<i32> {
         let mut bytes = [0; 64];
         while rustix::io::read(&self.pipe, &mut bytes).is_ok_and(|read| read == bytes.len()) {}
-        i32::try_from(self.end.load(Ordering::Relaxed)).ok().filter(|signal| *signal != 0)
+        i32::try_from(self.ending_signal.load(Ordering::Relaxed)).ok().filter(|signal| *signal != 0)
     }
 }
 
-/// Has these signals do nothing, where by default they end the process. That is not the same as ignoring them, which
-/// every program that this one starts would inherit.
-fn survive(signals: &[i32]) -> io::Result<()> {
+/// Installs handlers that do nothing, for signals that kill the process by default. SIG_IGN would be inherited by every
+/// program that this one starts.
+fn install_empty_handlers(signals: &[i32]) -> io::Result<()> {
     for signal in signals {
         signal_hook::flag::register(*signal, Arc::new(AtomicBool::new(false)))?;
     }
     Ok(())
 }
 
-/// In a worker, has the signals that end a server do nothing: only the supervisor is meant to be ended by them, and a
-/// worker that gets one does by accident (`kill 0` in a program that Lisp started, `kill` of `getpid`).
-pub(crate) fn survive_accidents() -> io::Result<()> {
-    survive(&[SIGTERM, SIGINT, SIGHUP, SIGUSR1])
+/// Makes the signals that end a server harmless in a worker. Only the supervisor is meant to receive them; a worker
+/// gets one by accident (`kill 0` in a program that Lisp started, `kill` of `getpid`).
+pub(crate) fn survive_stray_signals() -> io::Result<()> {
+    install_empty_handlers(&[SIGTERM, SIGINT, SIGHUP, SIGUSR1])
 }
 
 impl AsFd for Signals {

@@ -1,4 +1,4 @@
-//! One stream served by a thread of its own, which has nothing else to do.
+//! Serves one client on a stream, on the calling thread.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -6,23 +6,23 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::descriptors::nonblocking_reader;
-use super::driver::Service;
-use super::framing::{LineReader, Read};
+use super::event_loop::Service;
+use super::framing::{LineReader, ReadStatus};
 use super::output::Output;
 use super::waker::Waker;
 use crate::os::panics;
 use crate::os::poll_set::PollSet;
 
-/// The descriptors that the thread waits for.
+/// The descriptors that the thread polls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Watched {
+enum StreamSource {
     Waker,
     Input,
     Output,
 }
 
-/// Hands the lines of `input` to `service` and flushes `output`, which was made with `waker`, until either side of the
-/// stream is closed, or `is_over` says so, which is asked whenever something happens.
+/// Hands the lines of `input` to `service` and flushes `output`, which must have been created with `waker`. Returns
+/// when either side closes the stream, or when `is_over` returns true; `is_over` is called in every iteration.
 pub(crate) fn serve(
     input: OwnedFd,
     output: &Arc<Output>,
@@ -32,34 +32,34 @@ pub(crate) fn serve(
 ) -> io::Result<()> {
     let mut input = LineReader::new(nonblocking_reader(input)?);
     loop {
-        let reads = output.takes_more();
-        while reads && let Some(line) = input.next_line() {
-            // What a call owes its client is settled by its responder.
-            if panics::caught(|| service.line(line)).is_none() {
+        let may_read = output.accepts_requests();
+        while may_read && let Some(line) = input.next_line() {
+            // Unwinding drops the call's `Responder`, which answers the client.
+            if panics::caught(|| service.handle_line(line)).is_none() {
                 tracing::error!("a request panicked");
             }
         }
         let now = Instant::now();
-        let due = panics::caught(|| service.due(now)).flatten();
+        let next_timer = panics::caught(|| service.run_timers(now)).flatten();
         if is_over() || output.is_broken() {
             return Ok(());
         }
         let mut set = PollSet::new();
-        set.read(Watched::Waker, waker);
-        if reads {
-            set.read(Watched::Input, &input);
+        set.read(StreamSource::Waker, waker);
+        if may_read {
+            set.read(StreamSource::Input, &input);
         }
         if output.backlog() > 0 {
-            set.write(Watched::Output, &**output);
+            set.write(StreamSource::Output, &**output);
         }
-        let ready = set.wait(due.map(|due| due.saturating_duration_since(now)))?;
-        if ready.has(Watched::Waker) && !waker.clear() {
+        let ready = set.wait(next_timer.map(|time| time.saturating_duration_since(now)))?;
+        if ready.has(StreamSource::Waker) && !waker.clear() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        if ready.has(Watched::Output) {
+        if ready.has(StreamSource::Output) {
             output.flush();
         }
-        if ready.has(Watched::Input) && input.read()? == Read::End {
+        if ready.has(StreamSource::Input) && input.read()? == ReadStatus::End {
             return Ok(());
         }
     }

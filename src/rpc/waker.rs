@@ -1,4 +1,4 @@
-//! Wakes a thread that waits for descriptors.
+//! The wake-up descriptor: any thread can wake the thread that polls.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,56 +6,60 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::descriptors::nonblocking;
 
-/// A pipe to oneself.
+/// A pipe from the process to itself.
 #[derive(Debug)]
 pub(crate) struct Waker {
     reader: OwnedFd,
     writer: OwnedFd,
-    /// A byte is on its way.
-    pending: AtomicBool,
-    /// The end waits for answers.
-    ends: AtomicBool,
+    /// True while a byte is in the pipe.
+    is_pending: AtomicBool,
+    /// True once the shutdown waits for answers.
+    wakes_on_answers: AtomicBool,
 }
 
 impl Waker {
+    /// Creates the pipe.
+    ///
     /// # Errors
-    /// When there are no descriptors left.
+    /// If no descriptors are left.
     pub(crate) fn new() -> io::Result<Self> {
         let (reader, writer) = io::pipe()?;
         let (reader, writer) = (nonblocking(reader.into())?, nonblocking(writer.into())?);
-        Ok(Self { reader, writer, pending: AtomicBool::new(false), ends: AtomicBool::new(false) })
+        Ok(Self { reader, writer, is_pending: AtomicBool::new(false), wakes_on_answers: AtomicBool::new(false) })
     }
 
     /// Makes the descriptor readable until [`Self::clear`].
     pub(crate) fn wake(&self) {
-        if !self.pending.swap(true, Ordering::AcqRel) {
-            // Full is awake; closed under us is noticed by who waits.
+        if !self.is_pending.swap(true, Ordering::AcqRel) {
+            // A full pipe is readable, which suffices. The polling thread notices a pipe that evaluated code has
+            // closed.
             let _ = rustix::io::write(&self.writer, &[0]);
         }
     }
 
-    /// Has [`Self::answered`] wake from now on.
+    /// Makes every later [`Self::notify_answered`] wake the thread.
     pub(crate) fn wake_for_answers(&self) {
-        self.ends.store(true, Ordering::Release);
+        self.wakes_on_answers.store(true, Ordering::Release);
     }
 
-    /// Wakes the thread if the end waits for answers.
-    pub(crate) fn answered(&self) {
-        if self.ends.load(Ordering::Acquire) {
+    /// Wakes the thread if the shutdown waits for answers.
+    pub(crate) fn notify_answered(&self) {
+        if self.wakes_on_answers.load(Ordering::Acquire) {
             self.wake();
         }
     }
 
-    /// Forgets the calls so far. False when the pipe is gone: evaluated code may close any descriptor.
+    /// Clears all wake-ups so far. Returns false if the pipe is gone: evaluated code may close any descriptor.
     pub(crate) fn clear(&self) -> bool {
         self.clear_by(|| self.read())
     }
 
     fn clear_by(&self, read: impl FnOnce() -> rustix::io::Result<usize>) -> bool {
         let read = read();
-        // Not before: it would take the byte of a call that comes in between, and nobody would write another one. What
-        // such a call is about has been said by now.
-        self.pending.swap(false, Ordering::AcqRel);
+        // Cleared after the read. Cleared before, a concurrent `wake` could set the flag again and write the byte that the
+        // read consumes: no later `wake` would write another byte. A `wake` between the read and this line writes nothing,
+        // but the caller looks for work after `clear`.
+        self.is_pending.swap(false, Ordering::AcqRel);
         matches!(read, Ok(1..) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR))
     }
 
@@ -84,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_while_others_are_forgotten_does_not_make_it_deaf() {
+    fn a_wake_up_during_clear_is_not_lost() {
         let waker = Waker::new().unwrap();
         for early in [true, false] {
             waker.wake();

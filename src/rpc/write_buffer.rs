@@ -1,4 +1,4 @@
-//! The write buffer: what fits is written at once, the rest is kept until it does.
+//! The write buffer: writes what the descriptor accepts and keeps the rest.
 
 use std::borrow::Cow;
 use std::io;
@@ -6,34 +6,37 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::recorder::{Recorder, Side};
 
-/// Kept memory above this is given back when it is no longer needed.
-const KEEP: usize = 1 << 20;
-/// So much is written at a time: whoever reads as fast as this writes must not keep the thread from all else.
-const TURN: usize = 1 << 20;
+/// Maximum capacity, in bytes, that an empty buffer keeps allocated.
+const MAX_IDLE_CAPACITY: usize = 1 << 20;
+/// Maximum number of bytes per write: a fast reader must not keep the thread from its other work.
+const MAX_WRITE: usize = 1 << 20;
 
-/// One writing end. Nothing here waits.
+/// A buffer in front of one writing descriptor. No function blocks.
 #[derive(Debug)]
 pub(crate) struct WriteBuffer<F = OwnedFd> {
-    /// Non-blocking.
+    /// The descriptor, which must be non-blocking.
     fd: F,
     bytes: Vec<u8>,
-    /// How many of the bytes are written.
-    done: usize,
+    /// Number of bytes at the start of `bytes` that are written.
+    written: usize,
     recorder: Option<Recorder>,
 }
 
 impl<F: AsFd> WriteBuffer<F> {
-    /// Writes to `fd`, which must not block.
+    /// Creates a buffer in front of `fd`, which must be non-blocking.
     pub(crate) fn new(fd: F) -> Self {
-        Self { fd, bytes: Vec::new(), done: 0, recorder: None }
+        Self { fd, bytes: Vec::new(), written: 0, recorder: None }
     }
 
-    /// Has what is put in, which must be whole lines, recorded as the server's.
+    /// Records what is put in, as lines of the server. Every call must then put complete lines.
     pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
         Self { recorder, ..self }
     }
 
-    /// Writes, or keeps for later. Errors are those of an end that nobody reads any more.
+    /// Writes `bytes`, or keeps what the descriptor does not accept.
+    ///
+    /// # Errors
+    /// If the other end is closed.
     pub(crate) fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
         if let Some(recorder) = &self.recorder {
             recorder.line(Side::Server, bytes);
@@ -46,58 +49,58 @@ impl<F: AsFd> WriteBuffer<F> {
         Ok(())
     }
 
-    /// Does as [`put`](Self::put), and keeps what is large and its own as it is, since copying it takes long.
-    pub(crate) fn put_whole(&mut self, bytes: Cow<'_, [u8]>) -> io::Result<()> {
+    /// Does as [`put`](Self::put), without copying a large owned buffer.
+    pub(crate) fn put_owned(&mut self, bytes: Cow<'_, [u8]>) -> io::Result<()> {
         match bytes {
-            Cow::Owned(bytes) if self.is_empty() && bytes.len() > KEEP => {
+            Cow::Owned(bytes) if self.is_empty() && bytes.len() > MAX_IDLE_CAPACITY => {
                 if let Some(recorder) = &self.recorder {
                     recorder.line(Side::Server, &bytes);
                 }
                 self.bytes = bytes;
-                self.done = 0;
-                self.done = self.write(&self.bytes)?;
+                self.written = 0;
+                self.written = self.write(&self.bytes)?;
                 Ok(())
             }
             bytes => self.put(&bytes),
         }
     }
 
-    /// Writes what was kept, as far as it goes.
+    /// Writes as much of the backlog as the descriptor accepts.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
-        self.done += self.write(&self.bytes[self.done..])?;
+        self.written += self.write(&self.bytes[self.written..])?;
         if self.is_empty() {
             self.bytes.clear();
-            self.done = 0;
-            self.bytes.shrink_to(KEEP);
-        } else if self.done > KEEP && self.done > self.bytes.len() / 2 {
-            self.bytes.drain(..self.done);
-            self.done = 0;
+            self.written = 0;
+            self.bytes.shrink_to(MAX_IDLE_CAPACITY);
+        } else if self.written > MAX_IDLE_CAPACITY && self.written > self.bytes.len() / 2 {
+            self.bytes.drain(..self.written);
+            self.written = 0;
         }
         Ok(())
     }
 
-    /// True when everything is written.
+    /// Returns true if nothing is left to write.
     pub(crate) fn is_empty(&self) -> bool {
-        self.done == self.bytes.len()
+        self.written == self.bytes.len()
     }
 
-    /// How much is kept.
+    /// Returns the number of bytes left to write.
     pub(crate) fn backlog(&self) -> usize {
-        self.bytes.len() - self.done
+        self.bytes.len() - self.written
     }
 
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        let bytes = &bytes[..bytes.len().min(TURN)];
-        let mut done = 0;
-        while done < bytes.len() {
-            match rustix::io::write(&self.fd, &bytes[done..]) {
-                Ok(written) => done += written,
+        let bytes = &bytes[..bytes.len().min(MAX_WRITE)];
+        let mut written = 0;
+        while written < bytes.len() {
+            match rustix::io::write(&self.fd, &bytes[written..]) {
+                Ok(count) => written += count,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => break,
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(done)
+        Ok(written)
     }
 }
 
@@ -114,7 +117,7 @@ mod tests {
     use std::io::Read;
 
     #[test]
-    fn what_does_not_fit_is_kept_in_order() {
+    fn unwritten_bytes_are_kept_and_flushed_in_order() {
         let (mut reader, writer) = io::pipe().unwrap();
         let mut buffer = WriteBuffer::new(nonblocking(writer.into()).unwrap());
         let lines: Vec<u8> = (0..3_000_000_u32).map(|n| n.to_le_bytes()[n as usize % 4]).collect();
@@ -123,19 +126,19 @@ mod tests {
         }
         assert!(buffer.backlog() > 0 && !buffer.is_empty());
         let mut read = vec![0; lines.len()];
-        let mut done = 0;
-        while done < read.len() {
-            done += reader.read(&mut read[done..]).unwrap();
+        let mut written = 0;
+        while written < read.len() {
+            written += reader.read(&mut read[written..]).unwrap();
             buffer.flush().unwrap();
         }
         assert!(buffer.is_empty() && read == lines);
-        // As a whole, too.
-        buffer.put_whole(Cow::Owned(lines.clone())).unwrap();
-        buffer.put_whole(Cow::Borrowed(b"more")).unwrap();
+        // An owned buffer, too.
+        buffer.put_owned(Cow::Owned(lines.clone())).unwrap();
+        buffer.put_owned(Cow::Borrowed(b"more")).unwrap();
         let mut read = vec![0; lines.len() + 4];
-        let mut done = 0;
-        while done < read.len() {
-            done += reader.read(&mut read[done..]).unwrap();
+        let mut written = 0;
+        while written < read.len() {
+            written += reader.read(&mut read[written..]).unwrap();
             buffer.flush().unwrap();
         }
         assert!(buffer.is_empty() && read == [&*lines, b"more"].concat());

@@ -1,4 +1,4 @@
-//! No writing, by Landlock.
+//! `--read-only`, by Landlock: no writing of files.
 
 use std::path::PathBuf;
 
@@ -6,17 +6,18 @@ use landlock::{
     ABI, AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, path_beneath_rules,
 };
 
-/// The first version of Landlock that covers all ways to change what is in a file (Linux 6.2).
+/// The first version of Landlock that covers all ways to change the content of a file (Linux 6.2).
 const VERSION: ABI = ABI::V3;
 
-/// Devices that lose nothing by being written to, and that programs expect to be able to open.
+/// Devices that programs expect to open for writing, and that lose no data by it.
 const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/ptmx", "/dev/pts"];
 
-/// Refuses this thread, and what it starts from now on, to write, create, rename or remove files elsewhere.
+/// Denies this thread, and the threads and programs that it starts from now on, to write, create, rename or remove
+/// files outside of the temporary directory, ASDF's cache, `checkpoints` and some devices.
 pub(super) fn confine(checkpoints: Option<PathBuf>) -> Result<(), String> {
     let cache = cache();
     if let Some(cache) = &cache {
-        // What is not there cannot be allowed. If it cannot be made, there is no cache.
+        // Landlock rules need existing paths. If the cache cannot be created, there is none.
         let _ = std::fs::create_dir_all(cache);
     }
     let writable = [std::env::temp_dir()].into_iter().chain(cache).chain(checkpoints).chain(DEVICES.map(PathBuf::from));
@@ -25,18 +26,18 @@ pub(super) fn confine(checkpoints: Option<PathBuf>) -> Result<(), String> {
         .handle_access(AccessFs::from_write(VERSION))
         .and_then(Ruleset::create)
         .and_then(|ruleset| {
-            // What does not exist is passed over, and devices get the rights that files have.
+            // `path_beneath_rules` skips paths that do not exist, and gives devices the rights of files.
             ruleset.add_rules(path_beneath_rules(writable, AccessFs::from_write(VERSION)))
         })
         .and_then(landlock::RulesetCreated::restrict_self)
-        .map_err(|error| format!("it needs Landlock as of Linux 6.2 ({error})"))?;
+        .map_err(|error| format!("it needs Landlock, in Linux 6.2 or later ({error})"))?;
     match status.ruleset {
         RulesetStatus::FullyEnforced => Ok(()),
-        _ => Err("it needs Landlock as of Linux 6.2".to_owned()),
+        _ => Err("it needs Landlock, in Linux 6.2 or later".to_owned()),
     }
 }
 
-/// Where ASDF puts compiled files.
+/// Returns the directory of ASDF's compiled files.
 fn cache() -> Option<PathBuf> {
     let directory = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
     let directory = directory.or_else(|| Some(std::env::home_dir()?.join(".cache")))?;

@@ -1,7 +1,7 @@
-//! What `--no-network` and `--read-only` take away from this process and all that it starts, for good.
+//! The rights that `--no-network` and `--read-only` take from this process and all that it starts, for good.
 //!
-//! This is a seat belt, not a sandbox: it has no unsafe corners for honest code, but what may be asked of other
-//! processes through Unix sockets, for one, is not limited.
+//! This is a seat belt, not a sandbox: it covers what honest code does, but does not limit, for one, what other
+//! processes do when asked through Unix sockets.
 
 #[cfg(target_os = "linux")]
 mod files;
@@ -12,37 +12,38 @@ use clap::Args;
 
 use crate::recovery::checkpoint::store::Checkpoints;
 
-/// What to take away.
+/// The options that restrict Lisp and the programs that it starts.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub(crate) struct Confinement {
-    /// Lisp and the programs it starts get no sockets but Unix ones (Linux).
+    /// Allow Lisp and the programs it starts no sockets except Unix sockets (Linux).
     #[arg(long)]
     no_network: bool,
-    /// Lisp and the programs it starts write no files but below the temporary directory, ASDF's cache and where
-    /// checkpoints are (Linux).
+    /// Let Lisp and the programs it starts write files only in the temporary directory, ASDF's cache and the
+    /// checkpoint directory (Linux).
     #[arg(long)]
     read_only: bool,
 }
 
 impl Confinement {
-    /// Takes it away. Called before there are other threads, which would keep what they have.
+    /// Drops the rights. Must be called before other threads exist, which would keep them.
     ///
     /// # Errors
-    /// A sentence that names the option and says why this system cannot do it. Serving without would be a lie.
+    /// Returns a sentence that names the option and says why this system cannot do it. To serve without the restriction
+    /// would break the promise of the option.
     #[cfg(target_os = "linux")]
     pub(crate) fn apply(self, checkpoints: Option<&Checkpoints>) -> Result<(), String> {
         if self.read_only {
-            // What is not there cannot be allowed. If it cannot be made, there are none.
+            // Landlock rules need existing paths. If the directory cannot be created, there are no checkpoints.
             let directory = checkpoints.and_then(|checkpoints| checkpoints.make_directory().ok());
-            files::confine(directory).map_err(|reason| format!("--read-only is not possible here: {reason}"))?;
+            files::confine(directory).map_err(|reason| format!("--read-only is not available here: {reason}"))?;
         }
         if self.no_network {
-            network::confine().map_err(|reason| format!("--no-network is not possible here: {reason}"))?;
+            network::confine().map_err(|reason| format!("--no-network is not available here: {reason}"))?;
         }
         Ok(())
     }
 
-    /// Says that this works on Linux only.
+    /// Returns an error: the options need Linux.
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn apply(self, _: Option<&Checkpoints>) -> Result<(), String> {
         if self.read_only || self.no_network {

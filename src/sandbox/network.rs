@@ -1,4 +1,4 @@
-//! No network, by seccomp: Landlock knows of TCP alone.
+//! `--no-network`, by seccomp: Landlock restricts only TCP.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
 
-/// The bit that marks the calls of the x32 interface, which reach the same kernel.
+/// The bit that marks system calls of the x32 interface, which reach the same kernel.
 #[cfg(target_arch = "x86_64")]
 const X32: libc::c_long = 0x4000_0000;
 
-/// Refuses this process, and what it starts, all sockets but Unix ones.
+/// Denies this process, and the programs that it starts, all sockets except Unix ones.
 pub(super) fn confine() -> Result<(), String> {
     let program = filter().map_err(|error| error.to_string())?;
     seccompiler::apply_filter_all_threads(&program).map_err(|error| format!("it needs seccomp ({error})"))
@@ -22,7 +22,7 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
     let other_family = vec![SeccompRule::new(vec![is_other])?];
     let refused = BTreeMap::from([
         (libc::SYS_socket, other_family.clone()),
-        // It makes sockets as well, unseen by filters.
+        // io_uring can create sockets that filters do not see.
         (libc::SYS_io_uring_setup, Vec::new()),
         #[cfg(target_arch = "x86_64")]
         (X32 | libc::SYS_socket, other_family),

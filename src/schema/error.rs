@@ -1,11 +1,11 @@
-//! The structured content for an error.
+//! The structured content of an error.
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::clipped;
 use crate::ErrorRecord;
-use crate::outcome::{FormPosition, Frame, Local, LocalValue, Restart, Slot};
+use crate::outcome::{FormPosition, FrameRecord, Local, LocalValue, RestartRecord, Slot};
 use crate::report;
 
 /// The summary of an error in a list of errors.
@@ -41,14 +41,18 @@ pub(crate) struct Failure {
     #[serde(flatten)]
     summary: Summary,
     slots: Vec<Slot>,
-    restarts: Vec<Restart>,
+    restarts: Vec<RestartRecord>,
     frames: Vec<Call>,
     total_frames: u64,
 }
 
 impl Failure {
-    /// `locals`: with the local variables of the frames.
-    pub(crate) fn new<'a>(error: &ErrorRecord, frames: impl IntoIterator<Item = &'a Frame>, locals: bool) -> Self {
+    /// Creates the content with these frames. `locals`: frames have their local variables.
+    pub(crate) fn new<'a>(
+        error: &ErrorRecord,
+        frames: impl IntoIterator<Item = &'a FrameRecord>,
+        locals: bool,
+    ) -> Self {
         Self {
             summary: Summary::new(error),
             slots: error.slots.clone(),
@@ -59,7 +63,7 @@ impl Failure {
     }
 }
 
-/// A frame, and what it calls.
+/// A frame and its call.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Call {
     number: u64,
@@ -77,8 +81,8 @@ struct Call {
 }
 
 impl Call {
-    fn new(frame: &Frame, locals: bool) -> Self {
-        let (function, arguments) = parts(&frame.call);
+    fn new(frame: &FrameRecord, locals: bool) -> Self {
+        let (function, arguments) = split_call(&frame.call);
         Self {
             number: frame.number,
             call: frame.call.clone(),
@@ -92,8 +96,8 @@ impl Call {
     }
 }
 
-/// The function and the arguments of a call as printed.
-fn parts(call: &str) -> (&str, &str) {
+/// Splits a printed call into the function and the arguments.
+fn split_call(call: &str) -> (&str, &str) {
     let inner = call.strip_prefix('(').unwrap_or(call);
     let inner = inner.strip_suffix(')').unwrap_or(inner);
     let (mut depth, mut quote, mut escaped) = (0, None, false);
@@ -113,7 +117,7 @@ fn parts(call: &str) -> (&str, &str) {
     (inner, "")
 }
 
-/// A local variable: its value, or why it is not known.
+/// A local variable: its value, or the reason why the value is not known.
 #[derive(Debug, Serialize, JsonSchema)]
 struct LocalVariable {
     name: String,
@@ -144,10 +148,10 @@ impl LocalVariable {
 
 #[cfg(test)]
 mod tests {
-    use super::parts;
+    use super::split_call;
 
     #[test]
-    fn calls_are_taken_apart() {
+    fn calls_are_split_into_function_and_arguments() {
         for (call, function, arguments) in [
             ("(FOO 1 \"x y\")", "FOO", "1 \"x y\""),
             ("(FOO)", "FOO", ""),
@@ -158,7 +162,7 @@ mod tests {
             ("((FLET \"BODY (1\" :IN A\\ B))", "(FLET \"BODY (1\" :IN A\\ B)", ""),
             ("", "", ""),
         ] {
-            assert_eq!(parts(call), (function, arguments), "{call}");
+            assert_eq!(split_call(call), (function, arguments), "{call}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The structured content for an evaluation.
+//! The structured content of an evaluation.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -19,7 +19,7 @@ pub(crate) struct Evaluation {
     warnings: Vec<Warning>,
     warnings_omitted: u64,
     held: bool,
-    /// The end of the code that was read, for clients that send it form by form.
+    /// Index of the end of the form that was read, for clients that send code form by form.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
     read: Option<u64>,
@@ -29,10 +29,10 @@ pub(crate) struct Evaluation {
     #[serde(skip_serializing_if = "Option::is_none")]
     timing: Option<Timing>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("says" = "The evaluation's number, when it goes on in the background."))]
+    #[schemars(extend("says" = "The evaluation's number, if it continues in the background."))]
     in_background: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("says" = "Of the last form, if it did not fail."))]
+    #[schemars(extend("says" = "The values of the last form, unless it failed."))]
     values: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<Failure>,

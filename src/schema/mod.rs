@@ -1,9 +1,10 @@
-//! The structured content of a tool's result: what its text says, as JSON, and the schemas of that.
+//! The structured content of results, as JSON, and its schemas. It has the same meaning as the text.
 //!
-//! Text is as Lisp wrote it: nothing is escaped here, since nothing can pass for a marker. What was cut ends as in the
-//! text, with the number of characters that were left out. A property without a value is missing.
+//! Strings are as Lisp wrote them: nothing is escaped, since in JSON no string can be mistaken for a marker of the text
+//! format. Truncated strings end as in the text, with the number of omitted characters. Properties without a value are
+//! missing.
 //!
-//! The content that one tool alone has is in the file of that tool.
+//! Content that only one tool has is defined in that tool's file.
 
 mod error;
 mod evaluation;
@@ -23,19 +24,19 @@ pub(crate) use error::{Failure, Summary};
 pub(crate) use evaluation::{Evaluation, LoadReport};
 pub(crate) use tests::Tests;
 
-/// Writes content as JSON.
+/// Encodes content as JSON.
 pub(crate) fn json(content: &impl Serialize) -> Value {
     serde_json::to_value(content).unwrap_or_default()
 }
 
-/// Replaces all else where the call was wrong.
+/// Structured content of a refused call. It replaces all other content.
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct Refusal<'a> {
-    #[schemars(extend("says" = "In place of all else: what was wrong with the call."))]
+    #[schemars(extend("says" = "Present alone: what was wrong with the call."))]
     pub(crate) refused: &'a str,
 }
 
-/// A text, and how much of it was left out.
+/// Returns a text with a note of how much was omitted.
 fn clipped(text: &Clipped) -> String {
     let mut result = text.text.clone();
     if text.omitted > 0 {
@@ -44,27 +45,27 @@ fn clipped(text: &Clipped) -> String {
     result
 }
 
-/// Seconds of so many milliseconds.
+/// Converts milliseconds to seconds.
 fn seconds(milliseconds: u64) -> f64 {
-    // Some days at most: nothing is lost.
+    // The conversion is exact, since no duration exceeds a few days.
     milliseconds as f64 / 1000.0
 }
 
-/// Says what every client's converter understands, and no more: one `type` each, no `$ref`, no `anyOf`. What is documented
-/// is for programmers; a description is an extension `says`.
-struct Plain {
-    /// The documentation is the description.
-    documented: bool,
+/// Reduces a schema to keywords that the converters of all clients understand: one `type` each, no `$ref`, no `anyOf`.
+/// The extension `says` becomes the description.
+struct PlainSchema {
+    /// True to use doc comments as descriptions; false if they are for programmers only.
+    keep_descriptions: bool,
 }
 
-impl Transform for Plain {
+impl Transform for PlainSchema {
     fn transform(&mut self, schema: &mut Schema) {
         transform_subschemas(self, schema);
         let Some(map) = schema.as_object_mut() else { return };
         for name in ["format", "title", "$schema", "additionalProperties"] {
             map.remove(name);
         }
-        if !self.documented {
+        if !self.keep_descriptions {
             map.remove("description");
         }
         if let Some(says) = map.remove("says") {
@@ -73,7 +74,7 @@ impl Transform for Plain {
         if map.get("default").is_some_and(|default| matches!(default, Value::Null | Value::Bool(false))) {
             map.remove("default");
         }
-        // What may be missing is no other type.
+        // An optional property keeps the type of its value: it may be missing, but is never null.
         if let Some(Value::Array(types)) = map.get("type") {
             let of = types.iter().find(|name| *name != "null").cloned();
             map.extend(of.map(|of| ("type".to_owned(), of)));
@@ -81,7 +82,7 @@ impl Transform for Plain {
         if let Some(Value::Array(words)) = map.get_mut("enum") {
             words.retain(|word| !word.is_null());
         }
-        // Documented words are choices.
+        // An enum whose variants have doc comments comes as `oneOf`.
         if let Some(Value::Array(choices)) = map.remove("oneOf") {
             let words = choices.iter().filter_map(|choice| choice.get("const").cloned()).collect();
             map.insert("type".to_owned(), "string".into());
@@ -98,14 +99,14 @@ impl Transform for Plain {
     }
 }
 
-fn plain<T: JsonSchema>(documented: bool) -> JsonObject {
+fn plain_schema<T: JsonSchema>(keep_descriptions: bool) -> JsonObject {
     let mut settings = SchemaSettings::draft2020_12();
     settings.inline_subschemas = true;
     settings.meta_schema = None;
     let mut schema = settings.into_generator().into_root_schema_for::<T>();
-    Plain { documented }.transform(&mut schema);
+    PlainSchema { keep_descriptions }.transform(&mut schema);
     let map = schema.as_object_mut().map(std::mem::take).unwrap_or_default();
-    // In the order in which it is read.
+    // The order in which people read a schema.
     let mut ordered = Map::new();
     for name in ["type", "properties", "required"] {
         ordered.extend(map.get(name).map(|value| (name.to_owned(), value.clone())));
@@ -113,16 +114,16 @@ fn plain<T: JsonSchema>(documented: bool) -> JsonObject {
     ordered
 }
 
-/// The schema of arguments, whose documentation is what a client reads.
+/// Returns the schema of arguments. Their doc comments become descriptions.
 pub(crate) fn schema_of_arguments<T: JsonSchema>() -> JsonObject {
-    let mut schema = plain::<T>(true);
+    let mut schema = plain_schema::<T>(true);
     schema.entry("properties").or_insert_with(|| Map::new().into());
     schema
 }
 
-/// The schema of a result. No property is required, since each may be missing where the call was refused.
+/// Returns the schema of a result. No property is required, since a refused call has only `refused`.
 pub(crate) fn schema_of_result<T: JsonSchema>() -> JsonObject {
-    let [mut schema, mut refusal] = [plain::<T>(false), plain::<Refusal<'_>>(false)];
+    let [mut schema, mut refusal] = [plain_schema::<T>(false), plain_schema::<Refusal<'_>>(false)];
     schema.remove("required");
     let properties = schema.entry("properties").or_insert_with(|| Map::new().into());
     if let (Some(properties), Some(Value::Object(refused))) = (properties.as_object_mut(), refusal.remove("properties"))

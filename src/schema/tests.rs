@@ -1,4 +1,4 @@
-//! The structured content for a run of tests.
+//! The structured content of a test run.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -7,7 +7,7 @@ use super::{Evaluation, Summary, seconds};
 use crate::Outcome;
 use crate::outcome::{PassingImage, Suspect, SuspectLine, SuspectList, Test, TestCounts, TestRun, TestStatus};
 
-/// The result of a run of tests.
+/// The result of a test run.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Tests {
     #[serde(flatten)]
@@ -50,14 +50,14 @@ impl Tests {
 #[derive(Debug, Serialize, JsonSchema)]
 struct Difference {
     name: String,
-    #[schemars(extend("says" = "Where alone it passes."))]
+    #[schemars(extend("says" = "The only image in which it passes."))]
     passes: PassingImage,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct TestReport {
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("says" = "Where there are several."))]
+    #[schemars(extend("says" = "If several systems were tested."))]
     system: Option<String>,
     name: String,
     framework: String,
@@ -71,7 +71,7 @@ struct TestReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     code: Option<String>,
     seconds: f64,
-    #[schemars(extend("says" = "Those that failed, the first ones."))]
+    #[schemars(extend("says" = "The first checks that failed."))]
     checks: Vec<Check>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<Summary>,

@@ -4,30 +4,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Reply;
-use super::aftermath::Due;
 use super::events::{InspectionBuilder, OutcomeBuilder};
 use super::hold::Resumed;
 use super::operation::RecordsBuilder;
+use super::post_processing::BoundPostProcessing;
 use super::scheduler::Hold;
 use crate::config::Limits;
 use crate::error::{HoldError, InspectError};
 use crate::image::Event;
 use crate::outcome::{Definitions, FrameLocals, Outcome, Record, SymbolDescription};
 
-/// What is asked of Lisp, before it has begun.
-pub(super) enum Asked {
+/// The content of a request that has not begun.
+pub(super) enum RequestBody {
     /// An evaluation.
     Evaluate(Submission, Reply<Arc<Outcome>>),
-    /// Something about what is held.
+    /// A request about a held evaluation.
     Held(HeldRequest),
-    /// A question, or a reset.
+    /// A query, or a reset.
     Inspect(Inspection),
-    /// Something of the host's own, for the control lane: nobody waits for it.
+    /// The host's own job for the control lane. Nobody waits for it.
     Control,
 }
 
-/// What an outcome is to be built for. The thread that evaluates makes the builder: what another thread has written comes
-/// late to its processor.
+/// The data of an outcome builder. The evaluating thread makes the builder: memory that another thread has just written
+/// is slow to read.
 pub(super) struct Submission {
     /// The evaluation's number; 0 for none.
     pub(super) number: u64,
@@ -35,84 +35,84 @@ pub(super) struct Submission {
     pub(super) limits: Limits,
     pub(super) timeout: Option<Duration>,
     pub(super) handled: HandledErrors,
-    /// The package is to be bound for it alone.
-    pub(super) local: bool,
-    /// What is to be done after it.
-    pub(super) due: Option<Box<Due>>,
+    /// True if the package is bound for this evaluation alone.
+    pub(super) binds_package: bool,
+    /// The post-processing, if there is any.
+    pub(super) post_processing: Option<Box<BoundPostProcessing>>,
 }
 
-/// What becomes of the errors that the code handles.
+/// The treatment of errors that the code handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HandledErrors {
     Ignored,
     Recorded,
-    /// They are recorded for the records of an operation, which name them.
+    /// Recorded for an operation, whose records refer to them.
     InRecords,
 }
 
-/// What is asked about a held evaluation.
+/// A request about a held evaluation.
 pub(super) enum HeldRequest {
-    /// It is to go on, unless the restart is ABORT.
+    /// Resume the evaluation, or abort it if the restart is `ABORT`.
     Resume(Box<OutcomeBuilder>, Reply<Result<Resumed, HoldError>>),
-    /// An evaluation inside it.
+    /// Evaluate code in one of its frames.
     Evaluate(Box<OutcomeBuilder>, Reply<Result<Arc<Outcome>, HoldError>>),
-    /// The local variables of some frames.
+    /// Read the local variables of some frames.
     Locals(InspectionBuilder, Reply<Result<Vec<FrameLocals>, HoldError>>),
-    /// It is to be unwound; the session may want that by itself.
+    /// Unwind the evaluation. Without a reply, the session itself requests that.
     Release(Option<Reply<Result<(), HoldError>>>),
 }
 
-/// A question about the image, or its reset.
+/// A query about the image, or its reset.
 pub(super) enum Inspection {
-    /// list-definitions.
+    /// The tool list-definitions.
     Definitions(InspectionBuilder, Reply<Result<Definitions, InspectError>>),
-    /// describe-symbol.
+    /// The tool describe-symbol.
     Symbol(InspectionBuilder, Reply<Result<SymbolDescription, InspectError>>),
-    /// A query.
+    /// A query that Lisp knows by name.
     Query(RecordsBuilder, Reply<Result<Vec<Record>, InspectError>>),
-    /// reset-session.
+    /// The tool reset-session.
     Reset(InspectionBuilder, Reply<Result<(), InspectError>>),
 }
 
-/// What a job does that is in Lisp's hands.
+/// The content of a job that Lisp has begun.
 pub(super) enum Activity {
     Evaluate(Evaluate),
-    Held(Box<AboutHeld>),
+    Held(Box<HeldActivity>),
     Inspect(Inspection),
 }
 
-/// An evaluation that runs.
+/// A running evaluation.
 pub(super) struct Evaluate {
     pub(super) builder: Box<OutcomeBuilder>,
     pub(super) reply: Reply<Arc<Outcome>>,
-    /// The package is bound for it alone.
-    pub(super) local: bool,
-    /// What is to be done after it.
-    pub(super) due: Option<Box<Due>>,
-    /// It has failed and is held.
+    /// True if the package is bound for this evaluation alone.
+    pub(super) binds_package: bool,
+    /// The post-processing, if there is any.
+    pub(super) post_processing: Option<Box<BoundPostProcessing>>,
+    /// True once the evaluation has failed and is held.
     pub(super) held: bool,
 }
 
-/// What is being done about a held evaluation.
-pub(super) struct AboutHeld {
-    /// What is held; `None` where nothing is.
+/// A running request about a held evaluation.
+pub(super) struct HeldActivity {
+    /// The held evaluation; `None` if there is none.
     pub(super) hold: Option<Box<Hold>>,
     pub(super) request: HeldRequest,
-    /// What the cleanup forms print and fail with, once it is released.
+    /// Collects the output and the errors of the cleanup forms when the evaluation is released.
     pub(super) unwinding: Option<Box<OutcomeBuilder>>,
-    /// Why what was asked cannot be done.
+    /// Lisp's reason for refusing the request.
     pub(super) refused: Option<String>,
-    pub(super) then: Then,
+    pub(super) effect: HoldEffect,
 }
 
-/// What becomes of what is held by what is done about it.
+/// The effect of a request on the held evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Then {
-    /// It goes on, to its end.
-    Over,
-    /// It went on, failed again, and is held there.
+pub(super) enum HoldEffect {
+    /// The evaluation was resumed to its end, or released.
+    Ended,
+    /// The evaluation was resumed, failed again, and is held there.
     HeldAgain,
-    /// It is held as it was.
+    /// The evaluation is held as before.
     Unchanged,
 }
 
@@ -128,27 +128,40 @@ impl Submission {
     }
 }
 
-impl Asked {
-    /// The number of the evaluation that this is, or is in a held one.
+impl RequestBody {
+    /// Returns the number of the evaluation that this request begins or resumes.
     pub(super) fn evaluation(&self) -> Option<u64> {
         match self {
             Self::Evaluate(submission, _) => Some(submission.number),
-            Self::Held(request) => request.outcome().map(OutcomeBuilder::evaluation),
+            Self::Held(request) => request.outcome_builder().map(OutcomeBuilder::evaluation),
             Self::Inspect(_) | Self::Control => None,
         }
     }
 
-    /// What is done from here on, `hold` being what it is about; `None` for what nobody waits for.
-    pub(super) fn begun(self, hold: Option<Box<Hold>>) -> Option<Activity> {
+    /// Makes an activity of the request. `hold` is the held evaluation that the request is about. Returns `None` for a
+    /// request that nobody waits for.
+    pub(super) fn begin(self, hold: Option<Box<Hold>>) -> Option<Activity> {
         Some(match self {
             Self::Evaluate(mut submission, reply) => {
-                let (local, due) = (submission.local, submission.due.take());
-                Activity::Evaluate(Evaluate { builder: Box::new(submission.builder()), reply, local, due, held: false })
+                let (binds_package, post_processing) = (submission.binds_package, submission.post_processing.take());
+                Activity::Evaluate(Evaluate {
+                    builder: Box::new(submission.builder()),
+                    reply,
+                    binds_package,
+                    post_processing,
+                    held: false,
+                })
             }
             Self::Held(request) => {
                 let releases = matches!(request, HeldRequest::Release(_));
-                let unwinding = hold.as_ref().filter(|_| releases).map(|hold| Box::new(hold.builder.anew()));
-                Activity::Held(Box::new(AboutHeld { hold, request, unwinding, refused: None, then: Then::Over }))
+                let unwinding = hold.as_ref().filter(|_| releases).map(|hold| Box::new(hold.builder.for_resumption()));
+                Activity::Held(Box::new(HeldActivity {
+                    hold,
+                    request,
+                    unwinding,
+                    refused: None,
+                    effect: HoldEffect::Ended,
+                }))
             }
             Self::Inspect(inspection) => Activity::Inspect(inspection),
             Self::Control => return None,
@@ -157,12 +170,12 @@ impl Asked {
 }
 
 impl HeldRequest {
-    /// Returns true for what is done in the held evaluation and leaves it held.
-    pub(super) fn leaves_it_held(&self) -> bool {
+    /// Returns true if the request is served within the held evaluation and leaves it held.
+    pub(super) fn keeps_hold(&self) -> bool {
         matches!(self, Self::Evaluate(..) | Self::Locals(..))
     }
 
-    /// The builder of an evaluation that the next image answers: its reply is never called.
+    /// Returns the outcome builder of a call that the next image answers. The reply is never called.
     pub(super) fn leave_to_the_next_image(self) -> Option<Box<OutcomeBuilder>> {
         match self {
             Self::Resume(builder, reply) => {
@@ -177,14 +190,14 @@ impl HeldRequest {
         }
     }
 
-    pub(super) fn outcome(&self) -> Option<&OutcomeBuilder> {
+    pub(super) fn outcome_builder(&self) -> Option<&OutcomeBuilder> {
         match self {
             Self::Resume(builder, _) | Self::Evaluate(builder, _) => Some(builder),
             Self::Locals(..) | Self::Release(_) => None,
         }
     }
 
-    fn outcome_mut(&mut self) -> Option<&mut OutcomeBuilder> {
+    fn outcome_builder_mut(&mut self) -> Option<&mut OutcomeBuilder> {
         match self {
             Self::Resume(builder, _) | Self::Evaluate(builder, _) => Some(builder),
             Self::Locals(..) | Self::Release(_) => None,
@@ -209,44 +222,44 @@ impl Inspection {
     }
 }
 
-impl AboutHeld {
-    /// It is being unwound from here on.
+impl HeldActivity {
+    /// Begins to collect the output and the errors of cleanup forms: the held evaluation unwinds.
     pub(super) fn release(&mut self) {
-        self.unwinding = self.hold.as_ref().map(|hold| Box::new(hold.builder.anew()));
+        self.unwinding = self.hold.as_ref().map(|hold| Box::new(hold.builder.for_resumption()));
     }
 
-    /// True for what was to go on and is being unwound instead.
+    /// Returns true if the request was to resume the evaluation, which unwinds instead.
     pub(super) fn is_aborted(&self) -> bool {
         self.unwinding.is_some() && !matches!(self.request, HeldRequest::Release(_))
     }
 }
 
 impl Activity {
-    /// The outcome that is being built, of an evaluation.
-    pub(super) fn outcome(&self) -> Option<&OutcomeBuilder> {
+    /// Returns the builder of the evaluation's outcome, if this is an evaluation.
+    pub(super) fn outcome_builder(&self) -> Option<&OutcomeBuilder> {
         match self {
             Self::Evaluate(evaluate) => Some(&evaluate.builder),
-            Self::Held(about) => about.request.outcome(),
+            Self::Held(about) => about.request.outcome_builder(),
             Self::Inspect(_) => None,
         }
     }
 
-    /// The builders of what its events come to.
+    /// Returns the outcome builders that events go to.
     pub(super) fn builders(&mut self) -> impl Iterator<Item = &mut OutcomeBuilder> {
         let (builder, unwinding) = match self {
             Self::Evaluate(evaluate) => (Some(&mut *evaluate.builder), None),
-            Self::Held(about) => (about.request.outcome_mut(), about.unwinding.as_deref_mut()),
+            Self::Held(about) => (about.request.outcome_builder_mut(), about.unwinding.as_deref_mut()),
             Self::Inspect(_) => (None, None),
         };
         builder.into_iter().chain(unwinding)
     }
 
-    /// The builder of what the code prints and defines now, if that is kept.
+    /// Returns the builder that output and definitions go to now, if they are kept.
     pub(super) fn current_builder(&mut self) -> Option<&mut OutcomeBuilder> {
         self.builders().last()
     }
 
-    /// The evaluation that it is about, while that is held or goes on.
+    /// Returns the held evaluation that this job is about, also while it is being resumed.
     pub(super) fn hold_mut(&mut self) -> Option<&mut Hold> {
         match self {
             Self::Held(about) => about.hold.as_deref_mut(),
@@ -254,35 +267,35 @@ impl Activity {
         }
     }
 
-    /// True when the package is bound for it alone.
-    pub(super) fn is_local(&self) -> bool {
+    /// Returns true if the package is bound for this evaluation alone.
+    pub(super) fn binds_package(&self) -> bool {
         match self {
-            Self::Evaluate(evaluate) => evaluate.local,
-            Self::Held(about) => about.hold.as_ref().is_some_and(|hold| hold.local),
+            Self::Evaluate(evaluate) => evaluate.binds_package,
+            Self::Held(about) => about.hold.as_ref().is_some_and(|hold| hold.binds_package),
             Self::Inspect(_) => false,
         }
     }
 
-    /// True when it was asked for, by a client or a program.
-    pub(super) fn is_asked_for(&self) -> bool {
+    /// Returns true if a client or a program requested the job.
+    pub(super) fn is_requested(&self) -> bool {
         !matches!(self, Self::Held(about) if matches!(about.request, HeldRequest::Release(None)))
     }
 
-    /// True when what is held goes on by it, or is unwound.
-    pub(super) fn moves_held(&self) -> bool {
+    /// Returns true if the job resumes or releases a held evaluation.
+    pub(super) fn ends_hold(&self) -> bool {
         matches!(
             self,
-            Self::Held(about) if about.then != Then::Unchanged
+            Self::Held(about) if about.effect != HoldEffect::Unchanged
                 && matches!(about.request, HeldRequest::Resume(..) | HeldRequest::Release(_))
         )
     }
 
-    /// True while it unwinds what was held.
+    /// Returns true while the job unwinds a held evaluation.
     pub(super) fn unwinds_held(&self) -> bool {
         matches!(self, Self::Held(about) if about.unwinding.is_some())
     }
 
-    /// Takes an event. True when no more of the text begun last is kept.
+    /// Handles an event. Returns true if the rest of the current text is not kept.
     pub(super) fn event(&mut self, event: Event<'_>) -> bool {
         match self {
             Self::Evaluate(evaluate) => evaluate.builder.event(event),
@@ -294,7 +307,7 @@ impl Activity {
         }
     }
 
-    /// Takes an event of an error that the code may handle. Returns as [`event`](Self::event) does.
+    /// Handles an event about an error that the code may handle. Returns as [`event`](Self::event) does.
     pub(super) fn signalled(&mut self, event: Event<'_>) -> bool {
         match self {
             Self::Evaluate(evaluate) => evaluate.builder.signalled(event),

@@ -1,15 +1,15 @@
-//! What the rest of the program, and other programs, ask of a session.
+//! The operations of a session, for the rest of this program and for other programs.
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use super::activity::{Asked, HandledErrors, Inspection, Submission};
-use super::aftermath::{Aftermath, Due};
+use super::activity::{HandledErrors, Inspection, RequestBody, Submission};
 use super::connection::Connection;
 use super::events::{InspectionBuilder, JobEnd, OutcomeBuilder};
 use super::operation::{Operation, RecordsBuilder};
+use super::post_processing::{BoundPostProcessing, PostProcessing};
 use super::reentry::{BY_BACKGROUND, DEADLOCK};
-use super::scheduler::{Awaited, Board, Request};
+use super::scheduler::{Awaited, Request, SchedulerState};
 use super::{INSPECTION_TIMEOUT, Inner, Reply, utf32};
 use crate::config::{ImageConfig, Limits};
 use crate::error::{BootError, InspectError};
@@ -19,24 +19,24 @@ use crate::outcome::{
     SymbolDescription, of_kind,
 };
 
-/// Names an evaluation, so that it can be cancelled.
+/// Identifies an evaluation, so that it can be cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct JobId(pub(super) u64);
 
-/// How long an evaluation may take.
+/// The time limit of an evaluation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TimeLimit {
-    /// As long as the session's limits say, or any time where it may be in the background.
+    /// The session's default limit, or none for an evaluation that may be in the background.
     #[default]
     Default,
-    /// Any time.
+    /// No limit.
     None,
-    /// So long.
+    /// This limit.
     Of(Duration),
 }
 
 impl TimeLimit {
-    /// The limit, where `default` is the session's.
+    /// Returns the limit as a duration, where `default` is the session's.
     pub(super) fn or(self, default: Option<Duration>) -> Option<Duration> {
         match self {
             Self::Default => default,
@@ -46,42 +46,43 @@ impl TimeLimit {
     }
 }
 
-/// Whether an evaluation keeps those after it waiting.
+/// Whether later evaluations wait for this one to end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Background {
-    /// It does.
+    /// Later evaluations wait.
     #[default]
     Never,
-    /// It may be told not to, by [`Session::leave_foreground`].
+    /// Later evaluations wait until [`Session::leave_foreground`] moves this one to the background.
     Later,
-    /// It does not.
+    /// Later evaluations do not wait.
     AtOnce,
 }
 
-/// Code to evaluate, and how.
+/// Code to evaluate, and how to evaluate it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
-    /// One form or many.
+    /// The source text: one form or many.
     pub code: String,
     /// The package to read and evaluate in, for this evaluation alone.
     pub package: Option<String>,
-    /// Its time limit.
+    /// The time limit.
     pub timeout: TimeLimit,
     /// Measure time and allocation.
     pub capture_time: bool,
-    /// When it fails, hold it where it failed, so that its restarts can be invoked and its frames looked at. Not for
-    /// one that may be in the background.
+    /// Hold a failed evaluation where it failed, so that its restarts can be invoked and its frames inspected. Ignored
+    /// for an evaluation that may be in the background.
     pub hold: bool,
-    /// Whether those after it wait for its end. One in the background begins in its turn, with a copy of the session's
-    /// `*package*` and REPL variables, and leaves none behind. It has a thread of its own. At most 16 are there; more
-    /// of them wait for a place, and so does what comes after them.
+    /// Whether later evaluations wait for this one to end. A background evaluation begins in its turn, on a thread of
+    /// its own, with a copy of the session's `*package*` and REPL variables, to which it writes nothing back. At most
+    /// 16 evaluations are in the background: the next one waits until one of them ends, and so do the evaluations
+    /// queued behind it.
     pub background: Background,
-    /// Record the errors that the code handles, too, where they are signalled: the first of each kind and place.
+    /// Record the errors that the code handles, too, when they are signalled: the first of each kind and place.
     pub record_errors: bool,
 }
 
 impl Evaluation {
-    /// Evaluates `code` in the session's package under its limits.
+    /// Creates an evaluation of `code` in the session's package, under the session's limits.
     pub fn new(code: impl Into<String>) -> Self {
         Self {
             code: code.into(),
@@ -95,8 +96,8 @@ impl Evaluation {
     }
 }
 
-/// A handle on the one image of this process, and on one connection to it: clones are the same, another one is to be had
-/// by [`connect`](Self::connect).
+/// A handle to the image of this process, and to one connection to it. Clones share the connection;
+/// [`connect`](Self::connect) makes another one.
 #[derive(Clone)]
 pub struct Session {
     pub(super) inner: Arc<Inner>,
@@ -113,12 +114,12 @@ impl Session {
     /// Boots SBCL in this process and starts a session with it: 10 to 30 ms.
     ///
     /// # Errors
-    /// [`BootError`]: sizes out of range, no usable core, or an image that is there already.
+    /// Returns [`BootError`] when a size is out of range, there is no usable core, or an image exists already.
     pub fn start(image: &ImageConfig, limits: Limits) -> Result<Self, BootError> {
         Self::start_with(image, limits, None)
     }
 
-    /// Boots as [`start`](Self::start) does, for a program that embeds the image, too.
+    /// Boots as [`start`](Self::start) does, also for a program that embeds the image.
     pub(crate) fn start_with(
         image: &ImageConfig,
         limits: Limits,
@@ -137,19 +138,24 @@ impl Session {
 
     /// Evaluates and waits for the outcome.
     ///
-    /// Where it would wait for itself, nothing is evaluated, and the outcome is an error of kind `DEADLOCK` at once: in a Rust
-    /// function that an evaluation of this session called, in a `reply` closure, and in a stream or warning hook of the
-    /// [`Builder`](crate::Builder)'s. There, call Lisp directly ([`Lisp::eval`](crate::Lisp::eval)), or
-    /// [`submit`](Self::submit) the code. A background evaluation may wait for another evaluation, unless the background is
-    /// full and all evaluations there wait for a place in it. When the waiting evaluation is interrupted, for instance by its
-    /// time limit, the other one is cancelled. Only the calling thread is looked at: an evaluation that waits for *another*
-    /// thread, be it Rust's or Lisp's, that waits for this function is not recognised, and neither of them ends.
+    /// Where the call would wait for itself, it evaluates nothing and returns an error of kind `DEADLOCK` at once: in a
+    /// Rust function that an evaluation of this session called, in a `reply` closure, and in a stream or warning hook
+    /// of [`Builder`](crate::Builder). There, call Lisp directly ([`Lisp::eval`](crate::Lisp::eval)), or
+    /// [`submit`](Self::submit) the code.
+    ///
+    /// A background evaluation may wait for another evaluation, unless the background is full and all evaluations there
+    /// wait to begin another one. When the waiting evaluation is interrupted, for instance by its time limit, the other
+    /// one is cancelled.
+    ///
+    /// Only the calling thread is checked. An evaluation that waits for *another* thread, of Rust or Lisp, which in
+    /// turn waits for this function, is not recognised as a deadlock: neither of them ends.
     #[must_use]
     pub fn evaluate(&self, evaluation: Evaluation) -> Arc<Outcome> {
         self.evaluate_as(None, evaluation, None)
     }
 
-    /// The same by an operation, or from `source`, as [`submit_as`](Self::submit_as) does.
+    /// Evaluates as [`evaluate`](Self::evaluate) does, with the `source` and the `operation` of
+    /// [`submit_as`](Self::submit_as).
     pub(crate) fn evaluate_as(
         &self,
         source: Option<u64>,
@@ -157,7 +163,7 @@ impl Session {
         operation: Option<&Operation>,
     ) -> Arc<Outcome> {
         let deadlock = |reason: &str| Arc::new(OutcomeBuilder::blank(0).failed(DEADLOCK, reason.to_owned()));
-        match self.waiting_job() {
+        match self.background_waiter() {
             Err(reason) => deadlock(reason),
             Ok(None) => wait(|reply| {
                 self.submit_as(source, evaluation, operation, None, reply);
@@ -165,7 +171,7 @@ impl Session {
             Ok(Some(waiter)) => {
                 let (sender, receiver) = mpsc::channel();
                 let interrupt = sender.clone();
-                let waiter = Waiter { job: waiter, interrupt: Box::new(move || drop(interrupt.send(None))) };
+                let waiter = BackgroundWaiter { job: waiter, interrupt: Box::new(move || drop(interrupt.send(None))) };
                 let reply: Reply<Arc<Outcome>> = Box::new(move |outcome| drop(sender.send(Some(outcome))));
                 let Some(id) = self.submit_for(Some(waiter), source, evaluation, operation, None, reply) else {
                     return deadlock(BY_BACKGROUND);
@@ -185,29 +191,29 @@ impl Session {
         self.submit_as(None, evaluation, None, None, Box::new(reply))
     }
 
-    /// Queues an evaluation; with a `source`, under no number of its own: Lisp takes its definitions for those of
-    /// evaluation `source`. An `operation` may evaluate the code, or do what the code stands for: the outcome has its
-    /// records. The `aftermath` is done before the evaluation is over.
+    /// Queues an evaluation. With a `source`, the evaluation gets no number of its own: Lisp records its definitions
+    /// under the number `source`. An `operation` replaces the plain evaluation of the code, and the outcome has the
+    /// operation's records. The `post_processing` runs before the evaluation is over.
     pub(crate) fn submit_as(
         &self,
         source: Option<u64>,
         evaluation: Evaluation,
         operation: Option<&Operation>,
-        aftermath: Option<Aftermath>,
+        post_processing: Option<PostProcessing>,
         reply: Reply<Arc<Outcome>>,
     ) -> JobId {
-        self.submit_for(None, source, evaluation, operation, aftermath, reply).expect("nobody waits who must not")
+        self.submit_for(None, source, evaluation, operation, post_processing, reply).expect("nobody waits who must not")
     }
 
-    /// Queues an evaluation as [`submit_as`](Self::submit_as) does. `waiter` is the background job whose thread is about to
-    /// wait for the evaluation, if there is one; returns `None`, with nothing queued, if that wait would never end.
+    /// Queues an evaluation as [`submit_as`](Self::submit_as) does. `waiter` is the background job whose thread is
+    /// about to wait for the evaluation. Returns `None`, with nothing queued, if that wait would never end.
     fn submit_for(
         &self,
-        waiter: Option<Waiter>,
+        waiter: Option<BackgroundWaiter>,
         source: Option<u64>,
         evaluation: Evaluation,
         operation: Option<&Operation>,
-        aftermath: Option<Aftermath>,
+        post_processing: Option<PostProcessing>,
         reply: Reply<Arc<Outcome>>,
     ) -> Option<JobId> {
         let Evaluation { code, package, timeout, capture_time, hold, background, record_errors } = evaluation;
@@ -224,120 +230,126 @@ impl Session {
             ..Job::empty(self.inner.next_job_id(), kind, source.unwrap_or(0))
         };
         let id = JobId(job.id);
-        // The order of the numbers is that of the queue.
-        let mut board = self.inner.board.lock();
+        // Evaluations are numbered under the scheduler's lock: their numbers have the order of the queue.
+        let mut scheduler = self.inner.scheduler.lock();
         if let Some(waiter) = waiter {
-            if board.would_deadlock(waiter.job, background == Background::AtOnce) {
+            if scheduler.would_deadlock(waiter.job, background == Background::AtOnce) {
                 return None;
             }
-            board.wait_for(waiter.job, Awaited { job: id.0, interrupt: waiter.interrupt });
+            scheduler.wait_for(waiter.job, Awaited { job: id.0, interrupt: waiter.interrupt });
         }
-        let number = if source.is_some() { 0 } else { self.number_evaluation(&mut board, job.id, &code) };
+        let number = if source.is_some() { 0 } else { self.number_evaluation(&mut scheduler, job.id, &code) };
         let handled = match operation {
             Some(operation) if operation.has_errors => HandledErrors::InRecords,
             _ if record_errors => HandledErrors::Recorded,
             _ => HandledErrors::Ignored,
         };
-        let local = self.connection.is_guest() || !job.name.is_empty();
-        let due = aftermath.map(|aftermath| Box::new(Due { aftermath, session: self.clone() }));
-        let asked = Asked::Evaluate(Submission { number, code, limits, timeout, handled, local, due }, reply);
-        let mut request = Request::new(&self.connection, job, timeout, asked);
+        let binds_package = self.connection.is_attached() || !job.name.is_empty();
+        let post_processing = post_processing
+            .map(|post_processing| Box::new(BoundPostProcessing { post_processing, session: self.clone() }));
+        let body = RequestBody::Evaluate(
+            Submission { number, code, limits, timeout, handled, binds_package, post_processing },
+            reply,
+        );
+        let mut request = Request::new(&self.connection, job, timeout, body);
         request.background = background == Background::AtOnce;
         if source.is_none() {
             request.job.evaluation = number;
         }
-        if request.background && board.releases_held(self.connection.id) {
-            // Its call is answered before it begins, and tells of this.
-            let release = self.inner.release(&mut board, &self.connection, super::hold::RELEASED);
-            board.push(Lane::Evaluation, release);
+        if request.background && scheduler.releases_held(self.connection.id) {
+            // The call is answered before the evaluation begins. The notice of the release goes with that answer.
+            let release = self.inner.release(&mut scheduler, &self.connection, super::hold::RELEASED);
+            scheduler.push(Lane::Evaluation, release);
         }
         let in_background = request.background;
-        board.push(Lane::Evaluation, request);
+        scheduler.push(Lane::Evaluation, request);
         if in_background {
-            self.inner.report_background(&board);
+            self.inner.report_background(&scheduler);
         }
-        self.inner.leave_board(board);
+        self.inner.unlock_and_notify(scheduler);
         Some(id)
     }
 
-    /// Takes an evaluation off the queue, or interrupts it if it runs. Its `reply` is called all the same, with an
-    /// error of kind `CANCELLED`, which becomes the last error if it had begun. Does nothing for one that is over.
+    /// Takes an evaluation off the queue, or interrupts it if it runs. Its `reply` still gets an outcome: an error of
+    /// kind `CANCELLED`, which becomes the last error if the evaluation had begun. Does nothing if the evaluation is
+    /// over.
     pub fn cancel(&self, id: JobId) {
-        let mut board = self.inner.board.lock();
-        let waiting = board.take_waiting(id.0);
-        let withdrawn = waiting.map(|request| self.inner.withdraw(&mut board, Lane::Evaluation, request));
+        let mut scheduler = self.inner.scheduler.lock();
+        let waiting = scheduler.take_waiting(id.0);
+        let withdrawn = waiting.map(|request| self.inner.withdraw(&mut scheduler, Lane::Evaluation, request));
         if withdrawn.is_none() {
-            match board.finishing.iter_mut().find(|finishing| finishing.job == id.0) {
+            match scheduler.finishing.iter_mut().find(|finishing| finishing.job == id.0) {
                 Some(finishing) => finishing.cancel(),
-                None => drop(self.inner.interrupt(&mut board, id.0, Interrupt::Cancel)),
+                None => drop(self.inner.interrupt(&mut scheduler, id.0, Interrupt::Cancel)),
             }
         }
-        self.inner.leave_board(board);
+        self.inner.unlock_and_notify(scheduler);
         self.inner.deliver(withdrawn);
     }
 
-    /// Has an evaluation that [may](Background::Later) go on in the background, so that those after it need not wait. Returns
-    /// what there is of it; `None` when it stays, since it is over or about to end, or as many are there as may be.
+    /// Moves an evaluation to the background if it [may be there](Background::Later), so that later ones need not wait.
+    /// Returns its outcome so far; `None` when it stays in the foreground, because it is over or about to end, or the
+    /// background is full.
     #[must_use = "it may have stayed"]
     pub fn leave_foreground(&self, id: JobId) -> Option<Outcome> {
-        let mut board = self.inner.board.lock();
-        if !board.leave(id.0) {
+        let mut scheduler = self.inner.scheduler.lock();
+        if !scheduler.move_to_background(id.0) {
             return None;
         }
-        self.inner.report_background(&board);
-        if let (true, Some(observer)) = (board.find(id.0).is_some(), self.inner.observer.get()) {
+        self.inner.report_background(&scheduler);
+        if let (true, Some(observer)) = (scheduler.find(id.0).is_some(), self.inner.observer.get()) {
             observer.ended(id.0);
         }
-        let mut outcome = so_far(&mut board, id);
-        self.inner.leave_board(board);
-        self.connection.state().tell(&mut outcome);
+        let mut outcome = so_far(&mut scheduler, id);
+        self.inner.unlock_and_notify(scheduler);
+        self.connection.state().move_pending_to(&mut outcome);
         Some(outcome)
     }
 
-    /// What there is of an evaluation that is not over, and what else the next answer has to say.
+    /// Returns the outcome so far of an evaluation that is not over, with the notices for the next answer.
     #[must_use]
     pub fn so_far(&self, id: JobId) -> Outcome {
-        let mut outcome = so_far(&mut self.inner.board.lock(), id);
-        self.connection.state().tell(&mut outcome);
+        let mut outcome = so_far(&mut self.inner.scheduler.lock(), id);
+        self.connection.state().move_pending_to(&mut outcome);
         outcome
     }
 
-    /// What a running evaluation has printed to `*standard-output*` so far, from byte `from` on. `None` when it does
-    /// not run, or has printed nothing more.
+    /// Returns the text that a running evaluation has printed to `*standard-output*` so far, from byte `from` on.
+    /// Returns `None` when the evaluation does not run, or has printed nothing more.
     #[must_use]
     pub fn output_so_far(&self, id: JobId, from: usize) -> Option<String> {
-        let mut board = self.inner.board.lock();
-        let printed = board.find(id.0)?.activity.outcome()?.stdout();
+        let mut scheduler = self.inner.scheduler.lock();
+        let printed = scheduler.find(id.0)?.activity.outcome_builder()?.stdout();
         printed.get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
     }
 
-    /// What a running evaluation has said of how far it is, in lines, from byte `from` on. `None` as of
-    /// [`output_so_far`](Self::output_so_far).
+    /// Returns the progress messages of a running evaluation so far, one per line, from byte `from` on. Returns `None`
+    /// as [`output_so_far`](Self::output_so_far) does.
     pub(crate) fn progress_so_far(&self, id: JobId, from: usize) -> Option<String> {
-        let mut board = self.inner.board.lock();
-        let text = board.find(id.0)?.activity.outcome()?.progress();
+        let mut scheduler = self.inner.scheduler.lock();
+        let text = scheduler.find(id.0)?.activity.outcome_builder()?.progress();
         text.get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
     }
 
-    /// The error that the last evaluation ended with; `None` once one has succeeded.
+    /// Returns the error that the last evaluation ended with; `None` once one has succeeded.
     #[must_use]
     pub fn last_error(&self) -> Option<Arc<ErrorRecord>> {
         self.connection.state().last_error.clone()
     }
 
-    /// An error by its number; `None` when the history does not have it.
+    /// Finds an error by its number; `None` if the history does not have it.
     #[must_use]
     pub fn error(&self, id: u64) -> Option<Arc<ErrorRecord>> {
         self.connection.state().history.get(id).cloned()
     }
 
-    /// The last errors, newest first.
+    /// Returns the recorded errors, newest first.
     #[must_use]
     pub fn error_history(&self) -> Vec<Arc<ErrorRecord>> {
         self.connection.state().history.newest_first().cloned().collect()
     }
 
-    /// Lists what the session defined. Works while an evaluation runs; `reply` as in [`submit`](Self::submit).
+    /// Lists the session's definitions. Works while an evaluation runs; `reply` as in [`submit`](Self::submit).
     pub fn definitions(
         &self,
         query: &DefinitionQuery,
@@ -358,8 +370,8 @@ impl Session {
         self.inspect(job, Inspection::Definitions(InspectionBuilder::default(), Box::new(reply)));
     }
 
-    /// Says what a symbol means; with `source`, with the text of its definitions too. Works while an evaluation runs;
-    /// `reply` as in [`submit`](Self::submit).
+    /// Describes a symbol; with `source`, includes the text of its definitions. Works while an evaluation runs; `reply`
+    /// as in [`submit`](Self::submit).
     pub fn describe_symbol(
         &self,
         name: &str,
@@ -371,7 +383,7 @@ impl Session {
         self.inspect(job, Inspection::Symbol(InspectionBuilder::default(), Box::new(reply)));
     }
 
-    /// Asks a question that the Lisp side knows by name. Works while an evaluation runs; `reply` as in
+    /// Runs a query that the Lisp side knows by name. Works while an evaluation runs; `reply` as in
     /// [`submit`](Self::submit).
     pub(crate) fn query(
         &self,
@@ -381,18 +393,18 @@ impl Session {
         self.inspect(self.inner.query(operation), Inspection::Query(RecordsBuilder::default(), Box::new(reply)));
     }
 
-    /// The same, on the thread that evaluates, in order with the evaluations, and for as long as it takes.
+    /// Runs a query on the evaluating thread, in order with the evaluations and without a time limit.
     pub(crate) fn query_in_order(
         &self,
         operation: &Operation,
         reply: impl FnOnce(Result<Vec<Record>, InspectError>) + Send + 'static,
     ) {
-        let asked = Asked::Inspect(Inspection::Query(RecordsBuilder::default(), Box::new(reply)));
-        self.enqueue(Lane::Evaluation, self.inner.query(operation), None, asked);
+        let body = RequestBody::Inspect(Inspection::Query(RecordsBuilder::default(), Box::new(reply)));
+        self.enqueue(Lane::Evaluation, self.inner.query(operation), None, body);
     }
 
-    /// Collects all garbage. Returns the name of the checkpoint that the image was booted from, and what the session has
-    /// defined, in words; empty for none.
+    /// Collects all garbage. Returns the name of the checkpoint that the image was booted from and a description of the
+    /// session's definitions, which is empty if there are none.
     pub(crate) fn collect_and_name(&self) -> (String, String) {
         let operation = Operation::new("image-name").with("collect", 1_u64);
         let records = wait(|reply| self.query(&operation, reply)).unwrap_or_default();
@@ -405,46 +417,46 @@ impl Session {
         (name, counts.join(", ").replace("classs", "classes"))
     }
 
-    /// The number of the last evaluation.
+    /// Returns the number of the last evaluation.
     pub(crate) fn evaluations_so_far(&self) -> u64 {
-        self.inner.board.lock().evaluations.last()
+        self.inner.scheduler.lock().evaluations.last()
     }
 
-    /// True while something is evaluated, in the background too, or held.
+    /// Returns true while anything is evaluated, in the background too, or held.
     pub(crate) fn is_busy(&self) -> bool {
-        self.inner.board.lock().is_busy()
+        self.inner.scheduler.lock().is_busy()
     }
 
-    /// Returns true while an evaluation runs, in the background too. What the server asks the image meanwhile does not count.
+    /// Returns true while an evaluation runs, in the background too. The server's own queries do not count.
     pub(crate) fn is_evaluating(&self) -> bool {
-        self.inner.board.lock().is_evaluating()
+        self.inner.scheduler.lock().is_evaluating()
     }
 
-    /// True while a failed evaluation of any connection is held.
+    /// Returns true while a failed evaluation of any connection is held.
     pub(crate) fn is_anything_held(&self) -> bool {
-        !self.inner.board.lock().holds.is_empty()
+        !self.inner.scheduler.lock().holds.is_empty()
     }
 
     fn inspect(&self, job: Job, inspection: Inspection) {
-        self.enqueue(Lane::Inspection, job, Some(INSPECTION_TIMEOUT), Asked::Inspect(inspection));
+        self.enqueue(Lane::Inspection, job, Some(INSPECTION_TIMEOUT), RequestBody::Inspect(inspection));
     }
 
-    /// Removes what has been defined since the image was booted, in order with the evaluations, and clears the error state. The
-    /// limits stay. The functions that a program defined by [`Lisp::define`](crate::Lisp::define) and code that it loaded are
-    /// removed, too: no call of the program may use them meanwhile.
+    /// Removes all definitions made since the image was booted, in order with the evaluations, and clears the error
+    /// state. The limits stay. Functions that the program defined by [`Lisp::define`](crate::Lisp::define) and code
+    /// that it loaded are removed, too: no call of the program may use them meanwhile.
     pub fn reset(&self, reply: impl FnOnce(Result<(), InspectError>) + Send + 'static) {
         let job = self.inner.job(JobKind::Reset, "", "");
-        let asked = Asked::Inspect(Inspection::Reset(InspectionBuilder::default(), Box::new(reply)));
-        self.enqueue(Lane::Evaluation, job, None, asked);
+        let body = RequestBody::Inspect(Inspection::Reset(InspectionBuilder::default(), Box::new(reply)));
+        self.enqueue(Lane::Evaluation, job, None, body);
     }
 
-    /// The limits of evaluations to come.
+    /// Returns the limits of future evaluations.
     #[must_use]
     pub fn limits(&self) -> Limits {
         *self.inner.limits.lock()
     }
 
-    /// Sets the limits of evaluations to come.
+    /// Sets the limits of future evaluations.
     pub fn set_limits(&self, limits: Limits) {
         *self.inner.limits.lock() = limits;
         if let Some(observer) = self.inner.observer.get() {
@@ -453,29 +465,29 @@ impl Session {
     }
 }
 
-/// What there is of an evaluation.
-fn so_far(board: &mut Board, id: JobId) -> Outcome {
-    let number = board.evaluations.by_job(id.0).unwrap_or(0);
-    let running = board.find(id.0).and_then(|running| running.activity.outcome());
+/// Returns the outcome so far of an evaluation.
+fn so_far(scheduler: &mut SchedulerState, id: JobId) -> Outcome {
+    let number = scheduler.evaluations.by_job(id.0).unwrap_or(0);
+    let running = scheduler.find(id.0).and_then(|running| running.activity.outcome_builder());
     running.map_or_else(|| OutcomeBuilder::blank(number).so_far(), OutcomeBuilder::so_far)
 }
 
-/// A background job whose thread is about to wait for another one, and what ends the wait.
-struct Waiter {
+/// A background job whose thread is about to wait for another job, and the function that ends the wait.
+struct BackgroundWaiter {
     job: u64,
     interrupt: Box<dyn FnOnce() + Send>,
 }
 
-/// Calls `submit` with a reply and waits until that is called.
+/// Calls `submit` with a reply, and waits until the reply is called.
 fn wait<T: Send + 'static>(submit: impl FnOnce(Reply<T>)) -> T {
     let (sender, receiver) = oneshot::channel();
     submit(Box::new(move |value| drop(sender.send(value))));
     receive(receiver)
 }
 
-/// Waits for what a reply is called with.
+/// Waits for the value that a reply is called with.
 fn receive<T>(receiver: oneshot::Receiver<T>) -> T {
-    match crate::os::busy_poll::look(20, || receiver.try_recv().ok()) {
+    match crate::os::busy_poll::poll_briefly(20, || receiver.try_recv().ok()) {
         Some(value) => value,
         None => receiver.recv().expect("every job is answered"),
     }

@@ -1,15 +1,15 @@
-//! What becomes of a job that is over: it is recorded, and answered.
+//! The end of a job: its outcome is recorded, and it is answered.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::activity::{AboutHeld, Activity, Evaluate, HeldRequest, Inspection, Then};
+use super::activity::{Activity, Evaluate, HeldActivity, HeldRequest, HoldEffect, Inspection};
 use super::connection::Connection;
 use super::error_state::ErrorState;
 use super::evaluations::Ended;
 use super::events::{ClippedBuffer, JobEnd, OutcomeBuilder};
 use super::hold::Resumed;
-use super::scheduler::{Board, Request, Running};
+use super::scheduler::{Request, Running, SchedulerState};
 use super::{Answer, Inner, Reply, answer};
 use crate::error::{HoldError, InspectError};
 use crate::image::{Interrupt, Lane};
@@ -17,35 +17,36 @@ use crate::os::panics;
 use crate::outcome::{Clipped, ErrorRecord, Outcome, TestCounts};
 use crate::tool_names;
 
-/// What is said when local variables cannot be shown in time.
+/// The answer when local variables could not be printed in time.
 const LOCALS_UNPRINTED: &str =
-    "Printing the local variables did not end within the time limit: a print method of the session's may not end.";
+    "Printing the local variables exceeded the time limit: one of the session's print methods may not terminate.";
 
 impl Inner {
     /// Reports which evaluations are in the background now.
-    pub(super) fn report_background(&self, board: &Board) {
+    pub(super) fn report_background(&self, scheduler: &SchedulerState) {
         if let Some(observer) = self.observer.get() {
-            observer.in_background(&mut board.background_numbers());
+            observer.in_background(&mut scheduler.background_numbers());
         }
     }
 
-    /// Turns what ran into an answer, which is given when what this returns is called: not under the board's lock.
+    /// Ends a job and records its outcome. Returns the function that sends the answer, which must not be called under
+    /// the scheduler's lock.
     #[must_use]
-    pub(super) fn finish(&self, board: &mut Board, mut running: Running, end: JobEnd) -> Answer {
+    pub(super) fn finish(&self, scheduler: &mut SchedulerState, mut running: Running, end: JobEnd) -> Answer {
         let is_background = running.is_background();
-        if end != JobEnd::Withdrawn && running.activity.moves_held() && running.end_question() {
-            self.asks_no_more();
+        if end != JobEnd::Withdrawn && running.activity.ends_hold() && running.end_question() {
+            self.end_external_wait();
         }
         let time = self.limits.lock().hold;
         if let Some(hold) = running.take_hold(Instant::now().checked_add(time)) {
-            board.holds.push(hold);
+            scheduler.holds.push(hold);
             if running.connection.has_ended() {
-                let release = self.release(board, &running.connection, super::hold::RELEASED);
-                board.push(Lane::Evaluation, release);
+                let release = self.release(scheduler, &running.connection, super::hold::RELEASED);
+                scheduler.push(Lane::Evaluation, release);
             }
         }
         if is_background {
-            self.report_background(board);
+            self.report_background(scheduler);
         }
         if let Some(observer) = self.observer.get() {
             if !is_background {
@@ -56,86 +57,92 @@ impl Inner {
             }
         }
         let interrupted = running.interrupted();
-        // Not cloned: both threads would write its count.
+        // Moved, not cloned: the threads would share the cache line of the reference count.
         let connection = running.connection;
         match running.activity {
             Activity::Evaluate(evaluate) => {
-                // The interruption may have come when Lisp was done: what is to be done after that is not.
-                let is_cancelled = evaluate.due.is_some() && interrupted == Some(Interrupt::Cancel);
+                // A cancellation may come when Lisp is done. It prevents the post-processing.
+                let is_cancelled = evaluate.post_processing.is_some() && interrupted == Some(Interrupt::Cancel);
                 let end = if is_cancelled { JobEnd::Interrupted(Interrupt::Cancel) } else { end };
-                self.finish_evaluation(board, &connection, evaluate, (running.id, is_background, end))
+                self.finish_evaluation(scheduler, &connection, evaluate, (running.id, is_background, end))
             }
-            Activity::Held(about) => self.finish_held(board, &connection, *about, end),
-            Activity::Inspect(inspection) => self.finish_inspection(board, &connection, inspection, end),
+            Activity::Held(about) => self.finish_held(scheduler, &connection, *about, end),
+            Activity::Inspect(inspection) => self.finish_inspection(scheduler, &connection, inspection, end),
         }
     }
 
     fn finish_evaluation(
         &self,
-        board: &mut Board,
+        scheduler: &mut SchedulerState,
         connection: &Connection,
         evaluate: Evaluate,
         (job, is_background, end): (u64, bool, JobEnd),
     ) -> Answer {
-        let Evaluate { mut builder, reply, due, held, .. } = evaluate;
-        let before = Earlier::take(&mut builder);
+        let Evaluate { mut builder, reply, post_processing, held, .. } = evaluate;
+        let earlier = EarlierErrors::take(&mut builder);
         let mut outcome = builder.finish(end);
         outcome.held = held;
         let over =
             matches!(end, JobEnd::Withdrawn | JobEnd::Abandoned(_) | JobEnd::Interrupted(Interrupt::Cancel)) || held;
-        if let Some(due) = due.filter(|_| !over) {
-            return due.begin(board, (job, is_background, end), before, outcome, reply);
+        if let Some(post_processing) = post_processing.filter(|_| !over) {
+            return post_processing.begin(scheduler, (job, is_background, end), earlier, outcome, reply);
         }
         match end {
-            // It did nothing.
+            // A withdrawn evaluation never began.
             JobEnd::Withdrawn => {}
-            _ if is_background => self.evaluated_in_background(board, connection, before, end, &mut outcome),
-            _ => self.evaluated(connection, before, &mut outcome),
+            _ if is_background => self.record_background_evaluation(scheduler, connection, earlier, end, &mut outcome),
+            _ => self.record_evaluation(connection, earlier, &mut outcome),
         }
-        keep(board, outcome, reply)
+        keep_outcome(scheduler, outcome, reply)
     }
 
-    fn finish_held(&self, board: &mut Board, connection: &Connection, about: AboutHeld, end: JobEnd) -> Answer {
+    fn finish_held(
+        &self,
+        scheduler: &mut SchedulerState,
+        connection: &Connection,
+        about: HeldActivity,
+        end: JobEnd,
+    ) -> Answer {
         let is_aborted = about.is_aborted();
-        let AboutHeld { request, unwinding, refused, then, .. } = about;
+        let HeldActivity { request, unwinding, refused, effect, .. } = about;
         if let Some(builder) = unwinding {
-            self.unwound(connection, *builder);
+            self.record_unwinding(connection, *builder);
         }
         let refused = refused.map(HoldError::Refused);
         match request {
             HeldRequest::Resume(mut builder, reply) => {
-                if refused.is_some() || is_aborted || then == Then::Unchanged {
-                    board.evaluations.rest(builder.evaluation());
+                if refused.is_some() || is_aborted || effect == HoldEffect::Unchanged {
+                    scheduler.evaluations.mark_stopped(builder.evaluation());
                 }
                 match refused {
                     Some(error) => answer(reply, Err(error)),
                     None if is_aborted => answer(reply, Ok(Resumed::Aborted)),
                     // The restart's arguments or the code to return failed, or the restart returned.
-                    None if then == Then::Unchanged => {
-                        builder.detach();
+                    None if effect == HoldEffect::Unchanged => {
+                        builder.clear_evaluation();
                         let mut outcome = builder.finish(end);
-                        self.evaluated_inside(connection, &mut outcome);
+                        self.record_evaluation_in_hold(connection, &mut outcome);
                         answer(reply, Ok(Resumed::Outcome(Arc::new(outcome))))
                     }
                     None => {
-                        let before = Earlier::take(&mut builder);
+                        let earlier = EarlierErrors::take(&mut builder);
                         let mut outcome = builder.finish(end);
-                        outcome.held = then == Then::HeldAgain;
+                        outcome.held = effect == HoldEffect::HeldAgain;
                         if end != JobEnd::Withdrawn {
-                            self.evaluated(connection, before, &mut outcome);
+                            self.record_evaluation(connection, earlier, &mut outcome);
                         }
-                        keep(board, outcome, Box::new(|outcome| reply(Ok(Resumed::Outcome(outcome)))))
+                        keep_outcome(scheduler, outcome, Box::new(|outcome| reply(Ok(Resumed::Outcome(outcome)))))
                     }
                 }
             }
             HeldRequest::Evaluate(builder, reply) => {
                 if let Some(error) = refused {
-                    board.evaluations.remove(builder.evaluation());
+                    scheduler.evaluations.remove(builder.evaluation());
                     return answer(reply, Err(error));
                 }
                 let mut outcome = builder.finish(end);
-                self.evaluated_inside(connection, &mut outcome);
-                keep(board, outcome, Box::new(|outcome| reply(Ok(outcome))))
+                self.record_evaluation_in_hold(connection, &mut outcome);
+                keep_outcome(scheduler, outcome, Box::new(|outcome| reply(Ok(outcome))))
             }
             HeldRequest::Locals(builder, reply) => answer(
                 reply,
@@ -160,7 +167,7 @@ impl Inner {
 
     fn finish_inspection(
         &self,
-        board: &mut Board,
+        scheduler: &mut SchedulerState,
         connection: &Connection,
         inspection: Inspection,
         end: JobEnd,
@@ -173,13 +180,13 @@ impl Inner {
                 let result: Result<(), InspectError> = builder.reset(end);
                 let mut ended = Vec::new();
                 if result.is_ok() {
-                    for mut finishing in std::mem::take(&mut board.finishing) {
+                    for mut finishing in std::mem::take(&mut scheduler.finishing) {
                         finishing.cancel();
-                        board.evaluations.remove(finishing.evaluation);
-                        ended.push(finishing.abandon());
+                        scheduler.evaluations.remove(finishing.evaluation);
+                        ended.push(finishing.answer_as_cancelled());
                     }
-                    board.evaluations.reset();
-                    self.tell_others(connection, "reset the session: all definitions are gone.");
+                    scheduler.evaluations.reset();
+                    self.notify_others(connection, "reset the session: all definitions are gone.");
                     connection.state().reset();
                 }
                 ended.push(answer(reply, result));
@@ -188,82 +195,91 @@ impl Inner {
         }
     }
 
-    /// Ends what has not begun, as cancelled.
+    /// Ends a request that has not begun, as cancelled.
     #[must_use]
-    pub(super) fn withdraw(&self, board: &mut Board, lane: Lane, request: Request) -> Answer {
-        match Running::unbegun(request, lane) {
-            Some(running) => self.finish(board, running, JobEnd::Withdrawn),
+    pub(super) fn withdraw(&self, scheduler: &mut SchedulerState, lane: Lane, request: Request) -> Answer {
+        match Running::unstarted(request, lane) {
+            Some(running) => self.finish(scheduler, running, JobEnd::Withdrawn),
             None => Box::new(|| ()),
         }
     }
 
-    /// Gives answers. What panics there concerns whoever was to take it, and must not end a thread of Lisp's.
+    /// Sends answers. A panic in a recipient's code must not end a Lisp thread.
     pub(super) fn deliver(&self, answers: impl IntoIterator<Item = Answer>) {
         for answer in answers {
             if let Err(reason) = panics::caught_as(answer, |text| text.unwrap_or_default().to_owned()) {
-                panics::caught(|| tracing::error!(reason, "whoever was given an answer panicked"));
-                self.main.state().notice(format!("Whoever was given an answer of this session's panicked: {reason}"));
+                panics::caught(|| tracing::error!(reason, "the receiver of an answer panicked"));
+                self.main
+                    .state()
+                    .add_notice(format!("The receiver of one of this session's answers panicked: {reason}"));
             }
         }
     }
 
-    /// True while another image's forms are evaluated again.
-    pub(super) fn restores(&self) -> bool {
-        self.observer.get().is_some_and(|observer| observer.restores())
+    /// Returns true while forms of another image are replayed.
+    pub(super) fn is_replaying(&self) -> bool {
+        self.observer.get().is_some_and(|observer| observer.is_replaying())
     }
 
-    /// Sets the error state by the outcome of an evaluation, in which these errors came before.
-    pub(super) fn evaluated(&self, connection: &Connection, before: Earlier, outcome: &mut Outcome) {
-        if self.restores() {
-            // The state is that of the image before.
+    /// Records the outcome of a foreground evaluation in the error state and the history, with the errors that came
+    /// before its end.
+    pub(super) fn record_evaluation(&self, connection: &Connection, earlier: EarlierErrors, outcome: &mut Outcome) {
+        if self.is_replaying() {
+            // A replay leaves the error state as the lost image had it.
             return;
         }
         let mut state = connection.state();
-        self.record_earlier(connection, &mut state, before, outcome);
+        self.record_earlier(connection, &mut state, earlier, outcome);
         if let Err(error) = &mut outcome.result {
-            state.record(error, &self.errors);
+            state.record(error, &self.error_count);
         }
-        state.set_by(outcome);
-        self.tell_observer(connection, &state, outcome);
-        state.tell(outcome);
+        state.update_from(outcome);
+        self.report_errors(connection, &state, outcome);
+        state.move_pending_to(outcome);
         drop(state);
         if let (true, Err(error)) = (outcome.held, &outcome.result) {
-            self.tell_of_hold(connection, outcome.evaluation, &error.kind);
+            self.notify_of_hold(connection, outcome.evaluation, &error.kind);
         }
     }
 
-    /// Records the outcome of an evaluation in the background. The last error stays as it is.
-    pub(super) fn evaluated_in_background(
+    /// Records the outcome of a background evaluation in the history. The last error stays as it is.
+    pub(super) fn record_background_evaluation(
         &self,
-        board: &mut Board,
+        scheduler: &mut SchedulerState,
         connection: &Connection,
-        before: Earlier,
+        earlier: EarlierErrors,
         end: JobEnd,
         outcome: &mut Outcome,
     ) {
-        let delivered = board.evaluations.is_awaited(outcome.evaluation);
+        let delivered = scheduler.evaluations.is_awaited(outcome.evaluation);
         let mut state = connection.state();
-        self.record_earlier(connection, &mut state, before, outcome);
+        self.record_earlier(connection, &mut state, earlier, outcome);
         if let Err(error) = &mut outcome.result {
-            state.record(error, &self.errors);
-            // Who cancels it is told by the answer to that.
+            state.record(error, &self.error_count);
+            // A client that cancels an evaluation learns of its end from the answer to the cancellation.
             if !delivered && end != JobEnd::Interrupted(Interrupt::Cancel) {
-                state.notice(failed_in_background(outcome.evaluation, error));
+                state.add_notice(background_failure_notice(outcome.evaluation, error));
             }
         }
-        self.tell_observer(connection, &state, outcome);
+        self.report_errors(connection, &state, outcome);
     }
 
-    /// Withdraws the notice that an evaluation failed in the background, when its client gets the outcome.
+    /// Withdraws the notice that a background evaluation failed, when its client gets the outcome.
     pub(super) fn withdraw_failure_notice(connection: &Connection, outcome: &Outcome) {
         if let Err(error) = &outcome.result {
-            connection.state().withdraw(failed_in_background(outcome.evaluation, error));
+            connection.state().withdraw_notice(background_failure_notice(outcome.evaluation, error));
         }
     }
 
-    /// Puts the errors into the history that came before the one that an evaluation ended with.
-    fn record_earlier(&self, connection: &Connection, state: &mut ErrorState, before: Earlier, outcome: &mut Outcome) {
-        let Earlier { signalled, superseded } = before;
+    /// Adds the errors that came before the end of an evaluation to the history.
+    fn record_earlier(
+        &self,
+        connection: &Connection,
+        state: &mut ErrorState,
+        earlier: EarlierErrors,
+        outcome: &mut Outcome,
+    ) {
+        let EarlierErrors { signalled, superseded } = earlier;
         if let Some(errors) = signalled {
             self.record_signalled(connection, state, errors);
         }
@@ -271,7 +287,7 @@ impl Inner {
             let why = if is_interrupted {
                 "The evaluation was interrupted while this error was being described"
             } else {
-                "A cleanup form failed in turn, left, or was interrupted, while it was unwound"
+                "A cleanup form failed, exited non-locally or was interrupted while the evaluation was unwinding"
             };
             self.record_superseded(connection, state, [error], why);
         }
@@ -280,18 +296,18 @@ impl Inner {
         }
     }
 
-    /// Puts an error into the history.
+    /// Adds an error to the history.
     fn record(&self, connection: &Connection, state: &mut ErrorState, error: &mut Arc<ErrorRecord>) {
-        state.record(error, &self.errors);
+        state.record(error, &self.error_count);
         if let Some(observer) = self.observer.get() {
             observer.errors(connection.id, Some(error), state.last_error.as_ref());
         }
     }
 
-    /// Puts errors into the history that the code handled, and has the next answer list them.
+    /// Adds the errors that the code handled to the history, and lists them in the next answer.
     fn record_signalled(&self, connection: &Connection, state: &mut ErrorState, errors: Vec<Arc<ErrorRecord>>) {
-        state.notice(match errors.len() {
-            0 => "No error was signalled that the code handled.".to_owned(),
+        state.add_notice(match errors.len() {
+            0 => "The code handled no errors.".to_owned(),
             _ => {
                 let tools: Vec<_> =
                     ["get-backtrace", "describe-last-error"].into_iter().filter(|t| tool_names::has(t)).collect();
@@ -306,11 +322,12 @@ impl Inner {
         });
         for mut error in errors {
             self.record(connection, state, &mut error);
-            state.notice(crate::report::signalled_error(&error));
+            state.add_notice(crate::report::signalled_error(&error));
         }
     }
 
-    /// Puts errors into the history that no answer is about, and has the next one say so, and why there were more.
+    /// Adds errors to the history that no answer is about. The next answer mentions them, and why there was more than
+    /// one.
     fn record_superseded(
         &self,
         connection: &Connection,
@@ -320,56 +337,63 @@ impl Inner {
     ) {
         for mut error in errors {
             self.record(connection, state, &mut error);
-            state.notice(format!("E{} reached the debugger before: {}. {why}.", error.id, error.kind));
+            state.add_notice(format!("E{} reached the debugger earlier: {}. {why}.", error.id, error.kind));
         }
     }
 
-    /// Takes note of what the cleanup forms of a held evaluation did that was released.
-    fn unwound(&self, connection: &Connection, builder: OutcomeBuilder) {
-        let (errors, printed) = builder.unwound();
+    /// Records what the cleanup forms of a released evaluation printed, and their errors.
+    fn record_unwinding(&self, connection: &Connection, builder: OutcomeBuilder) {
+        let (errors, printed) = builder.into_errors_and_output();
         let limit = self.limits.lock().max_output;
         let mut state = connection.state();
         if !printed.is_empty() {
             state.background.get_or_insert_with(|| ClippedBuffer::new(limit)).push_clipped(&printed);
         }
-        self.record_superseded(connection, &mut state, errors, "It was signalled while what was held was unwound");
+        self.record_superseded(
+            connection,
+            &mut state,
+            errors,
+            "It was signalled while the held evaluation was \
+            unwinding",
+        );
     }
 
-    /// Takes note of the outcome of an evaluation inside a held one, which leaves the error state alone.
-    fn evaluated_inside(&self, connection: &Connection, outcome: &mut Outcome) {
+    /// Records the outcome of an evaluation inside a held one, which does not change the error state.
+    fn record_evaluation_in_hold(&self, connection: &Connection, outcome: &mut Outcome) {
         let mut state = connection.state();
         if let Err(error) = &mut outcome.result {
-            state.record(error, &self.errors);
+            state.record(error, &self.error_count);
         }
-        self.tell_observer(connection, &state, outcome);
-        state.tell(outcome);
+        self.report_errors(connection, &state, outcome);
+        state.move_pending_to(outcome);
     }
 
-    /// Has another image know of this one's error, should it come to that.
-    pub(super) fn tell_observer(&self, connection: &Connection, state: &ErrorState, outcome: &Outcome) {
+    /// Reports an outcome's error and the error state to the observer, for the next image.
+    pub(super) fn report_errors(&self, connection: &Connection, state: &ErrorState, outcome: &Outcome) {
         if let Some(observer) = self.observer.get() {
             observer.errors(connection.id, outcome.result.as_ref().err(), state.last_error.as_ref());
         }
     }
 }
 
-/// The errors of an evaluation that came before the one that it ended with.
-pub(super) struct Earlier {
-    /// Those that the code handled, if they are recorded.
+/// The errors of an evaluation that came before the error that it ended with.
+pub(super) struct EarlierErrors {
+    /// The errors that the code handled, if they are recorded.
     signalled: Option<Vec<Arc<ErrorRecord>>>,
-    /// The errors that reached the debugger, each with whether the evaluation was interrupted while the error was being described.
+    /// The errors that reached the debugger, each with whether the evaluation was interrupted while the error was being
+    /// described.
     superseded: Vec<(Arc<ErrorRecord>, bool)>,
 }
 
-impl Earlier {
+impl EarlierErrors {
     pub(super) fn take(builder: &mut OutcomeBuilder) -> Self {
         Self { signalled: builder.take_signalled(), superseded: builder.take_superseded() }
     }
 }
 
-/// Keeps an outcome. What this returns gives it to whoever waits for it.
-pub(super) fn keep(board: &mut Board, outcome: Outcome, reply: Reply<Arc<Outcome>>) -> Answer {
-    let Ended { outcome, waiters, forgotten } = board.evaluations.end(outcome);
+/// Keeps an outcome. Returns the function that gives it to the caller and to those who wait for it.
+pub(super) fn keep_outcome(scheduler: &mut SchedulerState, outcome: Outcome, reply: Reply<Arc<Outcome>>) -> Answer {
+    let Ended { outcome, waiters, forgotten } = scheduler.evaluations.end(outcome);
     Box::new(move || {
         panics::call_all(std::iter::once(answer(reply, outcome)).chain(waiters));
         drop(forgotten);
@@ -377,11 +401,11 @@ pub(super) fn keep(board: &mut Board, outcome: Outcome, reply: Reply<Arc<Outcome
 }
 
 impl ErrorState {
-    /// Becomes what the outcome of an evaluation makes of it.
-    fn set_by(&mut self, outcome: &Outcome) {
+    /// Sets the last error by the outcome of an evaluation.
+    fn update_from(&mut self, outcome: &Outcome) {
         self.last_error = match &outcome.result {
             Err(error) => Some(error.clone()),
-            // Tests: the state is that of the first one that failed.
+            // After a test run the last error is that of the first failed test.
             Ok(_) if TestCounts::of(outcome).is_some_and(|counts| counts.failed > 0 || counts.errors > 0) => {
                 outcome.errors.first().cloned().or_else(|| self.last_error.take())
             }
@@ -389,14 +413,14 @@ impl ErrorState {
         };
     }
 
-    /// Adds what waited for the next answer.
-    pub(super) fn tell(&mut self, outcome: &mut Outcome) {
+    /// Moves the output and the notices that waited for the next answer into this outcome.
+    pub(super) fn move_pending_to(&mut self, outcome: &mut Outcome) {
         outcome.background = self.background.take().map(Clipped::from).unwrap_or_default();
         outcome.notices.extend(self.take_notices());
     }
 }
 
-/// What the next answer says of it.
-fn failed_in_background(evaluation: u64, error: &ErrorRecord) -> String {
-    format!("Evaluation {evaluation}, in the background, failed with {} (E{}).", error.kind, error.id)
+/// Returns the notice that a background evaluation failed.
+fn background_failure_notice(evaluation: u64, error: &ErrorRecord) -> String {
+    format!("Background evaluation {evaluation} failed with {} (E{}).", error.kind, error.id)
 }

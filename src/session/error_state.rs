@@ -1,4 +1,4 @@
-//! What a session remembers between evaluations.
+//! The error state of a connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,27 +7,27 @@ use super::events::ClippedBuffer;
 use super::history::History;
 use crate::outcome::ErrorRecord;
 
-/// Notices that wait for the next answer at most, and characters of one.
+/// The largest number of notices for the next answer, and of characters in one notice.
 const MAX_NOTICES: usize = 100;
 const MAX_NOTICE: usize = 2_000;
 
-/// The error state, the history, and what waits for the next answer.
+/// The last error, the history, and the messages for the next answer.
 #[derive(Default)]
 pub(super) struct ErrorState {
-    /// The last error; none once an evaluation has succeeded.
+    /// The last error; `None` once an evaluation has succeeded.
     pub(super) last_error: Option<Arc<ErrorRecord>>,
-    /// The last errors.
+    /// The recorded errors.
     pub(super) history: History,
-    /// Output of threads that outlived their evaluation, until the next answer.
+    /// Output of threads that outlived their evaluation, for the next answer.
     pub(super) background: Option<ClippedBuffer>,
-    /// What the server has to say in the next answer.
+    /// Notices for the next answer.
     pub(super) notices: Vec<String>,
-    /// How many more there were.
+    /// The number of notices over the limit.
     notices_omitted: u64,
 }
 
-/// What is kept of a notice.
-fn cut(mut notice: String) -> String {
+/// Truncates a notice to the characters that are kept.
+fn truncate_notice(mut notice: String) -> String {
     if let Some((end, _)) = notice.char_indices().nth(MAX_NOTICE) {
         notice.truncate(end);
         notice.push('…');
@@ -36,38 +36,38 @@ fn cut(mut notice: String) -> String {
 }
 
 impl ErrorState {
-    /// Gives `error` its number, the one after `errors`, and puts it into the history.
+    /// Numbers `error` with the next number after `errors`, and adds it to the history.
     pub(super) fn record(&mut self, error: &mut Arc<ErrorRecord>, errors: &AtomicU64) {
         let number = errors.fetch_add(1, Ordering::Relaxed) + 1;
-        // Just made by the builder: nobody else has it yet.
+        // `get_mut` succeeds: the builder has just made the error.
         if let Some(record) = Arc::get_mut(error) {
             record.id = number;
         }
         self.history.push(error.clone());
     }
 
-    /// Takes an error of another connection's for this one's last.
-    pub(super) fn take_over(&mut self, error: &Arc<ErrorRecord>) {
+    /// Makes another connection's error the last one.
+    pub(super) fn adopt_last_error(&mut self, error: &Arc<ErrorRecord>) {
         self.history.push(error.clone());
         self.last_error = Some(error.clone());
     }
 
-    /// Has the next answer say this.
-    pub(super) fn notice(&mut self, text: String) {
+    /// Adds a notice to the next answer.
+    pub(super) fn add_notice(&mut self, text: String) {
         if self.notices.len() >= MAX_NOTICES {
             self.notices_omitted += 1;
             return;
         }
-        self.notices.push(cut(text));
+        self.notices.push(truncate_notice(text));
     }
 
-    /// Has the next answer not say this after all.
-    pub(super) fn withdraw(&mut self, notice: String) {
-        let notice = cut(notice);
+    /// Removes a notice that waits for the next answer.
+    pub(super) fn withdraw_notice(&mut self, notice: String) {
+        let notice = truncate_notice(notice);
         self.notices.retain(|kept| *kept != notice);
     }
 
-    /// What the next answer has to say.
+    /// Takes the notices that wait for the next answer.
     pub(super) fn take_notices(&mut self) -> Vec<String> {
         let mut notices = std::mem::take(&mut self.notices);
         match std::mem::take(&mut self.notices_omitted) {
@@ -77,7 +77,7 @@ impl ErrorState {
         notices
     }
 
-    /// Forgets everything but what is yet to be said.
+    /// Removes everything but the notices.
     pub(super) fn reset(&mut self) {
         *self = Self { notices: self.take_notices(), ..Self::default() };
     }

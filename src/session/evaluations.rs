@@ -1,4 +1,4 @@
-//! The evaluations of a session: their numbers, and the last ones whole.
+//! The evaluations of a session: their numbers, and the outcomes of the last ones.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,50 +7,50 @@ use std::time::{Duration, Instant};
 
 use super::connection::Connection;
 use super::events::OutcomeBuilder;
-use super::scheduler::{Board, MAX_BACKGROUND};
+use super::scheduler::{MAX_BACKGROUND, SchedulerState};
 use super::{Answer, Inner, JobId, Reply, Session, answer};
 use crate::error::EvaluationError;
 use crate::outcome::{EvaluationStatus, Outcome, Progress, byte_offset};
 
-/// How many evaluations that are over are kept.
-const KEPT: usize = 20;
-/// Bytes that they take together at most.
-const BYTES: usize = 16 << 20;
-/// Characters of an evaluation's code that are kept.
+/// The largest number of finished evaluations that are kept.
+const MAX_KEPT: usize = 20;
+/// The memory limit of all kept outcomes together, in bytes.
+const MAX_BYTES: usize = 16 << 20;
+/// The number of characters that are kept of an evaluation's code.
 const MAX_CODE: u64 = 1_000;
 
-/// Names a wait for the end of an evaluation, so that it can be given up.
+/// Identifies a wait for the end of an evaluation, so that it can be cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitId(u64);
 
-/// What is being done about an evaluation.
+/// The stage of an evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Queued,
     Running(Instant),
-    /// Nothing, it may be held.
+    /// No job works on the evaluation any more; it may be held.
     Over,
 }
 
 pub(super) struct Entry {
     id: u64,
-    /// Whose it is.
+    /// The connection that submitted the evaluation, or took it over.
     connection: Arc<Connection>,
-    /// The job that does it.
+    /// The job that works on the evaluation.
     job: u64,
     code: Arc<str>,
     stage: Stage,
-    /// How long it ran before this stage.
+    /// The running time before this stage.
     took: Duration,
-    /// What it came to: when it was held last, or at its end.
+    /// The outcome: at the last hold, or at the end.
     outcome: Option<Arc<Outcome>>,
-    /// What that takes of [`BYTES`].
+    /// The size of the outcome, as it counts towards [`MAX_BYTES`].
     bytes: usize,
 }
 
 impl Entry {
-    /// Nothing is done about it any more.
-    fn rest(&mut self) {
+    /// Records that no job works on the evaluation any more.
+    fn stop(&mut self) {
         if let Stage::Running(since) = self.stage {
             self.took += since.elapsed();
         }
@@ -61,41 +61,41 @@ impl Entry {
 struct Waiter {
     id: WaitId,
     evaluation: u64,
-    /// It is given what the evaluation came to, as the call would be that asked for that.
+    /// True if the reply gives the outcome to the evaluation's own client.
     delivers: bool,
     reply: Reply<Arc<Outcome>>,
 }
 
-/// What is to be done when an evaluation has ended.
+/// The consequences of the end of an evaluation.
 pub(super) struct Ended {
-    /// What its call is answered with: what it came to since it was held, if it was.
+    /// The outcome for the call, which begins where the evaluation was last resumed.
     pub(super) outcome: Arc<Outcome>,
-    /// Those who waited for its end.
+    /// The answers to those who waited for the end.
     pub(super) waiters: Vec<Answer>,
-    /// What is not kept any longer. To take it apart would keep the call waiting.
+    /// The entries that are no longer kept. Dropping them takes time, so it is done after the call is answered.
     pub(super) forgotten: Vec<Entry>,
 }
 
-/// Those that wait or run, and the last ones that are over.
+/// The evaluations that wait or run, and the last finished ones.
 #[derive(Default)]
 pub(super) struct Evaluations {
-    /// The number of the last one.
+    /// The number of the newest evaluation.
     last: u64,
-    /// What that was when this image began: there is none of it yet while it is the same.
-    before: u64,
-    /// Those that were in the background when the image before was lost.
+    /// The value of `last` when this image began or was reset. While the two are equal, there is no evaluation since.
+    last_before: u64,
+    /// The evaluations that were in the background when the previous image was lost.
     lost: Vec<u64>,
-    /// In the order of their numbers.
+    /// The entries, ordered by number.
     entries: VecDeque<Entry>,
-    /// Bytes that the ones take that are over, and how many there are.
+    /// The bytes that finished evaluations take, and their number below.
     bytes: usize,
-    over: usize,
+    finished: usize,
     waiters: Vec<Waiter>,
     waits: u64,
 }
 
 impl Evaluations {
-    /// Begins with an evaluation of `code` for a connection, done by `job`, and gives it its number.
+    /// Adds an evaluation of `code` for a connection, done by `job`. Returns its number.
     pub(super) fn add(&mut self, connection: &Arc<Connection>, job: u64, code: &Arc<str>) -> u64 {
         self.last += 1;
         let kept = byte_offset(code, MAX_CODE);
@@ -113,26 +113,26 @@ impl Evaluations {
         self.last
     }
 
-    /// The number of the last one.
+    /// Returns the number of the newest evaluation.
     pub(super) fn last(&self) -> u64 {
         self.last
     }
 
-    /// The next ones get numbers above this one.
+    /// Gives the next evaluations numbers above this one.
     pub(super) fn count_from(&mut self, number: u64) {
         self.last = self.last.max(number);
         if self.entries.is_empty() {
-            self.before = self.last;
+            self.last_before = self.last;
         }
     }
 
-    /// These were in the background when the image before was lost.
-    pub(super) fn lose(&mut self, numbers: &[u64]) {
+    /// Sets the evaluations that were in the background when the previous image was lost.
+    pub(super) fn set_lost(&mut self, numbers: &[u64]) {
         self.lost = numbers.to_vec();
         self.lost.sort_unstable();
     }
 
-    /// `job` begins to do an evaluation, or goes on with it.
+    /// Records that `job` begins or resumes an evaluation.
     pub(super) fn begin(&mut self, id: u64, job: u64, now: Instant) {
         if let Some(entry) = self.entry(id) {
             entry.job = job;
@@ -140,21 +140,21 @@ impl Evaluations {
         }
     }
 
-    /// What is held was to go on and does not.
-    pub(super) fn rest(&mut self, id: u64) {
+    /// Records that a held evaluation was to be resumed, but stays held or is aborted.
+    pub(super) fn mark_stopped(&mut self, id: u64) {
         if let Some(entry) = self.entry(id) {
-            entry.rest();
+            entry.stop();
         }
     }
 
-    /// Forgets one that did not come about.
+    /// Removes an evaluation that did not take place.
     pub(super) fn remove(&mut self, id: u64) {
         if let Some(index) = self.find(id) {
             self.take_entry(index);
         }
     }
 
-    /// Keeps what an evaluation came to, if there is room for it: the outcome says so.
+    /// Records the outcome of an evaluation, and keeps it if there is room; sets `outcome.kept` accordingly.
     #[must_use]
     pub(super) fn end(&mut self, mut outcome: Outcome) -> Ended {
         let id = outcome.evaluation;
@@ -163,53 +163,53 @@ impl Evaluations {
         };
         self.forget_outcome(index);
         let entry = &mut self.entries[index];
-        entry.rest();
+        entry.stop();
         let before = entry.outcome.take();
-        let mut whole = before.map(|before| Outcome::clone(&before).followed_by(outcome.clone()));
-        let bytes = whole.as_ref().unwrap_or(&outcome).bytes();
-        // What was held may have had to go meanwhile: then this is not the whole.
-        outcome.kept = bytes <= BYTES && whole.as_ref().unwrap_or(&outcome).printed_before == 0;
-        if let Some(whole) = &mut whole {
-            whole.kept = outcome.kept;
+        let mut combined = before.map(|before| Outcome::clone(&before).followed_by(outcome.clone()));
+        let bytes = combined.as_ref().unwrap_or(&outcome).bytes();
+        // The part from before the hold may have been evicted. Then the outcome is incomplete, and is not kept.
+        outcome.kept = bytes <= MAX_BYTES && combined.as_ref().unwrap_or(&outcome).printed_before == 0;
+        if let Some(combined) = &mut combined {
+            combined.kept = outcome.kept;
         }
         let outcome = Arc::new(outcome);
-        let whole = whole.map_or_else(|| outcome.clone(), Arc::new);
+        let combined = combined.map_or_else(|| outcome.clone(), Arc::new);
         let mut forgotten = Vec::new();
         if outcome.kept {
             entry.bytes = bytes;
-            entry.outcome = Some(whole.clone());
+            entry.outcome = Some(combined.clone());
             self.bytes += bytes;
-            self.over += 1;
-            self.make_room(id, &mut forgotten);
+            self.finished += 1;
+            self.evict(id, &mut forgotten);
         } else {
             forgotten.extend(self.entries.remove(index));
         }
         let waiters = self.waiters.extract_if(.., |waiter| waiter.evaluation == id);
-        let waiters = waiters.map(|waiter| -> Answer { answer(waiter.reply, whole.clone()) }).collect();
+        let waiters = waiters.map(|waiter| -> Answer { answer(waiter.reply, combined.clone()) }).collect();
         Ended { outcome, waiters, forgotten }
     }
 
-    /// True when somebody waits who is given what this evaluation comes to.
+    /// Returns true if a waiting reply gives the outcome to this evaluation's own client.
     pub(super) fn is_awaited(&self, id: u64) -> bool {
         self.waiters.iter().any(|waiter| waiter.evaluation == id && waiter.delivers)
     }
 
-    /// The evaluation that is done by this job.
+    /// Returns the evaluation that this job works on.
     pub(super) fn by_job(&self, job: u64) -> Option<u64> {
         self.entries.iter().rev().find(|entry| entry.job == job).map(|entry| entry.id)
     }
 
-    /// The connection that this job works for.
+    /// Returns the connection that this job works for.
     pub(super) fn connection(&self, job: u64) -> Option<Arc<Connection>> {
         self.entries.iter().rev().find(|entry| entry.job == job).map(|entry| entry.connection.clone())
     }
 
-    /// What a held evaluation came to.
+    /// Returns the outcome of a held evaluation.
     pub(super) fn held_outcome(&self, id: u64) -> Option<Arc<Outcome>> {
         self.get(id).ok()?.outcome.clone()
     }
 
-    /// An evaluation is this connection's from now on, and its newest.
+    /// Makes an evaluation belong to this connection, as its newest.
     pub(super) fn set_connection(&mut self, id: u64, connection: &Arc<Connection>) {
         if let Some(entry) = self.entry(id) {
             entry.connection = connection.clone();
@@ -217,13 +217,13 @@ impl Evaluations {
         }
     }
 
-    /// Forgets all but how far the numbers have come, and what has not run yet.
+    /// Removes all evaluations that are over. The numbers continue, and those that wait or run stay.
     pub(super) fn reset(&mut self) {
         self.entries.retain(|entry| entry.stage != Stage::Over);
         self.lost.clear();
-        (self.bytes, self.over) = (0, 0);
+        (self.bytes, self.finished) = (0, 0);
         if self.entries.is_empty() {
-            self.before = self.last;
+            self.last_before = self.last;
         }
     }
 
@@ -235,19 +235,19 @@ impl Evaluations {
         self.find(id).map(|index| &mut self.entries[index])
     }
 
-    /// The entry of the newest evaluation of a connection.
+    /// Returns the entry of a connection's newest evaluation.
     fn newest(&self, connection: &Connection) -> Result<&Entry, EvaluationError> {
         match connection.newest.load(Ordering::Relaxed) {
-            id if id > self.before => self.get(id),
+            id if id > self.last_before => self.get(id),
             _ => Err(match self.lost.last() {
                 Some(id) => EvaluationError::Lost { id: *id },
-                None if self.before == 0 => EvaluationError::None,
-                None => EvaluationError::NoneSince { last: self.before },
+                None if self.last_before == 0 => EvaluationError::None,
+                None => EvaluationError::NoneSince { last: self.last_before },
             }),
         }
     }
 
-    /// The entry of this evaluation.
+    /// Returns the entry of this evaluation.
     fn get(&self, id: u64) -> Result<&Entry, EvaluationError> {
         let none = self.last == 0;
         match self.find(id) {
@@ -259,11 +259,11 @@ impl Evaluations {
         }
     }
 
-    /// Takes away what an entry counts for.
+    /// Subtracts an entry's outcome from the totals.
     fn forget_outcome(&mut self, index: usize) {
         let entry = &mut self.entries[index];
         if entry.outcome.is_some() {
-            self.over -= 1;
+            self.finished -= 1;
             self.bytes -= std::mem::take(&mut entry.bytes);
         }
     }
@@ -273,9 +273,9 @@ impl Evaluations {
         self.entries.remove(index)
     }
 
-    /// Moves the oldest ones but `newest` out until the bounds are kept.
-    fn make_room(&mut self, newest: u64, forgotten: &mut Vec<Entry>) {
-        while self.over > KEPT || self.bytes > BYTES {
+    /// Moves the oldest finished entries except `newest` into `forgotten` until the bounds are kept.
+    fn evict(&mut self, newest: u64, forgotten: &mut Vec<Entry>) {
+        while self.finished > MAX_KEPT || self.bytes > MAX_BYTES {
             let oldest = self.entries.iter().position(|entry| entry.id != newest && entry.stage == Stage::Over);
             let Some(oldest) = oldest else { return };
             forgotten.extend(self.take_entry(oldest));
@@ -284,42 +284,45 @@ impl Evaluations {
 }
 
 impl Session {
-    /// What is known of an evaluation, of whatever connection; the newest one of this by default. Answers while one runs.
+    /// Returns the status of an evaluation of any connection; by default, of the newest one of this connection. Works
+    /// while an evaluation runs.
     ///
     /// # Errors
-    /// [`EvaluationError`]: there is none of this number, or it is no longer kept.
+    /// Returns [`EvaluationError`] when no evaluation has this number, or it is no longer kept.
     pub fn evaluation(&self, id: Option<u64>) -> Result<EvaluationStatus, EvaluationError> {
-        let board = self.inner.board.lock();
+        let scheduler = self.inner.scheduler.lock();
         let entry = match id {
-            Some(id) => board.evaluations.get(id)?,
-            None => board.evaluations.newest(&self.connection)?,
+            Some(id) => scheduler.evaluations.get(id)?,
+            None => scheduler.evaluations.newest(&self.connection)?,
         };
         let progress = match (entry.stage, &entry.outcome) {
             (Stage::Queued, _) => Progress::Queued,
             (Stage::Running(since), _) => Progress::Running {
                 time: entry.took + since.elapsed(),
-                background: board.background_numbers().any(|number| number == entry.id),
+                background: scheduler.background_numbers().any(|number| number == entry.id),
             },
-            (Stage::Over, Some(outcome)) if outcome.held && board.is_held(entry.id) => Progress::Held(outcome.clone()),
+            (Stage::Over, Some(outcome)) if outcome.held && scheduler.is_held(entry.id) => {
+                Progress::Held(outcome.clone())
+            }
             (Stage::Over, Some(outcome)) => Progress::Over(outcome.clone(), entry.took),
             (Stage::Over, None) => return Err(EvaluationError::Gone { id: entry.id }),
         };
         let before = entry.outcome.as_ref().map_or(0, |outcome| outcome.turns.iter().copied().map(u64::from).sum());
-        let printed = before + board.building(entry.id).map_or(0, OutcomeBuilder::printed);
+        let printed = before + scheduler.building(entry.id).map_or(0, OutcomeBuilder::printed);
         Ok(EvaluationStatus { id: entry.id, code: entry.code.to_string(), progress, printed })
     }
 
-    /// What an evaluation has printed so far, stdout and stderr in the order printed, as far as that is kept; and how
-    /// many characters more it printed.
+    /// Returns what an evaluation has printed so far, as far as it is kept, with stdout and stderr in the order
+    /// printed; and the number of further characters that it printed.
     ///
     /// # Errors
-    /// As [`evaluation`](Self::evaluation).
+    /// Fails as [`evaluation`](Self::evaluation) does.
     pub fn printed(&self, id: u64) -> Result<(String, u64), EvaluationError> {
         let (before, building) = {
-            let board = self.inner.board.lock();
-            (board.evaluations.get(id)?.outcome.clone(), board.building(id).map(OutcomeBuilder::so_far))
+            let scheduler = self.inner.scheduler.lock();
+            (scheduler.evaluations.get(id)?.outcome.clone(), scheduler.building(id).map(OutcomeBuilder::so_far))
         };
-        // Put together without the lock.
+        // The texts are put together without the lock.
         let (mut text, mut omitted) = before.map_or_else(Default::default, |outcome| {
             (outcome.printed(), outcome.stdout.omitted + outcome.stderr.omitted)
         });
@@ -330,11 +333,12 @@ impl Session {
         Ok((text, omitted))
     }
 
-    /// Has `reply` called with the outcome of an evaluation when it is over, or held; at once if it is. The error state stays
-    /// as it is. The next answer of the connection that began the evaluation does not mention its failure any more.
+    /// Calls `reply` with the outcome of an evaluation when it is over or held, at once if it is already. The error
+    /// state stays as it is. If this connection began the evaluation, its next answer no longer mentions the
+    /// evaluation's failure.
     ///
     /// # Errors
-    /// As [`evaluation`](Self::evaluation).
+    /// Fails as [`evaluation`](Self::evaluation) does.
     pub fn when_over(
         &self,
         id: u64,
@@ -343,51 +347,51 @@ impl Session {
         self.inner.when_over(id, Some(&self.connection), Box::new(reply))
     }
 
-    /// Has `reply` called when an evaluation is over, or held; at once if it is. The error state stays as it is.
+    /// Calls `reply` when an evaluation is over or held, at once if it is already. The error state stays as it is.
     ///
     /// # Errors
-    /// As [`evaluation`](Self::evaluation).
+    /// Fails as [`evaluation`](Self::evaluation) does.
     pub fn when_ended(&self, id: u64, reply: impl FnOnce() + Send + 'static) -> Result<WaitId, EvaluationError> {
         self.inner.when_over(id, None, Box::new(|_| reply()))
     }
 
-    /// Gives up waiting for an evaluation.
+    /// Cancels a wait for an evaluation. Its reply is dropped.
     pub fn wait_no_longer(&self, wait: WaitId) {
-        self.inner.board.lock().evaluations.waiters.retain(|waiter| waiter.id != wait);
+        self.inner.scheduler.lock().evaluations.waiters.retain(|waiter| waiter.id != wait);
     }
 
-    /// Ends an evaluation that waits or runs, as [`cancel`](Self::cancel) does. Does nothing for one that is over; one
-    /// that is held is for [`abort_held`](Self::abort_held).
+    /// Cancels an evaluation that waits or runs, as [`cancel`](Self::cancel) does. Does nothing for an evaluation that
+    /// is over. Use [`abort_held`](Self::abort_held) for a held one.
     ///
     /// # Errors
-    /// As [`evaluation`](Self::evaluation).
+    /// Fails as [`evaluation`](Self::evaluation) does.
     pub fn cancel_evaluation(&self, id: u64) -> Result<(), EvaluationError> {
-        let job = self.inner.board.lock().evaluations.get(id)?.job;
+        let job = self.inner.scheduler.lock().evaluations.get(id)?.job;
         self.cancel(JobId(job));
         Ok(())
     }
 
-    /// The number of the evaluation that `job` waits behind, which has run in the foreground for so long; `None` when
-    /// it does not wait.
+    /// Returns the number of the foreground evaluation that `job` waits behind, and how long that evaluation has run;
+    /// `None` if `job` does not wait.
     #[must_use]
     pub fn waits_behind(&self, job: JobId) -> Option<(u64, Duration)> {
-        let board = self.inner.board.lock();
-        let waits = board
+        let scheduler = self.inner.scheduler.lock();
+        let waits = scheduler
             .evaluations
             .by_job(job.0)
-            .and_then(|id| board.evaluations.get(id).ok())
+            .and_then(|id| scheduler.evaluations.get(id).ok())
             .is_some_and(|entry| entry.stage == Stage::Queued);
-        let first = board.running.iter().find(|running| !running.is_background() && running.evaluates())?;
-        let entry = board.evaluations.get(first.evaluation).ok()?;
+        let first = scheduler.running.iter().find(|running| !running.is_background() && running.evaluates())?;
+        let entry = scheduler.evaluations.get(first.evaluation).ok()?;
         match entry.stage {
             Stage::Running(since) if waits => Some((entry.id, entry.took + since.elapsed())),
             _ => None,
         }
     }
 
-    /// Gives an evaluation of `code`, done by `job`, its number.
-    pub(super) fn number_evaluation(&self, board: &mut Board, job: u64, code: &Arc<str>) -> u64 {
-        let number = board.evaluations.add(&self.connection, job, code);
+    /// Numbers an evaluation of `code`, done by `job`, and returns its number.
+    pub(super) fn number_evaluation(&self, scheduler: &mut SchedulerState, job: u64, code: &Arc<str>) -> u64 {
+        let number = scheduler.evaluations.add(&self.connection, job, code);
         self.connection.newest.store(number, Ordering::Relaxed);
         if let Some(observer) = self.inner.observer.get() {
             observer.numbered(number);
@@ -395,12 +399,13 @@ impl Session {
         number
     }
 
-    /// True while another evaluation may be begun in the background.
+    /// Checks that there is room for another evaluation in the background.
     ///
     /// # Errors
-    /// [`EvaluationError::TooMany`]: as many are there, or wait to be, as may.
+    /// Returns [`EvaluationError::TooMany`] when the background is full, counting the evaluations that wait to begin
+    /// there.
     pub fn check_background(&self) -> Result<(), EvaluationError> {
-        match self.inner.board.lock().background_and_waiting() {
+        match self.inner.scheduler.lock().background_and_waiting() {
             0..MAX_BACKGROUND => Ok(()),
             count => Err(EvaluationError::TooMany { count }),
         }
@@ -408,30 +413,31 @@ impl Session {
 }
 
 impl Inner {
-    /// `to`: the connection that is given what it came to.
+    /// Calls `reply` with the outcome of an evaluation when it is over or held. `to` is the connection that the outcome
+    /// is given to.
     fn when_over(
         &self,
         id: u64,
         to: Option<&Connection>,
         reply: Reply<Arc<Outcome>>,
     ) -> Result<WaitId, EvaluationError> {
-        let mut board = self.board.lock();
-        let entry = board.evaluations.get(id)?;
+        let mut scheduler = self.scheduler.lock();
+        let entry = scheduler.evaluations.get(id)?;
         let connection = entry.connection.clone();
         let delivers = to.is_some_and(|to| to.id == connection.id);
         if let (Stage::Over, Some(outcome)) = (entry.stage, &entry.outcome) {
             let mut outcome = outcome.clone();
-            if outcome.held && !board.is_held(id) {
+            if outcome.held && !scheduler.is_held(id) {
                 Arc::make_mut(&mut outcome).held = false;
             }
             if delivers {
                 Self::withdraw_failure_notice(&connection, &outcome);
             }
-            drop(board);
+            drop(scheduler);
             reply(outcome);
             return Ok(WaitId(0));
         }
-        let evaluations = &mut board.evaluations;
+        let evaluations = &mut scheduler.evaluations;
         evaluations.waits += 1;
         let wait = WaitId(evaluations.waits);
         evaluations.waiters.push(Waiter { id: wait, evaluation: id, delivers, reply });
@@ -439,10 +445,10 @@ impl Inner {
     }
 }
 
-impl Board {
-    /// What an evaluation that runs comes to so far.
+impl SchedulerState {
+    /// Returns the builder of a running evaluation's outcome.
     fn building(&self, evaluation: u64) -> Option<&OutcomeBuilder> {
-        let mut builders = self.running.iter().filter_map(|running| running.activity.outcome());
+        let mut builders = self.running.iter().filter_map(|running| running.activity.outcome_builder());
         builders.find(|builder| builder.evaluation() == evaluation)
     }
 }

@@ -1,4 +1,4 @@
-//! The last errors of a session.
+//! The error history of a session.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::outcome::ErrorRecord;
 
-/// How many errors are kept.
-const ERRORS: usize = 200;
-/// Bytes that they take together at most.
-const BYTES: usize = 8 << 20;
+/// The largest number of errors that are kept.
+const MAX_ERRORS: usize = 200;
+/// The memory limit of all kept errors together, in bytes.
+const MAX_BYTES: usize = 8 << 20;
 
 /// The last errors, oldest first, within bounds.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -20,27 +20,27 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Adds an error; the oldest ones make room.
+    /// Adds an error. Drops the oldest ones if there is no room.
     pub(crate) fn push(&mut self, error: Arc<ErrorRecord>) {
         self.bytes += error.bytes();
         self.errors.push_back(error);
-        self.limit(BYTES);
+        self.limit(MAX_BYTES);
     }
 
-    /// Drops the oldest errors until the rest takes at most so many bytes. The newest error stays.
+    /// Drops the oldest errors until the rest takes at most `bytes`. The newest error stays.
     pub(crate) fn limit(&mut self, bytes: usize) {
-        while self.errors.len() > ERRORS || self.bytes > bytes && self.errors.len() > 1 {
+        while self.errors.len() > MAX_ERRORS || self.bytes > bytes && self.errors.len() > 1 {
             let oldest = self.errors.pop_front();
             self.bytes -= oldest.map_or(0, |error| error.bytes());
         }
     }
 
-    /// The error with this number.
+    /// Finds an error by its number.
     pub(crate) fn get(&self, id: u64) -> Option<&Arc<ErrorRecord>> {
         self.errors.iter().find(|error| error.id == id)
     }
 
-    /// Newest first.
+    /// Iterates over the errors, newest first.
     pub(crate) fn newest_first(&self) -> impl Iterator<Item = &Arc<ErrorRecord>> {
         self.errors.iter().rev()
     }

@@ -1,35 +1,35 @@
-//! The evaluation that is held where it failed: what can be asked of it, and when it is released.
+//! Held evaluations: requests about them, and their release.
 
 use std::sync::Arc;
 
-use super::activity::{Asked, HeldRequest};
+use super::activity::{HeldRequest, RequestBody};
 use super::connection::Connection;
 use super::events::{InspectionBuilder, OutcomeBuilder};
-use super::scheduler::{Board, Request};
+use super::scheduler::{Request, SchedulerState};
 use super::{Answer, Inner, JobId, Reply, Session, TimeLimit, answer};
 use crate::error::HoldError;
 use crate::image::{Job, JobKind, Lane};
 use crate::outcome::{ErrorRecord, FrameLocals, Outcome};
 
-/// What the next answer says of an evaluation that was released.
-pub(super) const RELEASED: &str = "The evaluation that was held for debugging has been released.";
-pub(super) const TIME_UP: &str = "The evaluation that was held for debugging has been released: its time was up.";
+/// The notices in the next answer after a held evaluation was released.
+pub(super) const RELEASED: &str = "The evaluation held for debugging was released.";
+pub(super) const TIME_UP: &str = "The evaluation held for debugging was released: the hold timed out.";
 
-/// Which restart to invoke.
+/// The restart to invoke.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RestartDesignator {
-    /// By its number, from 1, in the report.
+    /// The restart with this number, from 1, in the report.
     Number(u64),
-    /// By its name, without package.
+    /// The restart with this name, without package.
     Name(String),
 }
 
-/// What became of a held evaluation by a restart.
+/// The result of invoking a restart in a held evaluation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Resumed {
-    /// It went on, and came to this.
+    /// The evaluation was resumed, with this outcome.
     Outcome(Arc<Outcome>),
-    /// The restart was the session's own `ABORT`, which does what [`Session::abort_held`] does.
+    /// The restart was the session's own `ABORT`, which does the same as [`Session::abort_held`].
     Aborted,
 }
 
@@ -40,44 +40,43 @@ impl Session {
         self.held_evaluation().is_some()
     }
 
-    /// Makes what another connection holds this one's: evaluation `id`, or the one that there is. It is the last error of
-    /// both from then on, and the other one is told. Its outcome as it is held.
+    /// Takes over an evaluation that another connection holds: number `id`, or the only held one. Its error becomes
+    /// this connection's last one, and the other connection is notified. Returns the outcome of the evaluation, as it
+    /// is held.
     ///
     /// # Errors
-    /// [`HoldError`]: there is none, or more than one, or this connection holds one already, or somebody is being asked
-    /// about it.
+    /// Returns [`HoldError`] when no evaluation is held, or none with the number `id`, or more than one and `id` is `None`;
+    /// when this connection holds one already; or when the user is being asked about the evaluation.
     pub fn take_over(&self, id: Option<u64>) -> Result<Arc<Outcome>, HoldError> {
         let refused = |reason: String| Err(HoldError::Refused(reason));
         let Self { inner, connection } = self;
-        let mut board = inner.board.lock();
-        if board.hold_of(connection.id).is_some() {
-            return refused(
-                "This connection holds an evaluation already: go on with it, or abort it, first.".to_owned(),
-            );
+        let mut scheduler = inner.scheduler.lock();
+        if scheduler.hold_of(connection.id).is_some() {
+            return refused("This connection already holds an evaluation: resume or abort it first.".to_owned());
         }
-        let held: Vec<_> = board.holds.iter().map(|hold| hold.builder.evaluation()).collect();
+        let held: Vec<_> = scheduler.holds.iter().map(|hold| hold.builder.evaluation()).collect();
         let wanted = match (id, &held[..]) {
             (_, []) => return Err(HoldError::NothingHeld),
             (None, [one]) => *one,
             (Some(id), all) if all.contains(&id) => id,
             (_, all) => {
                 let all: Vec<_> = all.iter().map(u64::to_string).collect();
-                return refused(format!("Which one is to be taken over? These are held: {}.", all.join(", ")));
+                return refused(format!("Name the evaluation to take over. Held evaluations: {}.", all.join(", ")));
             }
         };
-        let Some(outcome) = board.evaluations.held_outcome(wanted) else {
-            return refused(format!("What evaluation {wanted} came to was too large to be kept."));
+        let Some(outcome) = scheduler.evaluations.held_outcome(wanted) else {
+            return refused(format!("Evaluation {wanted} cannot be taken over: its error was too large to keep."));
         };
         let until = std::time::Instant::now().checked_add(inner.limits.lock().hold);
-        let Some(before) = board.hand_over(wanted, connection, until) else {
-            return refused(format!("Somebody is being asked how evaluation {wanted} is to go on."));
+        let Some(before) = scheduler.transfer_hold(wanted, connection, until) else {
+            return refused(format!("A user is being asked how evaluation {wanted} should continue."));
         };
-        inner.leave_board(board);
-        let who = connection.describe();
-        before.tell(format!("{who} took over evaluation {wanted}, which was held for debugging."));
+        inner.unlock_and_notify(scheduler);
+        let name = connection.describe();
+        before.notify(format!("{name} took over evaluation {wanted}, which was held for debugging."));
         let mut state = connection.state();
         if let Err(error) = &outcome.result {
-            state.take_over(error);
+            state.adopt_last_error(error);
             if let Some(observer) = inner.observer.get() {
                 observer.errors(connection.id, Some(error), state.last_error.as_ref());
             }
@@ -85,8 +84,8 @@ impl Session {
         Ok(outcome)
     }
 
-    /// Makes the held evaluation go on by a restart. `values` are Lisp expressions for the restart's arguments, or
-    /// empty. `reply` runs as in [`submit`](Self::submit), like those below.
+    /// Resumes the held evaluation by a restart. `values` are Lisp expressions for the restart's arguments, or empty.
+    /// `reply` runs as in [`submit`](Self::submit); so do the replies of the methods below.
     pub fn invoke_restart(
         &self,
         restart: &RestartDesignator,
@@ -103,21 +102,21 @@ impl Session {
     /// Returns the number of the failed evaluation that is held for this connection.
     #[must_use]
     pub fn held_evaluation(&self) -> Option<u64> {
-        self.inner.board.lock().held_by(self.connection.id)
+        self.inner.scheduler.lock().held_by(self.connection.id)
     }
 
-    /// Returns the error of the evaluation that is held for this connection, with the frames and values that it had when it
-    /// failed. `None` when none is held, or when its error was too large to be kept.
+    /// Returns the error of the evaluation that is held for this connection, with the frames and values of the time
+    /// when it failed. Returns `None` when no evaluation is held, or its error was too large to be kept.
     #[must_use]
     pub fn held_error(&self) -> Option<Arc<ErrorRecord>> {
         let evaluation = self.held_evaluation()?;
-        let outcome = self.inner.board.lock().evaluations.held_outcome(evaluation);
+        let outcome = self.inner.scheduler.lock().evaluations.held_outcome(evaluation);
         let held = outcome.and_then(|outcome| outcome.result.as_ref().err().cloned());
         held.or_else(|| self.last_error().filter(|error| error.evaluation == evaluation))
     }
 
-    /// Reads the present values of the local variables of the held evaluation: of `count` frames, 50 at most, from the frame
-    /// with the number `from` on. Fewer frames when there are not so many.
+    /// Reads the current values of local variables in the held evaluation: of `count` frames, 50 at most, beginning
+    /// with frame number `from`. The reply gets fewer frames if the stack ends before.
     pub fn held_locals(
         &self,
         from: u64,
@@ -125,13 +124,13 @@ impl Session {
         reply: impl FnOnce(Result<Vec<FrameLocals>, HoldError>) + Send + 'static,
     ) -> JobId {
         let timeout = self.inner.limits.lock().timeout;
-        let asked = Asked::Held(HeldRequest::Locals(InspectionBuilder::default(), Box::new(reply)));
+        let body = RequestBody::Held(HeldRequest::Locals(InspectionBuilder::default(), Box::new(reply)));
         let kind = JobKind::FrameLocals { from, count: u32::try_from(count).unwrap_or(u32::MAX) };
-        self.ask_of_held(self.inner.board.lock(), self.inner.job(kind, "", ""), timeout, asked)
+        self.ask_of_held(self.inner.scheduler.lock(), self.inner.job(kind, "", ""), timeout, body)
     }
 
-    /// Evaluates code with the variables of a frame of the held evaluation visible. Neither an error in it nor its
-    /// `timeout` changes the held one.
+    /// Evaluates code with the variables of a frame of the held evaluation visible. Neither an error in the code nor
+    /// its `timeout` changes the held evaluation.
     pub fn eval_in_frame(
         &self,
         frame: u64,
@@ -143,14 +142,14 @@ impl Session {
         let timeout = timeout.or(limits.timeout);
         let mut job = self.inner.job(JobKind::EvalInFrame(frame), code, "");
         let code: Arc<str> = code.into();
-        let mut board = self.inner.board.lock();
-        job.evaluation = self.number_evaluation(&mut board, job.id, &code);
+        let mut scheduler = self.inner.scheduler.lock();
+        job.evaluation = self.number_evaluation(&mut scheduler, job.id, &code);
         let builder = Box::new(OutcomeBuilder::new(job.evaluation, code, limits, timeout));
-        let asked = Asked::Held(HeldRequest::Evaluate(builder, Box::new(reply)));
-        self.ask_of_held(board, job, timeout, asked)
+        let body = RequestBody::Held(HeldRequest::Evaluate(builder, Box::new(reply)));
+        self.ask_of_held(scheduler, job, timeout, body)
     }
 
-    /// Returns the values of `code` from a frame of the held evaluation, which goes on.
+    /// Resumes the held evaluation by returning the values of `code` from one of its frames.
     pub fn return_from_frame(
         &self,
         frame: u64,
@@ -160,7 +159,7 @@ impl Session {
         self.resume(JobKind::ReturnFromFrame(frame), code, "", never_aborted(reply))
     }
 
-    /// Calls the function of a frame of the held evaluation again, with the same arguments.
+    /// Resumes the held evaluation by calling the function of one of its frames again, with the same arguments.
     pub fn restart_frame(
         &self,
         frame: u64,
@@ -169,48 +168,49 @@ impl Session {
         self.resume(JobKind::RestartFrame(frame), "", "", never_aborted(reply))
     }
 
-    /// Unwinds the held evaluation: its cleanup forms run, and what they do stays done.
+    /// Unwinds the held evaluation and runs its cleanup forms. Their effects stay.
     pub fn abort_held(&self, reply: impl FnOnce(Result<(), HoldError>) + Send + 'static) -> JobId {
         let job = self.inner.job(JobKind::Release, "", "");
         let cleanup = self.inner.limits.lock().cleanup;
-        let asked = Asked::Held(HeldRequest::Release(Some(Box::new(reply))));
-        self.ask_of_held(self.inner.board.lock(), job, Some(cleanup), asked)
+        let body = RequestBody::Held(HeldRequest::Release(Some(Box::new(reply))));
+        self.ask_of_held(self.inner.scheduler.lock(), job, Some(cleanup), body)
     }
 
-    /// Requests what makes the held evaluation go on, on the thread that holds it.
+    /// Queues a request that resumes the held evaluation, on the thread that holds it.
     fn resume(&self, kind: JobKind, text: &str, name: &str, reply: Reply<Result<Resumed, HoldError>>) -> JobId {
         let limits = *self.inner.limits.lock();
-        // What is held puts its own in place of this when it goes on.
+        // A placeholder: the held evaluation's own builder replaces it when the request begins.
         let builder = Box::new(OutcomeBuilder::new(0, text.into(), limits, limits.timeout));
         let job = self.inner.job(kind, text, name);
-        let asked = Asked::Held(HeldRequest::Resume(builder, reply));
-        self.ask_of_held(self.inner.board.lock(), job, limits.timeout, asked)
+        let body = RequestBody::Held(HeldRequest::Resume(builder, reply));
+        self.ask_of_held(self.inner.scheduler.lock(), job, limits.timeout, body)
     }
 
-    /// Requests something of the held evaluation, in the order of this connection's requests. It is refused at once where
-    /// nothing can be held: other connections' evaluations, which may take long, do not matter then.
+    /// Queues a request about the held evaluation, in the order of this connection's requests. If this connection
+    /// cannot hold an evaluation by then, refuses the request at once instead of waiting for other connections'
+    /// evaluations.
     fn ask_of_held(
         &self,
-        mut board: parking_lot::MutexGuard<'_, Board>,
+        mut scheduler: parking_lot::MutexGuard<'_, SchedulerState>,
         job: Job,
         timeout: Option<std::time::Duration>,
-        asked: Asked,
+        body: RequestBody,
     ) -> JobId {
         let id = JobId(job.id);
-        let request = Request::new(&self.connection, job, timeout, asked);
-        if board.can_hold_nothing(self.connection.id) {
-            let answer = Inner::refuse(&mut board, request);
-            self.inner.leave_board(board);
+        let request = Request::new(&self.connection, job, timeout, body);
+        if scheduler.cannot_hold(self.connection.id) {
+            let answer = Inner::refuse(&mut scheduler, request);
+            self.inner.unlock_and_notify(scheduler);
             self.inner.deliver([answer]);
         } else {
-            board.push(Lane::Evaluation, request);
-            self.inner.leave_board(board);
+            scheduler.push(Lane::Evaluation, request);
+            self.inner.unlock_and_notify(scheduler);
         }
         id
     }
 }
 
-/// The reply of what never aborts.
+/// Wraps the reply to a request that never aborts the evaluation.
 fn never_aborted(
     reply: impl FnOnce(Result<Arc<Outcome>, HoldError>) + Send + 'static,
 ) -> Reply<Result<Resumed, HoldError>> {
@@ -223,40 +223,46 @@ fn never_aborted(
 }
 
 impl Inner {
-    /// Nobody is asked any more about what a connection holds: what has waited for that may begin.
-    pub(super) fn end_question(&self, board: &mut Board, connection: &Connection) {
-        if board.end_question(connection.id) {
-            self.asks_no_more();
+    /// Ends the question to the user about the connection's held evaluation: requests that waited for the answer may
+    /// begin.
+    pub(super) fn end_question(&self, scheduler: &mut SchedulerState, connection: &Connection) {
+        if scheduler.end_question(connection.id) {
+            self.end_external_wait();
         }
     }
 
-    pub(super) fn asks_no_more(&self) {
+    pub(super) fn end_external_wait(&self) {
         if let Some(observer) = self.observer.get() {
-            observer.asks(false);
+            observer.external_wait(false);
         }
     }
 
-    /// What releases what a connection holds; its next answer says why.
-    pub(super) fn release(&self, board: &mut Board, connection: &Arc<Connection>, notice: &str) -> Request {
-        self.end_question(board, connection);
-        connection.state().notice(notice.to_owned());
+    /// Creates the request that releases a connection's held evaluation, and adds `notice` to the next answer.
+    pub(super) fn release(
+        &self,
+        scheduler: &mut SchedulerState,
+        connection: &Arc<Connection>,
+        notice: &str,
+    ) -> Request {
+        self.end_question(scheduler, connection);
+        connection.state().add_notice(notice.to_owned());
         let cleanup = self.limits.lock().cleanup;
         Request::new(
             connection,
             self.job(JobKind::Release, "", ""),
             Some(cleanup),
-            Asked::Held(HeldRequest::Release(None)),
+            RequestBody::Held(HeldRequest::Release(None)),
         )
     }
 
-    /// Answers what concerns a held evaluation when there is none.
-    pub(super) fn refuse(board: &mut Board, request: Request) -> Answer {
+    /// Returns the answer to a request about a held evaluation when none is held.
+    pub(super) fn refuse(scheduler: &mut SchedulerState, request: Request) -> Answer {
         let error = HoldError::NothingHeld;
-        let Asked::Held(request) = request.asked else { return Box::new(|| ()) };
+        let RequestBody::Held(request) = request.body else { return Box::new(|| ()) };
         match request {
             HeldRequest::Resume(_, reply) => answer(reply, Err(error)),
             HeldRequest::Evaluate(builder, reply) => {
-                board.evaluations.remove(builder.evaluation());
+                scheduler.evaluations.remove(builder.evaluation());
                 answer(reply, Err(error))
             }
             HeldRequest::Locals(_, reply) => answer(reply, Err(error)),

@@ -1,4 +1,4 @@
-//! What Lisp's threads ask for and tell.
+//! The host's side of the contract with Lisp: threads ask for jobs, and report events.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -6,67 +6,69 @@ use std::time::{Duration, Instant};
 use parking_lot::MutexGuard;
 
 use super::Inner;
-use super::activity::{Activity, Then};
+use super::activity::{Activity, HoldEffect};
 use super::connection::Connection;
-use super::events::{ClippedBuffer, JobEnd, Unbalanced, on_one_line};
-use super::limits::HEAP_WATCH;
-use super::scheduler::{Board, Next, Place, Running};
-use crate::image::interruption::REACTION;
+use super::events::{ClippedBuffer, JobEnd, Unbalanced, escape_line_breaks};
+use super::limits::HEAP_CHECK_INTERVAL;
+use super::scheduler::{Next, Placement, Running, SchedulerState};
+use crate::image::interruption::REACTION_TIME;
 use crate::image::{Event, Host, Job, Lane, Text};
 
-/// Time for finding out where the texts are unbalanced that an evaluation failed on.
+/// The time for finding where a text is unbalanced that an evaluation failed on.
 const SEARCH_TIME: Duration = Duration::from_millis(200);
 
 impl Host for Inner {
     fn next_job(&self, lane: Lane, thread: u64, held: Option<u64>) -> Option<Job> {
         if lane == Lane::Evaluation {
-            // Not by looking at the board itself: whoever pushes would wait for its lock.
+            // The thread polls a counter, not the queue: polling would keep the lock from those who push.
             let pushes = self.pushes.load(Ordering::Acquire);
-            if !self.board.lock().has_waiting(lane) {
-                crate::os::busy_poll::look(20, || (self.pushes.load(Ordering::Acquire) != pushes).then_some(()));
+            if !self.scheduler.lock().has_waiting(lane) {
+                crate::os::busy_poll::poll_briefly(20, || {
+                    (self.pushes.load(Ordering::Acquire) != pushes).then_some(())
+                });
             }
         }
         loop {
             let now = Instant::now();
-            let mut board = self.board.lock();
-            match board.next(lane, thread, held, now) {
+            let mut scheduler = self.scheduler.lock();
+            match scheduler.next(lane, thread, held, now) {
                 Next::Run(job) => {
-                    self.begun(board.find(job.id), now);
-                    if board.find(job.id).is_some_and(|running| running.is_background()) {
-                        self.report_background(&board);
+                    self.job_begun(scheduler.find(job.id), now);
+                    if scheduler.find(job.id).is_some_and(|running| running.is_background()) {
+                        self.report_background(&scheduler);
                     }
                     if let (Lane::Inspection, Some(observer)) = (lane, self.observer.get()) {
                         observer.inspects(Some(job.id));
                     }
-                    self.leave_board(board);
+                    self.unlock_and_notify(scheduler);
                     return Some(job);
                 }
                 Next::Release(hold, notice) => {
                     let connection = hold.connection.clone();
-                    // With the question that somebody may be asked about it.
-                    board.holds.push(*hold);
-                    let request = self.release(&mut board, &connection, notice);
-                    let hold = board.holds.pop().map(Box::new);
-                    let job = board.begin(lane, thread, request, hold, now);
-                    self.begun(board.find(job.id), now);
-                    self.leave_board(board);
+                    // `release` finds the hold there, and ends the question to the user about it.
+                    scheduler.holds.push(*hold);
+                    let request = self.release(&mut scheduler, &connection, notice);
+                    let hold = scheduler.holds.pop().map(Box::new);
+                    let job = scheduler.begin(lane, thread, request, hold, now);
+                    self.job_begun(scheduler.find(job.id), now);
+                    self.unlock_and_notify(scheduler);
                     return Some(job);
                 }
                 Next::Refuse(request) => {
-                    let answer = Self::refuse(&mut board, *request);
-                    self.leave_board(board);
+                    let answer = Self::refuse(&mut scheduler, *request);
+                    self.unlock_and_notify(scheduler);
                     self.deliver([answer]);
                 }
                 Next::Wait(until) => {
-                    self.notify(board.take_changed());
-                    self.rest(&board);
+                    self.notify(scheduler.take_changed());
+                    self.stop_idle_clock(&scheduler);
                     match until {
-                        None => self.changed[lane as usize].wait(&mut board),
-                        Some(until) => drop(self.changed[lane as usize].wait_until(&mut board, until)),
+                        None => self.changed[lane as usize].wait(&mut scheduler),
+                        Some(until) => drop(self.changed[lane as usize].wait_until(&mut scheduler, until)),
                     }
                 }
                 Next::End => {
-                    self.leave_board(board);
+                    self.unlock_and_notify(scheduler);
                     return None;
                 }
             }
@@ -74,38 +76,38 @@ impl Host for Inner {
     }
 
     fn thread_ended(&self, thread: u64) {
-        let mut board = self.board.lock();
-        board.thread_ended(thread);
-        self.leave_board(board);
+        let mut scheduler = self.scheduler.lock();
+        scheduler.thread_ended(thread);
+        self.unlock_and_notify(scheduler);
     }
 
     fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool {
-        let mut board = self.board.lock();
+        let mut scheduler = self.scheduler.lock();
         if let Event::ThreadRefused(reason) = event {
-            self.thread_refused(board, reason);
+            self.thread_refused(scheduler, reason);
             return false;
         }
         if let Event::Blocked(lock) = event {
-            board.abandoned.looked(&lock.to_owned());
+            scheduler.abandoned.lock_checked(&lock.to_owned());
             return false;
         }
         if let Event::Done { success } = event {
-            if board.abandoned.ended(job) {
+            if scheduler.abandoned.ended(job) {
                 return true;
             }
-            if let Some((texts, end)) = board.find(job).and_then(Running::begin_search) {
-                // The search is slow: without the lock, while the job still counts as running.
-                drop(board);
-                let hints = hints(texts, &end);
-                board = self.board.lock();
-                if let Some(running) = board.find(job) {
-                    running.end_search(&hints);
+            if let Some((texts, end)) = scheduler.find(job).and_then(Running::begin_search) {
+                // The search is slow, so the lock is released. The job still counts as running.
+                drop(scheduler);
+                let hints = find_hints(texts, &end);
+                scheduler = self.scheduler.lock();
+                if let Some(running) = scheduler.find(job) {
+                    running.finish_search(&hints);
                 }
             }
-            let Some(mut running) = board.take_running(job) else {
-                board.control_done(job);
-                board.unwinding.retain(|unwinding| *unwinding != job);
-                self.leave_board(board);
+            let Some(mut running) = scheduler.take_running(job) else {
+                scheduler.control_done(job);
+                scheduler.unwinding.retain(|unwinding| *unwinding != job);
+                self.unlock_and_notify(scheduler);
                 return false;
             };
             let end = match running.interrupted() {
@@ -113,29 +115,31 @@ impl Host for Inner {
                 Some(reason) => JobEnd::Interrupted(reason),
                 None => JobEnd::Failed,
             };
-            let settled = running.take_questions();
-            let answer = self.finish(&mut board, running, end);
-            // Whoever finds that nothing runs finds what came of it.
-            self.leave_board(board);
+            let settled = running.take_error_queries();
+            let answer = self.finish(&mut scheduler, running, end);
+            // The outcome is recorded before anybody can see that nothing runs.
+            self.unlock_and_notify(scheduler);
             self.deliver(std::iter::once(answer).chain(settled));
             return false;
         }
-        let Some(running) = board.find(job) else {
+        let Some(running) = scheduler.find(job) else {
             if let Event::Refused(reason) = event
-                && board.abandoned.is_of(job)
+                && scheduler.abandoned.runs(job)
             {
-                board.abandoned.refused(&reason.to_owned());
+                scheduler.abandoned.refused(&reason.to_owned());
                 return false;
             }
-            let connection = board.evaluations.connection(job).unwrap_or_else(|| self.main.clone());
-            drop(board);
-            self.stray(&connection, event);
+            let connection = scheduler.evaluations.connection(job).unwrap_or_else(|| self.main.clone());
+            drop(scheduler);
+            self.stray_event(&connection, event);
             return false;
         };
         match event {
             Event::Held { unchanged } => match &mut running.activity {
                 Activity::Evaluate(evaluate) => evaluate.held = true,
-                Activity::Held(about) => about.then = if unchanged { Then::Unchanged } else { Then::HeldAgain },
+                Activity::Held(about) => {
+                    about.effect = if unchanged { HoldEffect::Unchanged } else { HoldEffect::HeldAgain }
+                }
                 Activity::Inspect(_) => {}
             },
             Event::Refused(reason) => {
@@ -143,8 +147,8 @@ impl Host for Inner {
                     about.refused = Some(reason.to_owned());
                 }
             }
-            Event::Interrupted(_) => self.interrupted(running, false),
-            Event::Unwinding(_) => self.interrupted(running, true),
+            Event::Interrupted(_) => self.note_interruption(running, false),
+            Event::Unwinding(_) => self.note_interruption(running, true),
             Event::Released => {
                 let end = Instant::now() + self.limits.lock().cleanup;
                 running.deadline = Some(end);
@@ -155,24 +159,24 @@ impl Host for Inner {
             }
             Event::Foreground => {
                 if !running.is_background() {
-                    running.place = Place::Foreground;
+                    running.placement = Placement::Foreground;
                     return true;
                 }
             }
             Event::Heap => {
-                let (was_full, full) = (running.filled_heap, running.judge_heap());
+                let (was_full, full) = (running.filled_heap, running.check_heap());
                 if let Some(observer) = self.observer.get().filter(|_| !running.is_background()) {
                     let now = Instant::now();
                     if full {
-                        self.clock.arm(now + REACTION);
+                        self.clock.arm(now + REACTION_TIME);
                     } else if was_full {
-                        // The time it had for its end is its own again.
-                        observer.extended(running.deadline.map(|end| end.saturating_duration_since(now)));
+                        // The heap's deadline is over: the job's own one applies again.
+                        observer.deadline_changed(running.deadline.map(|end| end.saturating_duration_since(now)));
                     }
                 }
                 return full;
             }
-            // It is being ended in the one before.
+            // An interrupted job is unwinding from its previous step.
             Event::Step(..) if running.interrupted().is_some() => {}
             Event::Step(step, milliseconds) => {
                 running.activity.event(event);
@@ -182,25 +186,25 @@ impl Host for Inner {
                     self.clock.arm(deadline);
                 }
                 if let Some(observer) = self.observer.get().filter(|_| !running.is_background()) {
-                    observer.extended(time);
+                    observer.deadline_changed(time);
                     observer.step(time.map(|_| step.to_owned()).as_deref());
                 }
             }
             Event::Notice(text) if running.is_background() => return running.activity.event(Event::Notice(text)),
             Event::Notice(text) => {
-                running.connection.state().notice(on_one_line(&text.to_owned()));
+                running.connection.state().add_notice(escape_line_breaks(&text.to_owned()));
             }
-            // Asked before it is told.
+            // Lisp asks with an empty text whether a description is wanted.
             Event::Definitions(text) if text.len() == 0 => {
-                return self.is_shared(&running.connection) && !self.restores();
+                return self.is_shared(&running.connection) && !self.is_replaying();
             }
-            Event::Definitions(text) => self.tell_others(&running.connection, &format!("{}.", text.to_owned())),
+            Event::Definitions(text) => self.notify_others(&running.connection, &format!("{}.", text.to_owned())),
             Event::Defined(..) => {
-                let (local, observer) = (running.activity.is_local(), self.observer.get());
+                let (binds_package, observer) = (running.activity.binds_package(), self.observer.get());
                 let Some(builder) = running.activity.current_builder() else { return false };
                 builder.event(event);
                 if let (Some(observer), Some((form, changes))) = (observer, builder.last_defined()) {
-                    observer.defined(form, changes, local, builder.evaluation());
+                    observer.defined(form, changes, binds_package, builder.evaluation());
                 }
             }
             event => {
@@ -212,8 +216,8 @@ impl Host for Inner {
     }
 }
 
-/// Searches unbalanced texts for where they went wrong, for up to 200 ms in all, or until `end` is set.
-fn hints(texts: Vec<Unbalanced>, end: &AtomicBool) -> Vec<(Unbalanced, String)> {
+/// Finds where the texts are probably unbalanced. Takes 200 ms at most for all texts, and stops when `end` is set.
+fn find_hints(texts: Vec<Unbalanced>, end: &AtomicBool) -> Vec<(Unbalanced, String)> {
     let begin = Instant::now();
     let stop = || end.load(Ordering::Relaxed) || begin.elapsed() >= SEARCH_TIME;
     let found = texts.into_iter().map_while(|text| (!stop()).then(|| text.hint(stop).map(|hint| (text, hint))));
@@ -221,63 +225,63 @@ fn hints(texts: Vec<Unbalanced>, end: &AtomicBool) -> Vec<(Unbalanced, String)> 
 }
 
 impl Inner {
-    /// Spares the clock's thread to wake for what is over, as it would soon. Called before a thread sleeps, not whenever
-    /// nothing runs: where one evaluation follows another the clock stays as it is.
-    fn rest(&self, board: &Board) {
-        if board.running.is_empty() && board.abandoned.is_empty() {
-            self.clock.rest();
+    /// Stops the clock when nothing runs, so that its thread does not wake for a job that is over. Called only before a
+    /// thread sleeps: when one evaluation follows another, the clock stays as it is.
+    fn stop_idle_clock(&self, scheduler: &SchedulerState) {
+        if scheduler.running.is_empty() && scheduler.abandoned.is_empty() {
+            self.clock.stop();
         }
     }
 
-    /// Takes note of a job that begins to run.
-    fn begun(&self, running: Option<&mut Running>, now: Instant) {
+    /// Reports a job that begins, and sets the clock for its limits.
+    fn job_begun(&self, running: Option<&mut Running>, now: Instant) {
         let Some(running) = running else { return };
         if running.is_foreground()
-            && running.activity.is_asked_for()
+            && running.activity.is_requested()
             && let Some(observer) = self.observer.get()
         {
-            // What the server does of its own accord has a number of its own, above those of what waits.
+            // The server's own jobs are not reported: their numbers are above those of requests that still wait.
             let timeout = running.deadline.map(|end| end.saturating_duration_since(now));
             observer.begun(running.id, running.connection.id, timeout);
         }
         if running.evaluates() {
-            self.begun.fetch_add(1, Ordering::Relaxed);
+            self.evaluations_begun.fetch_add(1, Ordering::Relaxed);
         }
-        let watch = running.heap_limit.map(|_| now + HEAP_WATCH);
+        let watch = running.heap_limit.map(|_| now + HEAP_CHECK_INTERVAL);
         if let Some(at) = running.deadline.into_iter().chain(watch).min() {
             self.clock.arm(at);
         }
     }
 
-    /// No thread could be started that evaluates. What was to have it in the background fails.
-    fn thread_refused(&self, mut board: MutexGuard<'_, Board>, reason: Text<'_>) {
-        match board.thread_refused(&reason.to_owned(), Instant::now()) {
+    /// Records that no evaluating thread could be started. A background evaluation that needed it fails.
+    fn thread_refused(&self, mut scheduler: MutexGuard<'_, SchedulerState>, reason: Text<'_>) {
+        match scheduler.thread_refused(&reason.to_owned(), Instant::now()) {
             Ok(request) => {
-                let answer = Running::unbegun(request, Lane::Evaluation).map(|mut running| {
+                let answer = Running::unstarted(request, Lane::Evaluation).map(|mut running| {
                     if let Some(builder) = running.activity.current_builder() {
                         builder.fail("STORAGE-CONDITION", reason);
                     }
-                    self.finish(&mut board, running, JobEnd::Failed)
+                    self.finish(&mut scheduler, running, JobEnd::Failed)
                 });
-                self.leave_board(board);
+                self.unlock_and_notify(scheduler);
                 self.deliver(answer);
             }
             Err(again) => {
                 self.clock.arm(again);
-                self.leave_board(board);
+                self.unlock_and_notify(scheduler);
             }
         }
     }
 
-    /// Takes what comes from nothing that runs now, but once did for `connection`.
-    fn stray(&self, connection: &Connection, event: Event<'_>) {
+    /// Handles an event of a job that is over, whose connection was `connection`.
+    fn stray_event(&self, connection: &Connection, event: Event<'_>) {
         match event {
             Event::Stdout(text) | Event::Stderr(text) => {
                 let limit = self.limits.lock().max_output;
                 let mut state = connection.state();
                 state.background.get_or_insert_with(|| ClippedBuffer::new(limit)).push(text);
             }
-            Event::Notice(text) => connection.state().notice(on_one_line(&text.to_owned())),
+            Event::Notice(text) => connection.state().add_notice(escape_line_breaks(&text.to_owned())),
             _ => {}
         }
     }

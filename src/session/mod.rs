@@ -1,13 +1,12 @@
 //! A session: jobs, limits and the error state in front of one image.
 //!
-//! A request is put on the [scheduler](scheduler)'s board by the [api], taken from there by a thread of Lisp's, built up
-//! from that one's [events], and [completed](completion): recorded in the [error state](error_state) and among the
-//! [evaluations], and answered. What belongs to one of those who share the session is its [connection].
+//! The [api] puts a request into the [scheduler]'s queue. A Lisp thread takes the request from there, and its [events]
+//! build up the result. Then the request is [completed](completion): recorded in the [error state](error_state) and
+//! among the [evaluations], and answered. Each client of a session has a [connection] of its own.
 #![cfg_attr(not(feature = "mcp"), allow(dead_code, reason = "the server asks for more than programs do"))]
 
 mod abandoned;
 mod activity;
-mod aftermath;
 mod api;
 mod completion;
 mod connection;
@@ -20,6 +19,7 @@ mod host;
 mod limits;
 pub(crate) mod observer;
 mod operation;
+mod post_processing;
 #[cfg(feature = "mcp")]
 pub(crate) mod recovery;
 pub(crate) mod reentry;
@@ -36,84 +36,85 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::config::Limits;
 use crate::image::{Job, JobKind, Lane};
 use crate::os::clock::Clock;
-use abandoned::GiveUp;
-use activity::Asked;
+use abandoned::EndProcess;
+use activity::RequestBody;
 use connection::Connection;
 use observer::Observer;
 #[cfg(feature = "mcp")]
 pub(crate) use scheduler::MAX_BACKGROUND;
-use scheduler::{Board, Request};
+use scheduler::{Request, SchedulerState};
 
-#[cfg(feature = "mcp")]
-pub(crate) use aftermath::Aftermath;
 pub use api::{Background, Evaluation, JobId, Session, TimeLimit};
 pub use evaluations::WaitId;
 pub use hold::{RestartDesignator, Resumed};
 pub(crate) use operation::Operation;
 #[cfg(feature = "mcp")]
 pub(crate) use operation::quoted;
+#[cfg(feature = "mcp")]
+pub(crate) use post_processing::PostProcessing;
 
-/// How long an inspection may take.
+/// The time limit of an inspection.
 const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 type Reply<T> = Box<dyn FnOnce(T) + Send>;
 
-/// Calls a [`Reply`] with what it waits for.
+/// A call that sends an answer: a [`Reply`] together with its value.
 type Answer = Box<dyn FnOnce() + Send>;
 
 fn answer<T: Send + 'static>(reply: Reply<T>, value: T) -> Answer {
     Box::new(move || reply(value))
 }
 
-/// What is written for every evaluation has a cache line of its own: the caller's thread and Lisp's take turns, and would
-/// wait for what stands beside it.
+/// The state that all handles of a session share. Each field that every evaluation writes has a cache line of its own:
+/// the caller's thread and the Lisp thread alternate, and would slow each other down by writing to a shared line.
 struct Inner {
-    /// Where others are locked as well, this comes first.
-    board: CachePadded<Mutex<Board>>,
-    /// For the threads of each lane: there is something new on the board.
+    /// The scheduler state. Lock order: this lock is taken before all others.
+    scheduler: CachePadded<Mutex<SchedulerState>>,
+    /// Wakes the threads of each lane when the scheduler state has something new for them.
     changed: [Condvar; Lane::COUNT],
-    /// For whoever waits until nothing runs.
+    /// Wakes the threads that wait until nothing runs.
     ended: Condvar,
     limits: CachePadded<Mutex<Limits>>,
     /// The session's own connection.
     main: Arc<Connection>,
-    /// Those that joined it, in their order. Nothing else is locked under this.
-    guests: Mutex<Vec<Arc<Connection>>>,
+    /// The connections that joined the session, in that order. No other lock is taken under this one.
+    attached: Mutex<Vec<Arc<Connection>>>,
     next_connection: AtomicU64,
-    /// Errors so far, of all connections, those of before a reset included, so that a number never means two things.
-    errors: AtomicU64,
+    /// The number of errors so far, of all connections. A reset does not restart the count, so that a number never
+    /// means two errors.
+    error_count: AtomicU64,
     clock: CachePadded<Clock>,
-    /// Evaluations so far, and how many there were when the heap was last looked at.
-    begun: CachePadded<AtomicU64>,
-    watched: AtomicU64,
+    /// The number of evaluations so far, and its value when the heap was last checked.
+    evaluations_begun: CachePadded<AtomicU64>,
+    begun_at_last_check: AtomicU64,
     next_id: CachePadded<AtomicU64>,
-    /// How often the board has had something new for a thread that evaluates: what such a thread looks at while it is
-    /// awake.
+    /// The number of times that the evaluation queue had something new. An evaluating thread polls this number before
+    /// it sleeps.
     pushes: CachePadded<AtomicU64>,
-    /// Who is told of what must outlive the image.
+    /// Receives the changes that must outlive the image.
     observer: OnceCell<Arc<dyn Observer>>,
-    /// Where no other image can take this one's place: what ends the process, for this reason.
-    give_up: OnceCell<GiveUp>,
+    /// Ends the process for a reason, when no other image can replace this one.
+    process_end: OnceCell<EndProcess>,
 }
 
 impl Inner {
     fn new(limits: Limits) -> Self {
         Self {
-            board: CachePadded::default(),
+            scheduler: CachePadded::default(),
             changed: Default::default(),
             ended: Condvar::new(),
             limits: CachePadded::new(Mutex::new(limits)),
             main: Connection::new(0),
-            guests: Mutex::default(),
+            attached: Mutex::default(),
             next_connection: AtomicU64::new(1),
-            errors: AtomicU64::new(0),
+            error_count: AtomicU64::new(0),
             clock: CachePadded::default(),
-            begun: CachePadded::default(),
-            watched: AtomicU64::new(0),
+            evaluations_begun: CachePadded::default(),
+            begun_at_last_check: AtomicU64::new(0),
             next_id: CachePadded::new(AtomicU64::new(1)),
             pushes: CachePadded::default(),
             observer: OnceCell::new(),
-            give_up: OnceCell::new(),
+            process_end: OnceCell::new(),
         }
     }
 
@@ -121,22 +122,22 @@ impl Inner {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A job that belongs to no evaluation.
+    /// Creates a job that belongs to no evaluation.
     fn job(&self, kind: JobKind, text: &str, name: &str) -> Job {
         Job { text: utf32(text), name: utf32(name), ..Job::empty(self.next_job_id(), kind, 0) }
     }
 
-    /// A job that asks a question which the Lisp side knows by name.
+    /// Creates a job for a query that the Lisp side knows by name.
     fn query(&self, operation: &Operation) -> Job {
         Job { operation: utf32(&operation.to_string()), ..self.job(JobKind::Query, "", "") }
     }
 
-    /// Gives up the board, and wakes whoever has something new to look at there.
-    fn leave_board(&self, mut board: MutexGuard<'_, Board>) {
-        board.settle(Instant::now());
-        let changed = board.take_changed();
-        // Before anybody is woken: the lock could be handed to a thread that a collection stops.
-        drop(board);
+    /// Unlocks the scheduler state and wakes the threads that it has something new for.
+    fn unlock_and_notify(&self, mut scheduler: MutexGuard<'_, SchedulerState>) {
+        scheduler.reschedule(Instant::now());
+        let changed = scheduler.take_changed();
+        // The lock is released first: a woken thread could get it, and then be stopped by a garbage collection.
+        drop(scheduler);
         self.notify(changed);
         self.ended.notify_all();
     }
@@ -145,7 +146,7 @@ impl Inner {
         for (lane, _) in changed.iter().enumerate().filter(|(_, changed)| **changed) {
             if lane == Lane::Evaluation as usize {
                 self.pushes.fetch_add(1, Ordering::Release);
-                // Those that hold an evaluation, too.
+                // Threads that hold an evaluation wait here, too, so all of them must wake.
                 self.changed[lane].notify_all();
             } else {
                 self.changed[lane].notify_one();
@@ -155,18 +156,18 @@ impl Inner {
 }
 
 impl Session {
-    fn enqueue(&self, lane: Lane, job: Job, timeout: Option<Duration>, asked: Asked) -> JobId {
+    fn enqueue(&self, lane: Lane, job: Job, timeout: Option<Duration>, body: RequestBody) -> JobId {
         let id = JobId(job.id);
-        let mut board = self.inner.board.lock();
-        board.push(lane, Request::new(&self.connection, job, timeout, asked));
-        self.inner.leave_board(board);
+        let mut scheduler = self.inner.scheduler.lock();
+        scheduler.push(lane, Request::new(&self.connection, job, timeout, body));
+        self.inner.unlock_and_notify(scheduler);
         id
     }
 }
 
-/// Text as Lisp takes it.
+/// Encodes text for Lisp.
 fn utf32(text: &str) -> Vec<u32> {
-    // Chars cannot tell how many they are: collected, they would be moved to more room again and again.
+    // `Chars` has no exact length, so `collect` would reallocate again and again.
     let mut codes = Vec::with_capacity(text.len());
     codes.extend(text.chars().map(u32::from));
     codes

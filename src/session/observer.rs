@@ -10,50 +10,53 @@ use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, Outcome};
 /// Receives the changes that another image needs to continue the session. The session calls it on Lisp's threads, before
 /// it sends the answer that a change belongs to: no method may block.
 pub(crate) trait Observer: Send + Sync {
-    /// A foreground job of this connection begins; it is interrupted after `timeout`.
+    /// Called when a foreground job of this connection begins. The job is interrupted after `timeout`.
     fn begun(&self, _job: u64, _connection: u64, _timeout: Option<Duration>) {}
-    /// The foreground job gets a new deadline, this long from now; `None` for no deadline.
-    fn extended(&self, _more: Option<Duration>) {}
-    /// The foreground job begins this step; `None` when the step is over.
+    /// Called when the foreground job gets a new deadline, this long from now; `None` for no deadline.
+    fn deadline_changed(&self, _more: Option<Duration>) {}
+    /// Called when the foreground job begins this step; `None` when the step is over.
     fn step(&self, _step: Option<&str>) {}
-    /// An answer begins to wait for a person or another process, or stops waiting.
-    fn asks(&self, _yes: bool) {}
-    /// A foreground job ends, or continues in the background.
+    /// Called when an answer begins to wait for a person or another process (`true`), or stops waiting (`false`).
+    fn external_wait(&self, _begins: bool) {}
+    /// Called when a foreground job ends, or continues in the background.
     fn ended(&self, _job: u64) {}
-    /// The set of background evaluations changes to these numbers.
+    /// Called when the set of background evaluations changes to these numbers.
     fn in_background(&self, _evaluations: &mut dyn Iterator<Item = u64>) {}
-    /// This inspection job begins; `None` when it ends.
+    /// Called when this inspection job begins; `None` when it ends.
     fn inspects(&self, _job: Option<u64>) {}
-    /// An evaluation ends. `added`: the new error in the connection's history; `last`: the connection's error state now.
+    /// Called when an evaluation ends. `added` is the new error in the connection's history, `last` the connection's
+    /// last error now.
     fn errors(&self, _connection: u64, _added: Option<&Arc<ErrorRecord>>, _last: Option<&Arc<ErrorRecord>>) {}
-    /// A form of the evaluation with this number defined something. `local`: the package was bound for this evaluation only.
-    fn defined(&self, _form: &DefiningForm, _changes: &Changes, _local: bool, _evaluation: u64) {}
-    /// A connection ends.
+    /// Called when a form of the evaluation with this number has defined something. `binds_package`: the package was
+    /// bound for this evaluation only.
+    fn defined(&self, _form: &DefiningForm, _changes: &Changes, _binds_package: bool, _evaluation: u64) {}
+    /// Called when a connection ends.
     fn disconnected(&self, _connection: u64) {}
-    /// An evaluation gets this number.
+    /// Called when an evaluation gets this number.
     fn numbered(&self, _evaluation: u64) {}
-    /// A client sets the limits.
+    /// Called when a client sets the limits.
     fn limits(&self, _limits: &Limits) {}
     /// Returns true during a replay, whose evaluations are not reported again.
-    fn restores(&self) -> bool {
+    fn is_replaying(&self) -> bool {
         false
     }
-    /// Lisp cannot be interrupted, so the image must be replaced. `outcome`: for the evaluation, if a call waits for one.
+    /// Called when Lisp cannot be interrupted, so that the image must be replaced. `outcome` is for the evaluation, if
+    /// a call waits for it.
     fn stuck(&self, _outcome: Option<Outcome>, _why: Stuck) {}
 }
 
-/// The observer of a process that runs a single evaluation, without an image to replace its own: reports the outcome when
-/// Lisp cannot be interrupted.
-pub(crate) struct LastWords<F>(F);
+/// The observer of a process that runs a single evaluation and has no other image: reports the outcome when Lisp cannot
+/// be interrupted.
+pub(crate) struct StuckReporter<F>(F);
 
-impl<F: Fn(Outcome) + Send + Sync> LastWords<F> {
-    /// Creates the observer; `say` gets an outcome that is an error, and ends the process.
-    pub(crate) fn new(say: F) -> Self {
-        Self(say)
+impl<F: Fn(Outcome) + Send + Sync> StuckReporter<F> {
+    /// Creates the observer. `report` gets an outcome that is an error, and ends the process.
+    pub(crate) fn new(report: F) -> Self {
+        Self(report)
     }
 }
 
-impl<F: Fn(Outcome) + Send + Sync> Observer for LastWords<F> {
+impl<F: Fn(Outcome) + Send + Sync> Observer for StuckReporter<F> {
     fn stuck(&self, outcome: Option<Outcome>, why: Stuck) {
         let Some(mut outcome) = outcome else { return };
         if let Err(error) = &mut outcome.result {

@@ -1,5 +1,5 @@
-//! What the Lisp side is asked to do by name, and the records that it answers with: lisp/operations.lisp has the
-//! other half.
+//! Operations and queries that Lisp runs by name, and the records that they return. Their Lisp half is in
+//! lisp/operations.lisp.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -9,16 +9,16 @@ use crate::error::InspectError;
 use crate::image::{Event, Text};
 use crate::outcome::{FieldValue, LoadProgress, Omitted, Record, System, of_kind};
 
-/// Records of one answer, and the memory that they take, in bytes: whoever pushes them has limits of his own, below.
+/// The largest number of records in one answer, and their memory in bytes. Operations have smaller limits of their own.
 const MAX_RECORDS: usize = 10_000;
 const MAX_BYTES: usize = 4 << 20;
-/// Characters of one field.
+/// The number of characters that are kept of one field.
 const MAX_FIELD: u64 = 10_000;
 
-/// A value that an operation is told, as Lisp reads it.
+/// An argument of an operation, in Lisp syntax.
 pub(crate) struct Argument(String);
 
-/// A string, as the standard reader takes it.
+/// Quotes a string for the standard reader.
 pub(crate) fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
@@ -59,35 +59,37 @@ impl From<Vec<Operation>> for Argument {
     }
 }
 
-/// A query, or what evaluates in place of the plain evaluator, with its arguments. It is displayed as Lisp reads it.
+/// A query, or an operation that replaces the plain evaluation of code, with its arguments. Its `Display` is Lisp
+/// syntax.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Operation {
-    /// All but the closing parenthesis.
+    /// The list without its closing parenthesis.
     text: String,
-    /// It tells of errors that were handled, which its records name.
+    /// True if the operation reports handled errors, which its records refer to.
     pub(super) has_errors: bool,
 }
 
 impl Operation {
-    /// The one that `define-query` or `define-operation` calls so.
+    /// Creates the operation that `define-query` or `define-operation` defines by this name.
     pub(crate) fn new(name: &str) -> Self {
         Self { text: format!("(:{name}"), has_errors: false }
     }
 
-    /// Its records name errors that it tells of: these go into the history and come with the outcome.
+    /// Marks an operation that reports errors which its records refer to. The errors go into the history and come with
+    /// the outcome.
     #[must_use]
     pub(crate) fn with_errors(self) -> Self {
         Self { has_errors: true, ..self }
     }
 
-    /// With this argument.
+    /// Adds an argument.
     #[must_use]
     pub(crate) fn with(mut self, name: &str, value: impl Into<Argument>) -> Self {
         self.text += &format!(" :{name} {}", value.into().0);
         self
     }
 
-    /// With this argument, if there is one.
+    /// Adds an argument, if there is one.
     #[must_use]
     pub(crate) fn maybe(self, name: &str, value: Option<impl Into<Argument>>) -> Self {
         match value {
@@ -103,7 +105,7 @@ impl Display for Operation {
     }
 }
 
-/// Records as they come in. What is over the bounds is counted, in a last record [`Omitted`].
+/// Builds records from events. Records over the bounds are counted, in a last record [`Omitted`].
 #[derive(Debug, Default)]
 pub(super) struct RecordsBuilder {
     records: Vec<Record>,
@@ -114,13 +116,13 @@ pub(super) struct RecordsBuilder {
     error: Option<(String, ClippedBuffer)>,
 }
 
-/// A name as the [table](crate::outcome::Record) has it.
+/// Returns a name in the spelling of the [record table](crate::outcome::Record).
 fn name(text: Text<'_>) -> String {
     beginning(text, 100).to_ascii_lowercase().replace('-', "_")
 }
 
 impl RecordsBuilder {
-    /// Takes an event. True when no more of the text begun last is kept.
+    /// Handles an event. Returns true if the rest of the current text is not kept.
     pub(super) fn event(&mut self, event: Event<'_>) -> bool {
         match event {
             Event::Record(kind) => {
@@ -132,7 +134,7 @@ impl RecordsBuilder {
                     let kind = name(kind);
                     match Record::begin(&kind) {
                         Some(record) => self.records.push(record),
-                        None => tracing::error!("Lisp told of a {kind:?}, which is no kind of record"),
+                        None => tracing::error!("Lisp reported a record of unknown kind {kind:?}"),
                     }
                 }
             }
@@ -163,8 +165,8 @@ impl RecordsBuilder {
         false
     }
 
-    /// The record begun last, if it is the one with which one of several systems begins.
-    pub(super) fn begun_system(&mut self) -> Option<&mut System> {
+    /// Returns the record begun last, if it is a `System`: the first record about each of the systems in an answer.
+    pub(super) fn last_system(&mut self) -> Option<&mut System> {
         match self.records.last_mut().filter(|_| self.omitted == 0)? {
             Record::System(system) => Some(system),
             _ => None,
@@ -179,7 +181,7 @@ impl RecordsBuilder {
         }
     }
 
-    /// What loads said so far of how far they are, a line each.
+    /// Returns the progress messages of loads so far, one per line.
     pub(super) fn progress(&self) -> String {
         let is_progress = self.omitted == 0 && matches!(self.records.last(), Some(Record::LoadProgress(_)));
         let last = self.field.as_ref().filter(|_| is_progress).and_then(|(_, _, text)| text.as_ref());
@@ -188,7 +190,7 @@ impl RecordsBuilder {
         messages.chain(last.map(ClippedBuffer::as_str)).flat_map(|message| [message, "\n"]).collect()
     }
 
-    /// What has come.
+    /// Returns the records so far.
     pub(super) fn records(mut self) -> Vec<Record> {
         self.end_field();
         if self.omitted > 0 {
@@ -197,7 +199,7 @@ impl RecordsBuilder {
         self.records
     }
 
-    /// The answer of a query.
+    /// Returns the answer of a query.
     pub(super) fn finish(self, end: JobEnd) -> Result<Vec<Record>, InspectError> {
         match (end, self.error) {
             (JobEnd::Succeeded, _) => Ok(Self { error: None, ..self }.records()),

@@ -1,4 +1,4 @@
-//! What a session takes over from one whose image is gone.
+//! The restoring of a session in a new image, and the end of a session in an old one.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -6,80 +6,80 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::aftermath::Finishing;
 use super::error_state::ErrorState;
 use super::events::{JobEnd, OutcomeBuilder};
 use super::history::History;
 use super::hold::RELEASED;
 use super::observer::Observer;
-use super::scheduler::{Board, Question, Running};
+use super::post_processing::Finishing;
+use super::scheduler::{ErrorQuery, Running, SchedulerState};
 use super::{Answer, Inner, Session};
 use crate::image::{Interrupt, Lane};
 use crate::outcome::{ErrorRecord, Outcome};
 
-/// Time that a question about the error state waits for the end of a cancelled evaluation.
-const SETTLING: Duration = Duration::from_millis(200);
+/// The time that a query for the error state waits for the end of a cancelled evaluation.
+const SETTLING_TIME: Duration = Duration::from_millis(200);
 
-/// What a reset says of an evaluation that ran.
-const ENDED: &str = "The evaluation that was running has been ended.";
+/// The message of a reset about the foreground evaluation.
+const FOREGROUND_ENDED: &str = "The running evaluation was ended.";
 
-/// What a reset says of what it ends.
-fn said_of(board: &Board) -> Vec<String> {
-    let is_foreground = |running: &Running| running.is_foreground() && running.activity.is_asked_for();
-    let foreground = board.running.iter().any(is_foreground).then(|| ENDED.to_owned());
-    let background = in_background(board.background_numbers()).map(|which| format!("{which} ended."));
+/// Returns the messages of a reset about the evaluations that it ends.
+fn describe_cancelled(scheduler: &SchedulerState) -> Vec<String> {
+    let is_foreground = |running: &Running| running.is_foreground() && running.activity.is_requested();
+    let foreground = scheduler.running.iter().any(is_foreground).then(|| FOREGROUND_ENDED.to_owned());
+    let background = describe_background(scheduler.background_numbers()).map(|which| format!("{which} ended."));
     foreground.into_iter().chain(background).collect()
 }
 
-/// The beginning of a sentence about evaluations in the background: what has been done to them.
-pub(crate) fn in_background(numbers: impl Iterator<Item = u64>) -> Option<String> {
+/// Returns the beginning of a sentence that says what has been done to evaluations in the background.
+pub(crate) fn describe_background(numbers: impl Iterator<Item = u64>) -> Option<String> {
     let mut numbers: Vec<_> = numbers.collect();
     numbers.sort_unstable();
     match &numbers[..] {
         [] => None,
-        [one] => Some(format!("Evaluation {one}, in the background, has been")),
+        [one] => Some(format!("Background evaluation {one} was")),
         [first @ .., last] => {
             let first: Vec<_> = first.iter().map(u64::to_string).collect();
-            Some(format!("Evaluations {} and {last}, in the background, have been", first.join(", ")))
+            Some(format!("Background evaluations {} and {last} were", first.join(", ")))
         }
     }
 }
 
 impl Inner {
-    /// Has all that is held released.
-    fn release_all(&self, board: &mut Board) {
-        let holders: Vec<_> = board.holds.iter().map(|hold| hold.connection.clone()).collect();
+    /// Queues the release of all held evaluations.
+    fn release_all(&self, scheduler: &mut SchedulerState) {
+        let holders: Vec<_> = scheduler.holds.iter().map(|hold| hold.connection.clone()).collect();
         for connection in holders {
-            let release = self.release(board, &connection, RELEASED);
-            board.push(Lane::Evaluation, release);
+            let release = self.release(scheduler, &connection, RELEASED);
+            scheduler.push(Lane::Evaluation, release);
         }
     }
 
-    /// Takes out all that waits, as cancelled.
-    fn end_waiting(&self, board: &mut Board) -> Vec<Answer> {
-        let waiting = board.take_all_waiting();
-        waiting.into_iter().map(|(lane, request)| self.withdraw(board, lane, request)).collect()
+    /// Cancels all waiting requests. Returns their answers.
+    fn cancel_waiting(&self, scheduler: &mut SchedulerState) -> Vec<Answer> {
+        let waiting = scheduler.take_all_waiting();
+        waiting.into_iter().map(|(lane, request)| self.withdraw(scheduler, lane, request)).collect()
     }
 }
 
-/// Maximum size of a history that is handed to another image, in bytes: a worker gets the histories of all clients before it
-/// serves.
+/// The maximum size of a history that is handed to another image, in bytes: a worker gets the histories of all clients
+/// before it serves.
 const MAX_HISTORY: usize = 1 << 20;
 
-/// What a session knows of errors, as it is handed to another.
+/// The errors of a session, in the form in which another image gets them.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(crate) struct Errors {
-    /// The error state.
+pub(crate) struct SavedErrors {
+    /// The last error; `None` once an evaluation has succeeded.
     pub(crate) last: Option<Arc<ErrorRecord>>,
-    /// The last errors.
+    /// The recorded errors.
     pub(crate) history: History,
-    /// The number of the last one.
+    /// The number of the newest error.
     pub(crate) count: u64,
 }
 
-impl Errors {
-    /// Takes note of what an evaluation did.
-    pub(crate) fn note(&mut self, added: Option<Arc<ErrorRecord>>, last: Option<u64>) {
+impl SavedErrors {
+    /// Records an evaluation's error, if it has a new one, and the number of the last error after it.
+    pub(crate) fn record(&mut self, added: Option<Arc<ErrorRecord>>, last: Option<u64>) {
         if let Some(error) = added {
             self.count = self.count.max(error.id);
             self.history.push(error);
@@ -89,218 +89,219 @@ impl Errors {
         self.last = before.or_else(|| self.history.get(last?).cloned());
     }
 
-    /// Forgets everything but how far the numbers have come.
+    /// Removes everything but the count.
     pub(crate) fn reset(&mut self) {
         *self = Self { count: self.count, ..Self::default() };
     }
 }
 
 impl ErrorState {
-    /// Takes over what another session knew.
-    fn restore(&mut self, errors: Errors) {
-        let Errors { last, history, .. } = errors;
-        // What the image said as it was booted is yet to be told.
+    /// Sets the last error and the history from another image's.
+    fn restore(&mut self, errors: SavedErrors) {
+        let SavedErrors { last, history, .. } = errors;
+        // `reset` keeps the notices of the boot, which the next answer carries.
         self.reset();
         (self.last_error, self.history) = (last, history);
     }
 }
 
 impl Session {
-    /// Has `observer` told of everything from here on. Only the first one counts.
+    /// Sets the observer. Later calls have no effect.
     pub(crate) fn observe(&self, observer: Arc<dyn Observer>) {
         let _ = self.inner.observer.set(observer);
     }
 
-    /// Evaluations to come get numbers above this one.
+    /// Gives future evaluations numbers above this one.
     pub(crate) fn count_evaluations_from(&self, number: u64) {
-        self.inner.board.lock().evaluations.count_from(number);
+        self.inner.scheduler.lock().evaluations.count_from(number);
     }
 
-    /// These evaluations were in the background when the image before was lost.
-    pub(crate) fn lose_evaluations(&self, numbers: &[u64]) {
-        self.inner.board.lock().evaluations.lose(numbers);
+    /// Sets the evaluations that were in the background when the previous image was lost.
+    pub(crate) fn set_lost_evaluations(&self, numbers: &[u64]) {
+        self.inner.scheduler.lock().evaluations.set_lost(numbers);
     }
 
-    /// The next jobs get numbers from this one on.
-    pub(crate) fn number_from(&self, number: u64) {
+    /// Gives future jobs numbers from this one on.
+    pub(crate) fn number_jobs_from(&self, number: u64) {
         self.inner.next_id.fetch_max(number, Ordering::Relaxed);
     }
 
-    /// Calls `answer`, which answers a question about the error state, when nothing that was cancelled is yet to become part
-    /// of it; after 200 ms all the same, with the number of the evaluation that has not ended.
+    /// Answers a query for the error state. If this connection's foreground evaluation was cancelled, waits for it to
+    /// end and become part of the state, but 200 ms at most: then `answer` gets the evaluation's number.
     pub(crate) fn when_settled(&self, answer: impl FnOnce(Option<u64>) + Send + 'static) {
-        let mut board = self.inner.board.lock();
-        let own = board.foreground().filter(|running| running.connection.id == self.connection.id);
+        let mut scheduler = self.inner.scheduler.lock();
+        let own = scheduler.foreground().filter(|running| running.connection.id == self.connection.id);
         match own.filter(|running| running.interrupted() == Some(Interrupt::Cancel)) {
             Some(running) => {
-                let until = Instant::now() + SETTLING;
-                running.questions.push(Question { until, answer: Box::new(answer) });
+                let until = Instant::now() + SETTLING_TIME;
+                running.error_queries.push(ErrorQuery { until, answer: Box::new(answer) });
                 self.inner.clock.arm(until);
             }
             None => {
-                drop(board);
+                drop(scheduler);
                 answer(None);
             }
         }
     }
 
-    /// Ends all that waits or runs, as cancelled. What runs is interrupted, and answers for itself. Returns what is to be
-    /// said of it.
-    pub(crate) fn end_all(&self) -> Vec<String> {
-        let mut board = self.inner.board.lock();
-        let said = said_of(&board);
-        let answers = self.inner.end_waiting(&mut board);
-        let running: Vec<_> = board.running.iter().filter(|running| running.evaluates()).map(|r| r.id).collect();
+    /// Cancels everything that waits or runs. Running jobs are interrupted, and answered when they end. Returns
+    /// messages about the evaluations that were ended.
+    pub(crate) fn cancel_all(&self) -> Vec<String> {
+        let mut scheduler = self.inner.scheduler.lock();
+        let messages = describe_cancelled(&scheduler);
+        let answers = self.inner.cancel_waiting(&mut scheduler);
+        let running: Vec<_> = scheduler.running.iter().filter(|running| running.evaluates()).map(|r| r.id).collect();
         for job in running {
-            self.inner.interrupt(&mut board, job, Interrupt::Cancel);
+            self.inner.interrupt(&mut scheduler, job, Interrupt::Cancel);
         }
-        board.finishing.iter_mut().for_each(Finishing::cancel);
-        self.inner.leave_board(board);
+        scheduler.finishing.iter_mut().for_each(Finishing::cancel);
+        self.inner.unlock_and_notify(scheduler);
         self.inner.deliver(answers);
-        said
+        messages
     }
 
-    /// Ends all that waits, runs or is held, in an image that ends, and waits until that is unwound; not longer than until
-    /// `deadline`.
+    /// Cancels everything that waits, runs or is held, in an image that ends. Waits until all of it has unwound, or
+    /// until `deadline`.
     pub(crate) fn unwind_all(&self, deadline: Instant) {
-        self.end_all();
-        let mut board = self.inner.board.lock();
-        self.inner.release_all(&mut board);
-        // Whoever unwinds wants the lock.
-        board.settle(Instant::now());
-        let changed = board.take_changed();
+        self.cancel_all();
+        let mut scheduler = self.inner.scheduler.lock();
+        self.inner.release_all(&mut scheduler);
+        // The lock stays held until the wait below, which releases it for the threads that unwind.
+        scheduler.reschedule(Instant::now());
+        let changed = scheduler.take_changed();
         self.inner.notify(changed);
-        while board.is_busy() && !self.inner.ended.wait_until(&mut board, deadline).timed_out() {}
+        while scheduler.is_busy() && !self.inner.ended.wait_until(&mut scheduler, deadline).timed_out() {}
     }
 
-    /// Waits until what was [abandoned](Self::abandon) is unwound; not longer than until `deadline`.
+    /// Waits until the jobs that [`cancel_and_answer_all`](Self::cancel_and_answer_all) ended have unwound, or until
+    /// `deadline`.
     pub(crate) fn await_unwound(&self, deadline: Instant) {
-        let mut board = self.inner.board.lock();
-        while (!board.unwinding.is_empty() || board.is_busy())
-            && !self.inner.ended.wait_until(&mut board, deadline).timed_out()
+        let mut scheduler = self.inner.scheduler.lock();
+        while (!scheduler.unwinding.is_empty() || scheduler.is_busy())
+            && !self.inner.ended.wait_until(&mut scheduler, deadline).timed_out()
         {}
     }
 
-    /// True while something that was [abandoned](Self::abandon) is being unwound.
+    /// Returns true while jobs that [`cancel_and_answer_all`](Self::cancel_and_answer_all) ended still unwind.
     pub(crate) fn is_unwinding(&self) -> bool {
-        let board = self.inner.board.lock();
-        !board.unwinding.is_empty() || board.is_busy()
+        let scheduler = self.inner.scheduler.lock();
+        !scheduler.unwinding.is_empty() || scheduler.is_busy()
     }
 
-    /// Answers all that waits, runs or is held as cancelled, in an image that is to be replaced. What runs or is held is
-    /// unwound from here on.
-    pub(crate) fn abandon(&self) {
-        let mut board = self.inner.board.lock();
-        let notices = said_of(&board);
+    /// Answers everything that waits, runs or is held as cancelled, in an image that is to be replaced. Running and
+    /// held evaluations then unwind.
+    pub(crate) fn cancel_and_answer_all(&self) {
+        let mut scheduler = self.inner.scheduler.lock();
+        let notices = describe_cancelled(&scheduler);
         let mut answers = Vec::new();
-        for mut running in std::mem::take(&mut board.running) {
-            running.give_up_search();
+        for mut running in std::mem::take(&mut scheduler.running) {
+            running.cancel_search();
             if running.evaluates() {
-                board.unwinding.push(running.id);
-                // What unwinds already would have its cleanup forms interrupted.
+                scheduler.unwinding.push(running.id);
+                // A job that unwinds already is not interrupted again: that would cut its cleanup forms short.
                 if running.interrupted().is_none()
                     && !running.interruption.is_under_way()
                     && !running.activity.unwinds_held()
                 {
-                    self.inner.send_interruption(&mut board, running.id, Interrupt::Cancel);
+                    self.inner.send_interruption(&mut scheduler, running.id, Interrupt::Cancel);
                 }
             }
-            let settled = running.take_questions();
-            answers.push(self.inner.finish(&mut board, running, JobEnd::Withdrawn));
+            let settled = running.take_error_queries();
+            answers.push(self.inner.finish(&mut scheduler, running, JobEnd::Withdrawn));
             answers.extend(settled);
         }
-        answers.extend(self.inner.end_waiting(&mut board));
-        for mut finishing in std::mem::take(&mut board.finishing) {
+        answers.extend(self.inner.cancel_waiting(&mut scheduler));
+        for mut finishing in std::mem::take(&mut scheduler.finishing) {
             finishing.cancel();
-            answers.push(finishing.abandon());
+            answers.push(finishing.answer_as_cancelled());
         }
         for notice in notices {
             self.add_notice(notice);
         }
-        self.inner.release_all(&mut board);
-        self.inner.leave_board(board);
+        self.inner.release_all(&mut scheduler);
+        self.inner.unlock_and_notify(scheduler);
         self.inner.deliver(answers);
     }
 
-    /// Takes the errors over.
-    pub(crate) fn set_errors(&self, errors: Errors) {
-        self.inner.errors.fetch_max(errors.count, Ordering::Relaxed);
+    /// Restores the errors of another image.
+    pub(crate) fn set_errors(&self, errors: SavedErrors) {
+        self.inner.error_count.fetch_max(errors.count, Ordering::Relaxed);
         self.connection.state().restore(errors);
     }
 
-    /// Takes an error for the last one, as if an evaluation had failed with it.
-    pub(crate) fn fail(&self, outcome: &mut Outcome) {
+    /// Records an outcome's error as the last one, as if an evaluation had failed with it.
+    pub(crate) fn record_failure(&self, outcome: &mut Outcome) {
         let mut state = self.connection.state();
         if let Err(error) = &mut outcome.result {
             *error = Arc::new(ErrorRecord::clone(error));
-            state.record(error, &self.inner.errors);
+            state.record(error, &self.inner.error_count);
         }
         state.last_error = outcome.result.as_ref().err().cloned();
-        self.inner.tell_observer(&self.connection, &state, outcome);
+        self.inner.report_errors(&self.connection, &state, outcome);
     }
 
-    /// Forgets what forms that were evaluated again have printed beside themselves, or had to say.
-    pub(crate) fn forget_said(&self) {
+    /// Discards the output and notices of replayed forms.
+    pub(crate) fn discard_pending_messages(&self) {
         let mut state = self.connection.state();
         state.background = None;
         drop(state.take_notices());
     }
 
-    /// What the next answer has to say, which it will not say now.
+    /// Takes the notices that wait for the next answer.
     pub(crate) fn take_notices(&self) -> Vec<String> {
         self.connection.state().take_notices()
     }
 
-    /// Has the next answer not say this after all.
+    /// Removes a notice that waits for the next answer.
     pub(crate) fn withdraw_notice(&self, notice: String) {
-        self.connection.state().withdraw(notice);
+        self.connection.state().withdraw_notice(notice);
     }
 
-    /// Says what others, or the image, did: at once where this connection listens, else with its next answer.
-    pub(crate) fn tell(&self, notice: String) {
-        self.connection.tell(notice);
+    /// Notifies the client: at once if its connection has a listener, otherwise with its next answer.
+    pub(crate) fn notify(&self, notice: String) {
+        self.connection.notify(notice);
     }
 
-    /// Adds to what the next answer has to say.
+    /// Adds a notice to the next answer.
     pub(crate) fn add_notice(&self, notice: String) {
-        self.connection.state().notice(notice);
+        self.connection.state().add_notice(notice);
     }
 }
 
-/// A question to a person about the held evaluation, until it is dropped.
+/// A question to the user about the held evaluation. Dropping it ends the question.
 #[derive(Debug)]
-pub(crate) struct Asking {
+pub(crate) struct UserQuestion {
     session: Session,
     question: u64,
 }
 
 impl Session {
-    /// Has it known that a person is being asked about the held evaluation, who may take any time: what does not concern
-    /// it waits until that is over.
-    pub(crate) fn asking(&self) -> Asking {
+    /// Begins a question to the user about the held evaluation. The answer may take any time; until then, only this
+    /// connection's requests about the held evaluation are served.
+    pub(crate) fn begin_user_question(&self) -> UserQuestion {
         let question = self.inner.next_job_id();
-        let mut board = self.inner.board.lock();
-        if board.ask(self.connection.id, question)
+        let mut scheduler = self.inner.scheduler.lock();
+        if scheduler.begin_question(self.connection.id, question)
             && let Some(observer) = self.inner.observer.get()
         {
-            observer.asks(true);
+            observer.external_wait(true);
         }
-        Asking { session: self.clone(), question }
+        UserQuestion { session: self.clone(), question }
     }
 }
 
-impl Drop for Asking {
+impl Drop for UserQuestion {
     fn drop(&mut self) {
         let inner = &self.session.inner;
-        let mut board = inner.board.lock();
-        if board.asks(self.question) {
-            inner.end_question(&mut board, &self.session.connection);
+        let mut scheduler = inner.scheduler.lock();
+        if scheduler.is_current_question(self.question) {
+            inner.end_question(&mut scheduler, &self.session.connection);
         }
-        inner.leave_board(board);
+        inner.unlock_and_notify(scheduler);
     }
 }
 
-/// The outcome of an evaluation that an image did not come back from.
+/// Returns the outcome of an evaluation whose image was lost, or that failed outside Lisp.
 pub(crate) fn failed(kind: &str, message: String) -> Outcome {
     OutcomeBuilder::blank(0).failed(kind, message)
 }

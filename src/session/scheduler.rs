@@ -1,10 +1,11 @@
-//! Which jobs wait and which run. One lock guards it all, so that a job is always found: it waits, or it runs.
+//! The scheduler: jobs that wait and jobs that run. One lock guards both, so that a job is always found in one of them.
 //!
-//! Threads that evaluate pull from one queue. One evaluation at a time is in the foreground ([`Board::foreground`]), until it
-//! ends, is held, or goes on in the background. The next one begins on the same thread, the *home*, if that is free: what
-//! belongs to a thread (a mutex, a C library's state) is there again. Else a thread is started for it, which is the home from
-//! then on. What concerns a held evaluation, such as a restart, runs in the foreground, too, but on the thread that holds it
-//! ([`Board::next`] with `held`), whichever is the home. A thread that asks for work when there is none for it ends.
+//! Evaluating threads pull from one queue. One evaluation at a time is in the foreground
+//! ([`SchedulerState::foreground`]), until it ends, is held, or continues in the background. The next one begins on the
+//! same thread, the *home*, if that is free: state that belongs to a thread (a mutex, a C library's state) is there
+//! again. Otherwise a new thread is started, which becomes the home. A request about a held evaluation, such as a
+//! restart, runs in the foreground, too, but on the thread that holds the evaluation ([`SchedulerState::next`] with
+//! `held`), whichever thread is the home. A thread that asks for work ends if there is none for it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,130 +14,136 @@ use std::time::{Duration, Instant};
 
 use super::Answer;
 use super::abandoned::Abandoned;
-use super::activity::{Activity, Asked, Evaluate, HeldRequest, Inspection, Then};
-use super::aftermath::Finishing;
+use super::activity::{Activity, Evaluate, HeldRequest, HoldEffect, Inspection, RequestBody};
 use super::connection::Connection;
 use super::evaluations::Evaluations;
 use super::events::{OutcomeBuilder, Unbalanced};
 use super::hold::{RELEASED, TIME_UP};
 use super::limits::heap_limit;
-use crate::image::interruption::{Interruption, REACTION};
+use super::post_processing::Finishing;
+use crate::image::interruption::{Interruption, REACTION_TIME};
 use crate::image::{Interrupt, Job, JobKind, Lane};
 use crate::os::thread_supply::ThreadSupply;
 
-/// How many evaluations may be in the background. Each has a thread of its own, with a control stack.
+/// The largest number of evaluations in the background. Each has a thread of its own, with a control stack.
 pub(crate) const MAX_BACKGROUND: usize = 16;
 
-/// A job that waits, with whoever asked for it.
+/// A job that waits, with the reply that gets its result.
 pub(super) struct Request {
-    /// Whose it is.
+    /// The connection that sent the request.
     pub(super) connection: Arc<Connection>,
     pub(super) job: Job,
     pub(super) timeout: Option<Duration>,
-    pub(super) asked: Asked,
-    /// It is to be done in the background.
+    pub(super) body: RequestBody,
+    /// True if the job is to begin in the background.
     pub(super) background: bool,
 }
 
 impl Request {
-    /// One for the foreground, or for another lane than that of evaluations.
-    pub(super) fn new(connection: &Arc<Connection>, mut job: Job, timeout: Option<Duration>, asked: Asked) -> Self {
+    /// Creates a request for the foreground, or for a lane other than that of evaluations.
+    pub(super) fn new(
+        connection: &Arc<Connection>,
+        mut job: Job,
+        timeout: Option<Duration>,
+        body: RequestBody,
+    ) -> Self {
         job.connection = connection.id;
-        Self { connection: connection.clone(), job, timeout, asked, background: false }
+        Self { connection: connection.clone(), job, timeout, body, background: false }
     }
 
-    /// The start of a thread that evaluates.
+    /// Creates the request to start an evaluating thread.
     fn start(connection: &Arc<Connection>) -> Self {
-        Self::new(connection, Job::empty(0, JobKind::StartThread, 0), None, Asked::Control)
+        Self::new(connection, Job::empty(0, JobKind::StartThread, 0), None, RequestBody::Control)
     }
 
-    /// Moves the job out and leaves its number.
+    /// Moves the job out and leaves an empty one with the same number.
     fn take_job(&mut self) -> Job {
         let Job { id, evaluation, .. } = self.job;
         std::mem::replace(&mut self.job, Job::empty(id, JobKind::Reset, evaluation))
     }
 }
 
-/// Where an evaluation is being done.
+/// The placement of an evaluation: whether it is in the foreground, and may leave it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Placement {
     /// In the foreground, to its end.
     Foreground,
-    /// In the foreground, as long as nobody has it leave.
-    Leavable,
+    /// In the foreground, until somebody moves it to the background.
+    Detachable,
     Background,
 }
 
-/// An evaluation that is held, with nothing being done about it.
+/// A held evaluation that no job works on at present.
 pub(super) struct Hold {
     pub(super) connection: Arc<Connection>,
-    /// The job that its thread did last, by which that thread names it.
+    /// The last job of the holding thread. The thread names its hold by this number.
     pub(super) job: u64,
-    /// When it is released at last.
+    /// The time when the evaluation is released.
     pub(super) until: Option<Instant>,
-    /// What it comes to is built from this when it goes on: its code, under its limits.
+    /// The builder with the evaluation's code and limits, from which a resumption makes its own.
     pub(super) builder: OutcomeBuilder,
-    /// Its evaluation binds the package.
-    pub(super) local: bool,
-    /// The number of the question that a person is asked about it: until that is over, only what concerns it is done of
-    /// its connection's requests.
+    /// True if the evaluation binds the package for itself alone.
+    pub(super) binds_package: bool,
+    /// The number of the question that the user is being asked about this hold. Until it is answered, of the
+    /// connection's requests only those about the hold are served.
     question: Option<u64>,
-    /// The thread that holds it.
+    /// The thread that holds the evaluation.
     thread: u64,
 }
 
-/// A job in Lisp's hands.
+/// A job that Lisp has begun.
 pub(super) struct Running {
     pub(super) id: u64,
-    /// Whose it is.
+    /// The connection that sent the request.
     pub(super) connection: Arc<Connection>,
     pub(super) lane: Lane,
-    /// The number of its thread; 0 for one that does not evaluate.
+    /// The number of the job's thread; 0 for one that does not evaluate.
     pub(super) thread: u64,
-    pub(super) place: Place,
-    /// The evaluation that it belongs to; 0 for none.
+    pub(super) placement: Placement,
+    /// The evaluation that the job belongs to; 0 for none.
     pub(super) evaluation: u64,
     pub(super) activity: Activity,
-    /// When its time is up.
+    /// The end of the job's time limit.
     pub(super) deadline: Option<Instant>,
-    /// How much of the heap it may keep, in bytes.
+    /// The part of the heap that the job may keep, in bytes.
     pub(super) heap_limit: Option<usize>,
-    /// It was interrupted because it keeps more.
+    /// True once the job was interrupted for exceeding `heap_limit`.
     pub(super) filled_heap: bool,
     pub(super) interruption: Interruption<Interrupt>,
-    /// When garbage was last seen being collected while it was interrupted.
+    /// The last time at which a garbage collection was seen while the job was interrupted.
     pub(super) collected_at: Option<Instant>,
-    /// Questions about the error state that wait for its end, since it was cancelled.
-    pub(super) questions: Vec<Question>,
-    /// Present while Lisp is done and the errors are looked into: set to end that.
-    pub(super) end_search: Option<Arc<AtomicBool>>,
-    /// The last wait of its thread in `Session::evaluate`; it may be over.
+    /// Queries for the error state that wait for the end of this job, which was cancelled.
+    pub(super) error_queries: Vec<ErrorQuery>,
+    /// Set to cancel the search for hints. Present while Lisp is done and the errors are searched.
+    pub(super) search_cancelled: Option<Arc<AtomicBool>>,
+    /// The last wait of the job's thread in `Session::evaluate`; it may be over.
     pub(super) awaited: Option<Awaited>,
 }
 
-/// A wait for another job.
+/// A thread's wait for another job.
 pub(super) struct Awaited {
     pub(super) job: u64,
-    /// Ends the wait because of an interruption, or because the waiting job is given up.
+    /// Ends the wait because the waiting job was interrupted or taken out.
     pub(super) interrupt: Box<dyn FnOnce() + Send>,
 }
 
-/// A question about the error state, which a cancelled evaluation is yet to become part of.
-pub(super) struct Question {
-    /// When it is answered without that.
+/// A query for the error state that waits until a cancelled evaluation has become part of it.
+pub(super) struct ErrorQuery {
+    /// The time when the query is answered even if the evaluation has not ended.
     pub(super) until: Instant,
-    /// Answers it. The argument is the number of the evaluation when that has not ended.
+    /// Answers the query. The argument is the number of the evaluation if it has not ended.
     pub(super) answer: Box<dyn FnOnce(Option<u64>) + Send>,
 }
 
-impl Question {
+impl ErrorQuery {
     fn settle(self, unended: Option<u64>) -> Answer {
         Box::new(move || (self.answer)(unended))
     }
 }
 
 impl Running {
-    /// What runs from here on, `hold` being what it is about; `None` for what nobody waits for.
+    /// Begins a request. `hold` is the held evaluation that the request is about. Returns `None` if nobody waits for
+    /// the result.
     pub(super) fn new(
         request: Request,
         lane: Lane,
@@ -148,27 +155,27 @@ impl Running {
             connection: request.connection,
             lane,
             thread: 0,
-            place: if request.background { Place::Background } else { Place::Foreground },
+            placement: if request.background { Placement::Background } else { Placement::Foreground },
             evaluation: request.job.evaluation,
-            activity: request.asked.begun(hold)?,
+            activity: request.body.begin(hold)?,
             deadline,
             heap_limit: None,
             filled_heap: false,
             interruption: Interruption::default(),
             collected_at: None,
-            questions: Vec::new(),
-            end_search: None,
+            error_queries: Vec::new(),
+            search_cancelled: None,
             awaited: None,
         })
     }
 
-    /// A request that ends before it has begun; `None` for what nobody waits for.
-    pub(super) fn unbegun(request: Request, lane: Lane) -> Option<Self> {
+    /// Makes a running job of a request that ends before it begins. Returns `None` if nobody waits for the result.
+    pub(super) fn unstarted(request: Request, lane: Lane) -> Option<Self> {
         Self::new(request, lane, None, None)
     }
 
-    /// Returns the unbalanced texts that are to be searched before the job is over, and what is set to end the search;
-    /// `None` if there are none. The job is interrupted for nothing but a cancellation from here on.
+    /// Returns the unbalanced texts that must be searched before the job is over, and the flag that cancels the search;
+    /// `None` if there are no such texts. From then on, only a cancellation interrupts the job.
     pub(super) fn begin_search(&mut self) -> Option<(Vec<Unbalanced>, Arc<AtomicBool>)> {
         let mut texts = Vec::new();
         self.activity.builders().for_each(|builder| builder.unbalanced(&mut texts));
@@ -176,35 +183,35 @@ impl Running {
             return None;
         }
         (self.deadline, self.heap_limit) = (None, None);
-        let end = self.end_search.insert(Arc::new(AtomicBool::new(self.interrupted().is_some())));
+        let end = self.search_cancelled.insert(Arc::new(AtomicBool::new(self.interrupted().is_some())));
         Some((texts, end.clone()))
     }
 
-    /// Takes what a search has found.
-    pub(super) fn end_search(&mut self, hints: &[(Unbalanced, String)]) {
-        self.end_search = None;
+    /// Ends the search and adds its hints to the errors.
+    pub(super) fn finish_search(&mut self, hints: &[(Unbalanced, String)]) {
+        self.search_cancelled = None;
         self.activity.builders().for_each(|builder| builder.add_hints(hints));
     }
 
-    /// Ends the search for hints, if there is one, without a result.
-    pub(super) fn give_up_search(&self) {
-        if let Some(end) = &self.end_search {
+    /// Cancels the search for hints, if there is one.
+    pub(super) fn cancel_search(&self) {
+        if let Some(end) = &self.search_cancelled {
             end.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Takes out the questions that wait for its end, which has come.
-    pub(super) fn take_questions(&mut self) -> Vec<Answer> {
-        std::mem::take(&mut self.questions).into_iter().map(|question| question.settle(None)).collect()
+    /// Takes the queries that waited for the end of this job, as answers to send.
+    pub(super) fn take_error_queries(&mut self) -> Vec<Answer> {
+        std::mem::take(&mut self.error_queries).into_iter().map(|query| query.settle(None)).collect()
     }
 
-    /// Takes out the questions that wait for its end no longer.
-    pub(super) fn take_overdue_questions(&mut self, now: Instant) -> Vec<Answer> {
+    /// Takes the queries whose wait is over although this job has not ended, as answers to send.
+    pub(super) fn take_overdue_error_queries(&mut self, now: Instant) -> Vec<Answer> {
         let unended = Some(self.evaluation);
-        self.questions.extract_if(.., |question| question.until <= now).map(|overdue| overdue.settle(unended)).collect()
+        self.error_queries.extract_if(.., |query| query.until <= now).map(|overdue| overdue.settle(unended)).collect()
     }
 
-    /// True for what the user's code is evaluated by.
+    /// Returns true for a job on an evaluating thread.
     pub(super) fn evaluates(&self) -> bool {
         self.lane == Lane::Evaluation
     }
@@ -214,85 +221,86 @@ impl Running {
     }
 
     pub(super) fn is_background(&self) -> bool {
-        self.place == Place::Background
+        self.placement == Placement::Background
     }
 
-    /// Nobody is asked any more about what this is about.
+    /// Ends the question to the user about this job's held evaluation. Returns false if there was none.
     pub(super) fn end_question(&mut self) -> bool {
         self.activity.hold_mut().is_some_and(|hold| hold.question.take().is_some())
     }
 
-    /// What is held once this is over, as before or for the first time.
+    /// Takes the hold that remains when this job is over, whether the evaluation was held before or is held now for the
+    /// first time.
     pub(super) fn take_hold(&mut self, until: Option<Instant>) -> Option<Hold> {
         let hold = match &mut self.activity {
-            Activity::Evaluate(Evaluate { builder, local, held: true, .. }) => Hold {
+            Activity::Evaluate(Evaluate { builder, binds_package, held: true, .. }) => Hold {
                 connection: self.connection.clone(),
                 job: self.id,
                 until,
-                builder: builder.anew(),
-                local: *local,
+                builder: builder.for_resumption(),
+                binds_package: *binds_package,
                 question: None,
                 thread: self.thread,
             },
-            Activity::Held(about) if about.then != Then::Over => *about.hold.take()?,
+            Activity::Held(about) if about.effect != HoldEffect::Ended => *about.hold.take()?,
             Activity::Evaluate(_) | Activity::Held(_) | Activity::Inspect(_) => return None,
         };
         Some(Hold { job: self.id, until, ..hold })
     }
 
-    /// Ends the wait of its thread for another job, so that Lisp takes an interruption.
+    /// Ends the wait of the job's thread for another job, so that Lisp takes an interruption.
     pub(super) fn end_wait(&mut self) {
         if let Some(awaited) = self.awaited.take() {
             (awaited.interrupt)();
         }
     }
 
-    /// Why it was first interrupted, if it was.
+    /// Returns the reason of the first interruption, if there was one.
     pub(super) fn interrupted(&self) -> Option<Interrupt> {
         self.interruption.reason()
     }
 }
 
-/// What a thread that asks for a job is to do.
+/// The instruction to a thread that asks for a job.
 pub(super) enum Next {
-    /// This job, which runs from now on.
+    /// Run this job: it counts as running.
     Run(Job),
-    /// Ask again: this cannot be done, since nothing is held.
+    /// Answer this request, which is about a held evaluation when none is held; then ask again.
     Refuse(Box<Request>),
-    /// Ask again when what this thread holds is to be released, which this says why.
+    /// Release this hold, which the thread has, with this notice to the client.
     Release(Box<Hold>, &'static str),
-    /// Ask again when something changes, or it is this time.
+    /// Ask again when something changes, or at this time.
     Wait(Option<Instant>),
-    /// End.
+    /// End the thread.
     End,
 }
 
-/// What is to be done about the first request that waits for the foreground.
+/// The next step for the first request that waits for the foreground.
 enum Turn {
-    /// Nothing yet.
+    /// Do nothing yet.
     Wait,
-    /// It concerns what is held, and nothing is.
+    /// Refuse the request: it is about a held evaluation, and none is held.
     Refuse,
-    /// The thread of this hold is to do it, or to release what it holds before it is done.
+    /// Leave the request to the thread of this hold, which serves it or first releases its hold.
     Held(usize),
-    /// A thread that holds nothing is to do it.
+    /// Begin the request on a thread that holds nothing.
     Begin,
-    /// The same, from this time on.
+    /// Begin the request at this time on a thread that holds nothing.
     BeginAt(Instant),
 }
 
-/// The threads that evaluate, by their numbers.
+/// The evaluating threads, by their numbers.
 #[derive(Debug, Default)]
 struct Threads {
     all: Vec<u64>,
-    /// The one that the foreground stays with.
+    /// The thread that the foreground stays with.
     home: Option<u64>,
     supply: ThreadSupply,
 }
 
 impl Threads {
-    /// One asks for work. True when it is new.
-    fn asks(&mut self, thread: u64) -> bool {
+    /// Records a thread that asks for work. Returns true if it is new.
+    fn register(&mut self, thread: u64) -> bool {
         let is_new = !self.all.contains(&thread);
         if is_new {
             self.all.push(thread);
@@ -300,83 +308,84 @@ impl Threads {
         is_new
     }
 
-    /// It is not the one any more that the foreground stays with.
-    fn leave_home(&mut self, thread: u64) {
+    /// Ends the thread's role as the home, if it has that.
+    fn clear_home(&mut self, thread: u64) {
         self.home.take_if(|home| *home == thread);
     }
 }
 
-/// What waits and what runs.
+/// The scheduler state: the jobs that wait and the jobs that run.
 #[derive(Default)]
-pub(super) struct Board {
+pub(super) struct SchedulerState {
     waiting: [VecDeque<Request>; Lane::COUNT],
-    /// What is to begin in the background, and has had its turn.
+    /// Background requests whose turn has come, and which wait for a thread.
     ready: VecDeque<Request>,
     pub(super) running: Vec<Running>,
     threads: Threads,
-    /// The lanes whose threads have something new to look at.
+    /// The lanes whose threads must be woken.
     changed: [bool; Lane::COUNT],
     pub(super) evaluations: Evaluations,
-    /// The evaluations that Lisp has done its part of.
+    /// The evaluations whose Lisp part is done and whose post-processing runs.
     pub(super) finishing: Vec<Finishing>,
-    /// What is held and nothing is being done about; at most one of a connection.
+    /// The held evaluations that no job works on; at most one per connection.
     pub(super) holds: Vec<Hold>,
-    /// The interruptions that are yet to be sent: the job of the control lane that does it, and the interrupted job.
+    /// The interruptions that are queued but not sent: for each, the control job that sends it and the job to interrupt.
     sending: Vec<(u64, u64)>,
-    /// The jobs that were answered when their image was to be replaced, and that are still being unwound.
+    /// The jobs that were answered because their image is to be replaced, and that still unwind.
     pub(super) unwinding: Vec<u64>,
-    /// The threads that serve no lane any more.
+    /// The threads that no longer serve a lane.
     pub(super) abandoned: Abandoned,
-    /// Until when a reset waits for the evaluations in the background.
+    /// The time until which a reset waits for the evaluations in the background.
     reset_at: Option<Instant>,
 }
 
-impl Board {
+impl SchedulerState {
     /// Adds a request at the end of its lane's queue.
     pub(super) fn push(&mut self, lane: Lane, request: Request) {
         self.waiting[lane as usize].push_back(request);
         self.changed[lane as usize] = true;
     }
 
-    /// True when something waits for this lane.
+    /// Returns true if a request waits for this lane.
     pub(super) fn has_waiting(&self, lane: Lane) -> bool {
         !self.waiting[lane as usize].is_empty()
     }
 
-    /// Returns true while an evaluation runs, in the background too.
+    /// Returns true while an evaluation runs, in the background too. Queries on an evaluating thread do not count.
     pub(super) fn is_evaluating(&self) -> bool {
         let evaluates = |running: &Running| {
             running.evaluates() && !matches!(running.activity, Activity::Inspect(Inspection::Query(..)))
         };
-        self.background() > 0 || !self.finishing.is_empty() || self.running.iter().any(evaluates)
+        self.background_count() > 0 || !self.finishing.is_empty() || self.running.iter().any(evaluates)
     }
 
-    /// True while something is evaluated, in the background too, or held.
+    /// Returns true while anything is evaluated, in the background too, or held.
     pub(super) fn is_busy(&self) -> bool {
         !self.holds.is_empty()
-            || self.background() > 0
+            || self.background_count() > 0
             || !self.finishing.is_empty()
             || self.running.iter().any(Running::evaluates)
     }
 
-    /// The lanes that have something new to look at, once.
+    /// Takes the lanes whose threads must be woken.
     pub(super) fn take_changed(&mut self) -> [bool; Lane::COUNT] {
         std::mem::take(&mut self.changed)
     }
 
-    /// What `thread`, one of `lane`, is to do. `held`: it holds an evaluation, and this is the job that it did last.
+    /// Returns the next instruction for `thread`, which serves `lane`. `held` is the last job of a thread that holds an
+    /// evaluation.
     pub(super) fn next(&mut self, lane: Lane, thread: u64, held: Option<u64>, now: Instant) -> Next {
         match lane {
             Lane::Evaluation => {
-                let is_new = self.threads.asks(thread);
-                self.settle(now);
+                let is_new = self.threads.register(thread);
+                self.reschedule(now);
                 let next = match held {
                     None => self.next_evaluation(thread, now),
                     Some(job) => self.next_held(job, now),
                 };
                 if is_new {
                     self.threads.supply.arrived();
-                    self.settle(now);
+                    self.reschedule(now);
                 }
                 next
             }
@@ -388,12 +397,13 @@ impl Board {
         }
     }
 
-    /// Has what is to be in the background be ready when its turn has come, threads that have something to do look at it, and
-    /// threads started for what no thread is free for. Called whenever the board has changed.
-    pub(super) fn settle(&mut self, now: Instant) {
+    /// Moves background requests whose turn has come to the `ready` queue, marks the evaluation lane as changed if
+    /// there is work for it, and requests new threads where no thread is free. Must be called whenever the state has
+    /// changed.
+    pub(super) fn reschedule(&mut self, now: Instant) {
         let mut turn = self.turn(now);
         while let Turn::Begin = turn
-            && self.background() < MAX_BACKGROUND
+            && self.background_count() < MAX_BACKGROUND
             && let Some(first) = self.first_evaluation()
             && self.waiting[Lane::Evaluation as usize][first].background
         {
@@ -412,7 +422,7 @@ impl Board {
         }
     }
 
-    /// What is to be done about the first request that waits for the foreground.
+    /// Returns the next step for the first request that waits for the foreground.
     fn turn(&mut self, now: Instant) -> Turn {
         if self.foreground().is_some() {
             return Turn::Wait;
@@ -430,15 +440,15 @@ impl Board {
         if kind.concerns_held() {
             return Turn::Refuse;
         }
-        if background && self.background() >= MAX_BACKGROUND {
+        if background && self.background_count() >= MAX_BACKGROUND {
             return Turn::Wait;
         }
-        if kind == JobKind::Reset && self.background() > 0 {
-            // They are being ended, and would go on in what is reset.
+        if kind == JobKind::Reset && self.background_count() > 0 {
+            // Evaluations that are being cancelled must not continue in the reset image: wait for their end.
             let unwinding = self.running.iter().filter(|running| running.is_background());
-            let due = unwinding.filter_map(|running| running.interruption.due()).max();
-            let until = *self.reset_at.get_or_insert(now + REACTION);
-            let until = due.map_or(until, |due| due.max(until));
+            let deadline = unwinding.filter_map(|running| running.interruption.deadline()).max();
+            let until = *self.reset_at.get_or_insert(now + REACTION_TIME);
+            let until = deadline.map_or(until, |deadline| deadline.max(until));
             if now < until {
                 return Turn::BeginAt(until);
             }
@@ -446,12 +456,12 @@ impl Board {
         Turn::Begin
     }
 
-    /// True when the home is there and holds nothing.
+    /// Returns true if there is a home and it holds nothing.
     fn is_home_free(&self) -> bool {
         self.threads.home.is_some_and(|home| self.holds.iter().all(|hold| hold.thread != home))
     }
 
-    /// What a thread is to do that holds an evaluation.
+    /// Returns the next instruction for a thread that holds an evaluation.
     fn next_held(&mut self, job: u64, now: Instant) -> Next {
         let Some(own) = self.holds.iter().position(|hold| hold.job == job) else { return Next::Wait(None) };
         let until = self.holds[own].until;
@@ -464,10 +474,10 @@ impl Board {
                 }
                 let mut request = self.pop_evaluation();
                 let hold = Box::new(self.holds.swap_remove(own));
-                if let Asked::Held(HeldRequest::Resume(builder, _)) = &mut request.asked {
-                    // What was held goes on under its own limits. An error is in a form of its code.
+                if let RequestBody::Held(HeldRequest::Resume(builder, _)) = &mut request.body {
+                    // A resumed evaluation keeps its own limits, and its errors refer to its own code.
                     request.timeout = hold.builder.timeout();
-                    **builder = hold.builder.anew();
+                    **builder = hold.builder.for_resumption();
                     request.job.evaluation = builder.evaluation();
                 }
                 Next::Run(self.begin(Lane::Evaluation, hold.thread, request, Some(hold), now))
@@ -480,8 +490,8 @@ impl Board {
         }
     }
 
-    /// Which of the holds a request is for; `None` when it is for a thread that holds nothing. What is held comes to its end
-    /// before a reset.
+    /// Returns the index of the hold that must serve the request, or be released before it; `None` if a thread that
+    /// holds nothing must serve it. A reset waits until all holds are released.
     fn hold_for(&self, request: &Request) -> Option<usize> {
         match request.job.kind {
             JobKind::Reset if self.holds.is_empty() => None,
@@ -490,7 +500,7 @@ impl Board {
         }
     }
 
-    /// What a thread is to do that holds nothing.
+    /// Returns the next instruction for a thread that holds nothing.
     fn next_evaluation(&mut self, thread: u64, now: Instant) -> Next {
         let is_home = self.threads.home == Some(thread);
         let until = if is_home || !self.is_home_free() {
@@ -517,14 +527,15 @@ impl Board {
         }
     }
 
-    /// A thread that evaluates is gone.
+    /// Removes an evaluating thread that has ended.
     pub(super) fn thread_ended(&mut self, thread: u64) {
         self.threads.all.retain(|other| *other != thread);
-        self.threads.leave_home(thread);
+        self.threads.clear_home(thread);
     }
 
-    /// No thread could be started. Takes out the request that gets none, if it was for the background; what waits for the
-    /// foreground gets one later, from the time on that this returns, or the home when that is free again.
+    /// Records that a thread could not be started. Takes out the last ready background request if no thread is left for
+    /// it, so that it can fail. Otherwise returns when the next attempt may be made: the foreground request waits until
+    /// then, or until the home is free.
     pub(super) fn thread_refused(&mut self, reason: &str, now: Instant) -> Result<Request, Instant> {
         if self.ready.len() >= self.threads.supply.starting()
             && let Some(request) = self.ready.pop_back()
@@ -538,7 +549,7 @@ impl Board {
         Err(self.threads.supply.refused(now))
     }
 
-    /// Where the first request is that may be done now.
+    /// Returns the index of the first request that may be served now.
     fn first_evaluation(&self) -> Option<usize> {
         let asks = |request: &Request| self.hold_of(request.connection.id).is_some_and(|hold| hold.question.is_some());
         let mut waiting = self.waiting[Lane::Evaluation as usize].iter();
@@ -552,43 +563,44 @@ impl Board {
         self.waiting[Lane::Evaluation as usize].remove(first).expect("it is there")
     }
 
-    /// What a connection holds, with nothing being done about it.
+    /// Returns the hold of a connection, if no job works on it.
     pub(super) fn hold_of(&self, connection: u64) -> Option<&Hold> {
         self.holds.iter().find(|hold| hold.connection.id == connection)
     }
 
-    /// True when what comes next of a connection releases what it holds.
+    /// Returns true if the connection's next evaluation will release its hold.
     pub(super) fn releases_held(&self, connection: u64) -> bool {
         self.hold_of(connection).is_some_and(|hold| hold.question.is_none())
             && self.waiting[Lane::Evaluation as usize].iter().all(|request| request.connection.id != connection)
     }
 
-    /// All that is held, also while something is being done about it.
+    /// Returns all holds, with those that a job works on.
     fn all_holds(&mut self) -> impl Iterator<Item = &mut Hold> {
         let busy = self.running.iter_mut().filter_map(|running| running.activity.hold_mut());
         self.holds.iter_mut().chain(busy)
     }
 
-    /// A person is asked about what a connection holds: `question` is the number of that, perhaps in place of one that is
-    /// asked again. True for the first one.
-    pub(super) fn ask(&mut self, connection: u64, question: u64) -> bool {
+    /// Records that the user is being asked question number `question` about the connection's hold. Returns false if
+    /// the question replaces another one, or nothing is held.
+    pub(super) fn begin_question(&mut self, connection: u64, question: u64) -> bool {
         let hold = self.holds.iter_mut().find(|hold| hold.connection.id == connection);
         hold.is_some_and(|hold| hold.question.replace(question).is_none())
     }
 
-    /// True while this is what a person is asked.
-    pub(super) fn asks(&mut self, question: u64) -> bool {
+    /// Returns true while the user is being asked this question.
+    pub(super) fn is_current_question(&mut self, question: u64) -> bool {
         self.all_holds().any(|hold| hold.question == Some(question))
     }
 
-    /// Nobody is asked any more about what a connection holds. False when nobody was.
+    /// Ends the question about the connection's hold. Returns false if there was none.
     pub(super) fn end_question(&mut self, connection: u64) -> bool {
         let hold = self.all_holds().find(|hold| hold.connection.id == connection);
         hold.is_some_and(|hold| hold.question.take().is_some())
     }
 
-    /// Makes a held evaluation another connection's, until this time. Whose it was; `None` when a person is asked about it.
-    pub(super) fn hand_over(
+    /// Gives a held evaluation to another connection, until this time. Returns the former connection; `None` while the
+    /// user is being asked about the evaluation.
+    pub(super) fn transfer_hold(
         &mut self,
         evaluation: u64,
         to: &Arc<Connection>,
@@ -605,10 +617,10 @@ impl Board {
         Some(before)
     }
 
-    /// Returns all holds but those that are being resumed or released.
+    /// Returns all holds except those that are being resumed or released.
     fn standing_holds(&self) -> impl Iterator<Item = &Hold> {
         let in_use = self.running.iter().filter_map(|running| match &running.activity {
-            Activity::Held(about) if about.request.leaves_it_held() => about.hold.as_deref(),
+            Activity::Held(about) if about.request.keeps_hold() => about.hold.as_deref(),
             _ => None,
         });
         self.holds.iter().chain(in_use)
@@ -625,15 +637,16 @@ impl Board {
         hold.map(|hold| hold.builder.evaluation())
     }
 
-    /// Returns true when a connection holds nothing and has nothing under way that could be held by the time that it is over.
-    pub(super) fn can_hold_nothing(&self, connection: u64) -> bool {
+    /// Returns true if the connection holds nothing, and none of its jobs waits or runs that could end in a hold.
+    pub(super) fn cannot_hold(&self, connection: u64) -> bool {
         let lane = &self.waiting[Lane::Evaluation as usize];
         self.holds.iter().all(|hold| hold.connection.id != connection)
             && self.running.iter().all(|running| running.connection.id != connection)
             && lane.iter().all(|request| request.connection.id != connection)
     }
 
-    /// Has a request run from now on; `hold` is what it is about.
+    /// Begins a request on this thread; `hold` is the held evaluation that the request is about. Returns the job for
+    /// Lisp.
     pub(super) fn begin(
         &mut self,
         lane: Lane,
@@ -643,15 +656,14 @@ impl Board {
         now: Instant,
     ) -> Job {
         let deadline = request.timeout.and_then(|timeout| now.checked_add(timeout));
-        // Lisp gets the job, the rest stays here.
         let mut job = request.take_job();
         let background = request.background;
-        let evaluation = request.asked.evaluation();
+        let evaluation = request.body.evaluation();
         let Some(mut running) = Running::new(request, lane, hold, deadline) else { return job };
         if let JobKind::Evaluate { background: begins_there, detached, .. } = &mut job.kind {
             *begins_there = background;
             if *detached && !background {
-                running.place = Place::Leavable;
+                running.placement = Placement::Detachable;
             }
         }
         running.thread = thread;
@@ -665,22 +677,23 @@ impl Board {
         job
     }
 
-    /// The job that runs under this number.
+    /// Finds a running job by its number.
     pub(super) fn find(&mut self, job: u64) -> Option<&mut Running> {
         self.running.iter_mut().find(|running| running.id == job)
     }
 
-    /// Takes out what runs under this number. Who waits for its end may go on.
+    /// Takes out a running job by its number, and ends its thread's wait for another job.
     pub(super) fn take_running(&mut self, job: u64) -> Option<Running> {
         let index = self.running.iter().position(|running| running.id == job)?;
         let mut running = self.running.swap_remove(index);
         running.end_wait();
-        // Those that hold something look at their time again.
+        // Threads with a hold do not release it while something is in the foreground; wake them to check their time
+        // again.
         self.changed[Lane::Evaluation as usize] |= running.is_foreground() && !self.holds.is_empty();
         Some(running)
     }
 
-    /// Takes out the evaluation that waits under this number.
+    /// Takes out a waiting evaluation by its job number.
     pub(super) fn take_waiting(&mut self, job: u64) -> Option<Request> {
         [&mut self.waiting[Lane::Evaluation as usize], &mut self.ready].into_iter().find_map(|queue| {
             let index = queue.iter().position(|request| request.job.id == job)?;
@@ -688,7 +701,7 @@ impl Board {
         })
     }
 
-    /// Takes out what a connection has waiting, with the lane that it waits for.
+    /// Takes out all waiting requests of a connection, with their lanes.
     pub(super) fn take_waiting_of(&mut self, connection: u64) -> Vec<(Lane, Request)> {
         let mut taken = Vec::new();
         for (lane, queue) in self.queues() {
@@ -700,39 +713,41 @@ impl Board {
         taken
     }
 
-    /// Takes out all that waits, with the lane that it waits for.
+    /// Takes out all waiting requests, with their lanes.
     pub(super) fn take_all_waiting(&mut self) -> Vec<(Lane, Request)> {
         let queues = self.queues().into_iter();
         queues.flat_map(|(lane, queue)| std::mem::take(queue).into_iter().map(move |request| (lane, request))).collect()
     }
 
-    /// Where a connection's requests wait.
+    /// Returns the queues that clients' requests wait in, with their lanes.
     fn queues(&mut self) -> [(Lane, &mut VecDeque<Request>); 3] {
         let [evaluations, inspections, ..] = &mut self.waiting;
         [(Lane::Evaluation, evaluations), (Lane::Evaluation, &mut self.ready), (Lane::Inspection, inspections)]
     }
 
-    /// What runs in the foreground.
+    /// Returns the job in the foreground.
     pub(super) fn foreground(&mut self) -> Option<&mut Running> {
         self.running.iter_mut().find(|running| running.is_foreground())
     }
 
-    /// How many evaluations are in the background, or are about to begin there.
-    pub(super) fn background(&self) -> usize {
+    /// Returns the number of evaluations that are in the background or about to begin there.
+    pub(super) fn background_count(&self) -> usize {
         let running = self.running.iter().filter(|running| running.is_background()).count();
         running + self.ready.len()
     }
 
-    /// How many are there, or wait to be.
+    /// Returns the number of evaluations that are in the background or wait to begin there.
     pub(super) fn background_and_waiting(&self) -> usize {
-        self.background() + self.waiting[Lane::Evaluation as usize].iter().filter(|request| request.background).count()
+        self.background_count()
+            + self.waiting[Lane::Evaluation as usize].iter().filter(|request| request.background).count()
     }
 
-    /// True when the thread of `job`, in the background, must not wait for an evaluation that is submitted now: as many are
-    /// in the background as may be, and all of them would wait for one another to end.
+    /// Returns true if the thread of `job`, in the background, must not wait for an evaluation that is submitted now:
+    /// the background is full, and every evaluation there would wait for another one's end.
     pub(super) fn would_deadlock(&self, job: u64, in_background: bool) -> bool {
         let waiting = &self.waiting[Lane::Evaluation as usize];
-        // Nothing begins from there on before one in the background ends.
+        // The first background request that waits. Neither it nor a later request begins before a background evaluation
+        // ends.
         let blocked = waiting.iter().position(|request| request.background);
         let Some(blocked) = blocked.or(in_background.then_some(waiting.len())) else { return false };
         let background = || self.running.iter().filter(|running| running.is_background());
@@ -746,13 +761,14 @@ impl Board {
             })
     }
 
-    /// Has the control lane interrupt a thread by this request.
+    /// Queues a request by which the control lane interrupts the thread of job `target`.
     pub(super) fn send_interruption(&mut self, target: u64, request: Request) {
         self.sending.push((request.job.id, target));
         self.push(Lane::Control, request);
     }
 
-    /// The control lane has done a job. If the job sent an interruption to a thread that waits for another job, ends that wait.
+    /// Records the end of a control job. If the job sent an interruption to a thread that waits for another job, ends
+    /// that wait.
     pub(super) fn control_done(&mut self, job: u64) {
         let sent = self.sending.extract_if(.., |(sender, _)| *sender == job).next();
         if let Some((_, target)) = sent
@@ -762,8 +778,8 @@ impl Board {
         }
     }
 
-    /// Notes that the thread of job `waiter` waits for another job. Ends the wait at once if an interruption has been sent to the
-    /// thread. Before the interruption is sent, Lisp could go on without it.
+    /// Records that the thread of job `waiter` waits for another job. Ends the wait at once if an interruption has been
+    /// sent to the thread, but not while the interruption is still queued: Lisp could continue without noticing it.
     pub(super) fn wait_for(&mut self, waiter: u64, awaited: Awaited) {
         let is_queued = self.sending.iter().any(|(_, target)| *target == waiter);
         let Some(waiter) = self.find(waiter) else { return (awaited.interrupt)() };
@@ -773,7 +789,7 @@ impl Board {
         }
     }
 
-    /// The numbers of the evaluations in the background, including those that have not begun.
+    /// Returns the numbers of the evaluations in the background, including those that have not begun.
     pub(super) fn background_numbers(&self) -> impl Iterator<Item = u64> {
         let behind = self.waiting[Lane::Evaluation as usize].iter().filter(|request| request.background);
         let waiting = self.ready.iter().chain(behind);
@@ -783,83 +799,89 @@ impl Board {
         running.chain(waiting).chain(finishing.map(|finishing| finishing.evaluation))
     }
 
-    /// Has an evaluation that may be in the background go on or begin there, unless there are too many or it is about to end.
-    /// False when it does not.
-    pub(super) fn leave(&mut self, job: u64) -> bool {
+    /// Moves a detachable evaluation to the background, or has it begin there. Returns false if the background is full
+    /// or the evaluation is about to end.
+    pub(super) fn move_to_background(&mut self, job: u64) -> bool {
         let full = self.background_and_waiting() >= MAX_BACKGROUND;
         let waiting = &mut self.waiting[Lane::Evaluation as usize];
-        let may_leave = |it: &Request| matches!(it.job.kind, JobKind::Evaluate { detached: true, .. });
-        if let Some(request) = waiting.iter_mut().find(|it| it.job.id == job && may_leave(it) && !full) {
+        let is_detachable = |it: &Request| matches!(it.job.kind, JobKind::Evaluate { detached: true, .. });
+        if let Some(request) = waiting.iter_mut().find(|it| it.job.id == job && is_detachable(it) && !full) {
             request.background = true;
         } else if let Some(finishing) = self.finishing.iter_mut().find(|finishing| finishing.job == job) {
             finishing.background = true;
         } else if let Some(running) =
-            self.foreground().filter(|it| it.id == job && it.place == Place::Leavable && !full)
+            self.foreground().filter(|it| it.id == job && it.placement == Placement::Detachable && !full)
         {
-            running.place = Place::Background;
+            running.placement = Placement::Background;
             let thread = running.thread;
-            self.threads.leave_home(thread);
+            self.threads.clear_home(thread);
         } else {
             return false;
         }
         true
     }
 
-    /// The thread of this job, which was taken out, serves no lane any more. It ends when the job does.
+    /// Abandons the thread of this job, which was taken out. The thread serves no lane any more and ends with its job.
     pub(super) fn abandon_thread(&mut self, running: &Running) {
         self.abandoned.add(running.id);
-        self.threads.leave_home(running.thread);
+        self.threads.clear_home(running.thread);
     }
 }
 
 #[cfg(test)]
 mod model;
 #[cfg(test)]
-mod unheard;
+mod test_requests;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn reset(id: u64, background: bool) -> Request {
-        Request { background, ..unheard::request(&Connection::new(0), id, JobKind::Reset) }
+        Request { background, ..test_requests::request(&Connection::new(0), id, JobKind::Reset) }
     }
 
-    /// Else it would be Lisp's main thread, and in the background.
+    /// The first thread is Lisp's main thread, which must stay free for the foreground.
     #[test]
     fn first_thread_does_not_begin_in_the_background() {
-        let mut board = Board::default();
+        let mut scheduler = SchedulerState::default();
         let now = Instant::now();
-        board.push(Lane::Evaluation, reset(1, true));
-        board.settle(now);
-        let next = |board: &mut Board, thread| board.next(Lane::Evaluation, thread, None, now);
-        assert!(matches!(next(&mut board, 1), Next::Wait(None)));
-        assert!(matches!(board.next(Lane::Control, 0, None, now), Next::Run(Job { kind: JobKind::StartThread, .. })));
-        assert!(matches!(next(&mut board, 2), Next::Run(Job { id: 1, .. })));
-        board.push(Lane::Evaluation, reset(2, false));
-        board.take_running(1).unwrap();
-        assert!(matches!(next(&mut board, 2), Next::End));
-        assert!(matches!(next(&mut board, 1), Next::Run(Job { id: 2, .. })));
+        scheduler.push(Lane::Evaluation, reset(1, true));
+        scheduler.reschedule(now);
+        let next = |scheduler: &mut SchedulerState, thread| scheduler.next(Lane::Evaluation, thread, None, now);
+        assert!(matches!(next(&mut scheduler, 1), Next::Wait(None)));
+        assert!(matches!(
+            scheduler.next(Lane::Control, 0, None, now),
+            Next::Run(Job { kind: JobKind::StartThread, .. })
+        ));
+        assert!(matches!(next(&mut scheduler, 2), Next::Run(Job { id: 1, .. })));
+        scheduler.push(Lane::Evaluation, reset(2, false));
+        scheduler.take_running(1).unwrap();
+        assert!(matches!(next(&mut scheduler, 2), Next::End));
+        assert!(matches!(next(&mut scheduler, 1), Next::Run(Job { id: 2, .. })));
     }
 
-    /// The order of the numbers is that of beginning, in the background too. The foreground stays with its thread.
+    /// Evaluations begin in the order of their numbers, in the background too. The foreground stays with its thread.
     #[test]
     fn background_jobs_begin_in_their_turn() {
-        let mut board = Board::default();
+        let mut scheduler = SchedulerState::default();
         let now = Instant::now();
         for (id, background) in [(1, false), (2, true), (3, false)] {
-            board.push(Lane::Evaluation, reset(id, background));
+            scheduler.push(Lane::Evaluation, reset(id, background));
         }
-        let next = |board: &mut Board, thread| board.next(Lane::Evaluation, thread, None, now);
-        assert!(matches!(next(&mut board, 1), Next::Run(Job { id: 1, .. })));
-        assert!(matches!(next(&mut board, 2), Next::End));
-        board.take_running(1).unwrap();
-        // Another evaluation would begin; a reset waits for the one in the background.
-        assert!(matches!(next(&mut board, 1), Next::Wait(Some(time)) if time > now));
-        assert!(matches!(board.next(Lane::Control, 0, None, now), Next::Run(Job { kind: JobKind::StartThread, .. })));
-        assert!(matches!(next(&mut board, 3), Next::Run(Job { id: 2, .. })));
-        assert!(board.take_running(2).unwrap().is_background());
-        assert!(matches!(next(&mut board, 3), Next::End));
-        assert!(matches!(next(&mut board, 1), Next::Run(Job { id: 3, .. })));
+        let next = |scheduler: &mut SchedulerState, thread| scheduler.next(Lane::Evaluation, thread, None, now);
+        assert!(matches!(next(&mut scheduler, 1), Next::Run(Job { id: 1, .. })));
+        assert!(matches!(next(&mut scheduler, 2), Next::End));
+        scheduler.take_running(1).unwrap();
+        // An evaluation would begin now; a reset waits for the evaluation in the background.
+        assert!(matches!(next(&mut scheduler, 1), Next::Wait(Some(time)) if time > now));
+        assert!(matches!(
+            scheduler.next(Lane::Control, 0, None, now),
+            Next::Run(Job { kind: JobKind::StartThread, .. })
+        ));
+        assert!(matches!(next(&mut scheduler, 3), Next::Run(Job { id: 2, .. })));
+        assert!(scheduler.take_running(2).unwrap().is_background());
+        assert!(matches!(next(&mut scheduler, 3), Next::End));
+        assert!(matches!(next(&mut scheduler, 1), Next::Run(Job { id: 3, .. })));
     }
 }

@@ -1,4 +1,5 @@
-//! The log on stderr. The client may never read it: what does not fit is dropped, and counted.
+//! The supervisor's log on stderr. The client may never read stderr, so messages that do not fit are dropped and
+//! counted.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,12 +9,13 @@ use once_cell::sync::Lazy;
 use rustix::fs::FileType;
 use rustix::net::SendFlags;
 
-use crate::rpc::descriptors::reopened;
+use crate::rpc::descriptors::reopen_nonblocking;
 
-/// Stderr, for writing without waiting. Others write there as well, and may wait: the open file is theirs, too.
+/// Stderr for nonblocking writes. Other processes share the open file of descriptor 2 and may rely on blocking writes,
+/// so its flags must not change.
 struct Stderr {
     kind: FileType,
-    /// The same file, opened once more so as not to block, where there is such a thing.
+    /// A nonblocking descriptor of a pipe or a terminal, opened anew; `None` for other files.
     own: Option<OwnedFd>,
 }
 
@@ -21,10 +23,10 @@ static STDERR: Lazy<Stderr> = Lazy::new(|| {
     let stderr = rustix::stdio::stderr();
     let kind = rustix::fs::fstat(stderr).map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode));
     let reopens = matches!(kind, FileType::Fifo | FileType::CharacterDevice);
-    Stderr { kind, own: reopens.then(|| reopened(stderr, rustix::fs::OFlags::WRONLY)).flatten() }
+    Stderr { kind, own: reopens.then(|| reopen_nonblocking(stderr, rustix::fs::OFlags::WRONLY)).flatten() }
 });
 
-/// Messages that did not fit since the last one that did.
+/// The number of messages that were dropped since a message was written.
 static DROPPED: AtomicUsize = AtomicUsize::new(0);
 
 impl Stderr {
@@ -40,16 +42,16 @@ impl Stderr {
     }
 }
 
-/// Writes a message to stderr at a time, or drops it. Never waits, never fails.
+/// A writer that writes each message to stderr in one call, or drops the message. Never blocks, and never fails.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Log;
+pub(crate) struct StderrLog;
 
-impl Write for Log {
+impl Write for StderrLog {
     fn write(&mut self, message: &[u8]) -> io::Result<usize> {
         let dropped = DROPPED.load(Ordering::Relaxed);
         let fits = match dropped {
             0 => true,
-            _ => STDERR.put(format!("({dropped} messages were dropped: nobody read them)\n").as_bytes()).is_ok(),
+            _ => STDERR.put(format!("({dropped} messages were dropped: stderr was not read)\n").as_bytes()).is_ok(),
         };
         if fits && STDERR.put(message).is_ok() {
             DROPPED.store(0, Ordering::Relaxed);

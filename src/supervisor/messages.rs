@@ -1,4 +1,7 @@
-//! The little that the supervisor reads of the client's messages, and only when a worker is lost, late or gone.
+//! The parts of the clients' messages that the supervisor reads, and the errors that the supervisor itself answers.
+//!
+//! The supervisor parses a line to answer it, to know whether it requires an answer, or to apply a cancellation, but
+//! not to relay it.
 
 use serde_json::{Value, json};
 
@@ -6,14 +9,14 @@ use crate::rpc::framing;
 use crate::rpc::id_scanner::{IdScanner, is_exact};
 use crate::rpc::inflight;
 
-/// A line longer than this is not read as JSON where others would wait for it.
-pub(super) const LONG: usize = 1 << 20;
-/// JSON-RPC's code for what is no request.
+/// Size of a line in bytes above which the line is not parsed while clients wait: parsing would delay them too long.
+pub(super) const MAX_PARSED: usize = 1 << 20;
+/// JSON-RPC's error code for a message that is not a valid request.
 const INVALID_REQUEST: i32 = -32600;
-/// JSON-RPC's code for what is the server's fault.
+/// JSON-RPC's error code for an error of the server.
 const INTERNAL_ERROR: i32 = -32603;
 
-/// The messages of a line, which may be a batch; none when it is not JSON.
+/// Returns the messages of a line, which may be a batch; none when the line is not JSON.
 pub(super) fn messages(line: &[u8]) -> Vec<Value> {
     match serde_json::from_slice(line) {
         Ok(Value::Array(messages)) => messages,
@@ -22,19 +25,20 @@ pub(super) fn messages(line: &[u8]) -> Vec<Value> {
     }
 }
 
-/// The id of a message that wants an answer.
+/// Returns the id of a message that requires an answer; `None` for a notification or a response.
 pub(super) fn request_id(message: &Value) -> Option<&Value> {
     message.get("method")?;
     message.get("id").filter(|id| id.is_number() || id.is_string())
 }
 
-/// The id of the request that a message cancels.
+/// Returns the id of the request that a message cancels.
 pub(super) fn cancelled_id(message: &Value) -> Option<&Value> {
     (message.get("method")? == "notifications/cancelled").then_some(message.get("params")?.get("requestId")?)
 }
 
-/// The line with the request of this id made a notification: nobody answers that.
-pub(super) fn silenced(line: &[u8], id: &Value) -> Option<Vec<u8>> {
+/// Returns the line with the request of this id turned into a notification, which is never answered; `None` when the
+/// line is not JSON.
+pub(super) fn as_notification(line: &[u8], id: &Value) -> Option<Vec<u8>> {
     let silence = |message: &mut Value| {
         if request_id(message) == Some(id) {
             message.as_object_mut().map(|message| message.remove("id"));
@@ -48,12 +52,12 @@ pub(super) fn silenced(line: &[u8], id: &Value) -> Option<Vec<u8>> {
     Some(as_line(&content))
 }
 
-/// The answer to a line over the limit.
-pub(super) fn too_long(id: Option<Value>) -> Vec<u8> {
-    as_line(&response(&id.unwrap_or_default(), INVALID_REQUEST, &framing::too_long()))
+/// Returns the error for a line that exceeds the size limit.
+pub(super) fn too_long_error(id: Option<Value>) -> Vec<u8> {
+    as_line(&response(&id.unwrap_or_default(), INVALID_REQUEST, &framing::too_long_message()))
 }
 
-/// The answer to a line that no worker will answer; `None` when it wants none.
+/// Returns the error for a line that no worker will answer; `None` when the line requires no answer.
 pub(super) fn refusal(line: &[u8], reason: &str) -> Option<Vec<u8>> {
     let messages = messages(line);
     let mut answers: Vec<_> =
@@ -64,22 +68,23 @@ pub(super) fn refusal(line: &[u8], reason: &str) -> Option<Vec<u8>> {
     }
 }
 
-/// The answer to a line of a client that leaves too much unread, in place of the worker's.
-pub(super) fn unread(line: &[u8]) -> Option<Vec<u8>> {
-    quick_refusal(line, &inflight::unread().message)
+/// Returns the error that replaces the worker's answer to a line whose client has too large a backlog.
+pub(super) fn backlog_error(line: &[u8]) -> Option<Vec<u8>> {
+    quick_refusal(line, &inflight::unread_error().message)
 }
 
-/// The answer to a line at which two workers have stalled; `None` when it wants none.
-pub(super) fn stalling(line: &[u8]) -> Option<Vec<u8>> {
-    let reason = "Twice the Lisp process had to be replaced before it answered this request: it did nothing for too long, or \
-                  other code in it had read the request. The request is not repeated again. Change it, or split it into \
-                  several, before you send it once more.";
+/// Returns the error for a line at which two workers have stalled; `None` when the line requires no answer.
+pub(super) fn stall_error(line: &[u8]) -> Option<Vec<u8>> {
+    let reason = "The Lisp process was replaced twice before it answered this request: it did nothing for too long, \
+        or other code in it had read the request. The request will not be retried. Change it or split it up before \
+        you send it again.";
     quick_refusal(line, reason)
 }
 
-/// The answer to a line that no worker will answer, where others would wait for a long line to be read as JSON.
+/// Returns the [`refusal`] of a line. A line over [`MAX_PARSED`] is only scanned for its id, since clients would wait
+/// while it is parsed.
 fn quick_refusal(line: &[u8], reason: &str) -> Option<Vec<u8>> {
-    if line.len() <= LONG {
+    if line.len() <= MAX_PARSED {
         return refusal(line, reason);
     }
     Some(as_line(&response(&IdScanner::scan(line).unwrap_or_default(), INTERNAL_ERROR, reason)))
@@ -103,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn only_requests_are_answered() {
+    fn only_requests_are_refused_and_not_notifications_or_responses() {
         let answer = |line: &str| parsed(refusal(line.as_bytes(), "no"));
         let expected = json!({"jsonrpc": "2.0", "id": 7, "error": {"code": -32603, "message": "no"}});
         assert_eq!(answer(r#"{"jsonrpc":"2.0","id":7,"method":"ping"}"#), Some(expected.clone()));
@@ -122,8 +127,8 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_is_silenced_wants_no_answer() {
-        let silence = |line: &str| parsed(silenced(line.as_bytes(), &json!("a")));
+    fn a_request_turned_into_a_notification_has_no_id() {
+        let silence = |line: &str| parsed(as_notification(line.as_bytes(), &json!("a")));
         assert_eq!(silence(r#"{"id":"a","method":"x"}"#), Some(json!({"method": "x"})));
         let batch = json!([{"method": "x"}, {"id": 1, "method": "x"}]);
         assert_eq!(silence(r#"[{"id":"a","method":"x"},{"id":1,"method":"x"}]"#), Some(batch));

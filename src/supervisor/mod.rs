@@ -1,10 +1,11 @@
-//! The supervisor: owns the client's stdin and stdout, and a worker that serves Lisp there.
+//! The supervisor: holds the clients' connections, and keeps a worker running that serves them.
 //!
-//! A worker may die of what its Lisp does. The supervisor, a single thread that runs no code but its own, copies whole
-//! lines between client and worker, remembers what the next worker must know, and starts it. It reads no more of a
-//! line than where it ends: the worker says which line it answers, and what is worth remembering.
+//! User code may kill a worker. The supervisor is a single thread that runs no Lisp and no user code: it copies whole
+//! lines between clients and worker, records what the next worker must know, and replaces a worker that is lost. It
+//! does not parse the lines it copies: the worker reports which line an answer belongs to, and which events must
+//! outlive the image.
 
-mod guests;
+mod attached_clients;
 pub(crate) mod log;
 mod messages;
 mod recovery;
@@ -22,7 +23,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use crate::recovery::checkpoint::store::Checkpoints;
-use crate::recovery::persistent::Durable;
+use crate::recovery::persistent::PersistentSession;
 use crate::recovery::persistent::lock::Lock;
 use crate::rpc::attach::Listener;
 use crate::rpc::recorder::Recorder;
@@ -34,23 +35,22 @@ use relay::Relay;
 pub(crate) struct Options {
     /// The arguments of a worker.
     pub(crate) arguments: Vec<OsString>,
-    /// Definitions come back when an image is lost.
+    /// True when definitions are kept, to be replayed after an image is lost.
     pub(crate) restore: bool,
-    /// The checkpoints.
     pub(crate) checkpoints: Checkpoints,
-    /// A new image begins with the last one.
+    /// True when a new image boots from the last checkpoint without a request.
     pub(crate) begins_with_checkpoints: bool,
     /// The persistent session, which this process has locked.
-    pub(crate) durable: Option<(Durable, Lock)>,
+    pub(crate) session: Option<(PersistentSession, Lock)>,
     /// The socket at which clients may attach.
     pub(crate) listener: Option<Listener>,
-    /// The interval at which the watchdog looks at the worker.
+    /// The interval at which the watchdog checks the worker.
     pub(crate) watch_interval: Duration,
     /// The recorder of the conversation.
     pub(crate) recorder: Option<Recorder>,
 }
 
-/// Makes the record that outlives workers, before the first one.
+/// A supervisor before its first worker, with the recovery state that will outlive the workers.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     options: Options,
@@ -58,20 +58,20 @@ pub(crate) struct Supervisor {
 }
 
 impl Supervisor {
-    /// Makes a record that continues a persistent session, or begins with nothing.
+    /// Creates a supervisor that continues its persistent session, if there is one, or begins with an empty state.
     ///
     /// # Errors
-    /// A sentence: that session cannot be gone on with.
+    /// A sentence: the reason why the persistent session cannot be continued.
     pub(crate) fn new(options: Options) -> Result<Self, String> {
         let mut recovery = Recovery::new(&options);
-        if let Some((durable, _)) = &options.durable {
-            recovery.continue_session(durable)?;
+        if let Some((session, _)) = &options.session {
+            recovery.continue_session(session)?;
         }
         Ok(Self { options, recovery })
     }
 
-    /// Serves the client, whose ends of the conversation are `input` and `output`, until it closes its end or a signal
-    /// comes; returns the exit status.
+    /// Serves the client on `input` and `output` until the client closes `input` or a signal arrives, or the server
+    /// cannot continue. Returns the exit status.
     pub(crate) fn serve(self, input: OwnedFd, output: OwnedFd) -> io::Result<i32> {
         crate::os::processes::adopt_orphans();
         Ok(Relay::new(input, output, self.options, self.recovery)?.run())

@@ -1,4 +1,5 @@
-//! The supervisor's event loop: relays lines between clients and worker, and replaces a worker process that is lost.
+//! The supervisor's event loop, which relays lines between clients and worker and replaces a worker process that is
+//! lost.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,68 +10,72 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, getpid};
 
-use super::guests::{self, Event, Guests};
+use super::attached_clients::{AttachedClients, AttachedDescriptor, ClientEvent};
 use super::recovery::Recovery;
 use super::shutdown::Shutdown;
 use super::worker::{Worker, WorkerId};
 use super::worker_process::{WorkerProcess, cause, may_be_from_outside};
 use super::{Options, messages};
-use crate::image::heap::LOST_TO_HEAP;
+use crate::image::heap::EXIT_HEAP_EXHAUSTED;
 use crate::os::poll_set::{PollSet, Ready};
 use crate::os::processes;
 use crate::recovery::checkpoint::store::Checkpoint;
 use crate::recovery::event::WorkerEvent;
-use crate::recovery::persistent::Durable;
-use crate::recovery::persistent::lock::{Doing, Lock};
+use crate::recovery::persistent::PersistentSession;
+use crate::recovery::persistent::lock::{HolderState, Lock};
 use crate::recovery::state::Crash;
 use crate::rpc::WriteBuffer;
 use crate::rpc::descriptors::{nonblocking_reader, nonblocking_writer};
-use crate::rpc::frame::Kind;
-use crate::rpc::framing::{Line, LineReader, MAX_LINE, Read};
+use crate::rpc::frame::FrameKind;
+use crate::rpc::framing::{Line, LineReader, MAX_LINE, ReadStatus};
 use crate::rpc::inflight;
 use crate::rpc::output::MAX_UNREAD;
 use crate::rpc::route::notice;
 use crate::rpc::signals::Signals;
 use crate::session::recovery::failed;
 
-/// Bytes of a client's unanswered requests above which the supervisor reads no more from that client. The limit exceeds the
-/// worker's own limit by a line, so that the worker refuses excess requests and a cancellation still gets through.
+/// Bytes of a client's unanswered requests above which the supervisor reads no more from that client. The limit exceeds
+/// the worker's own limit by a line, so that the worker refuses excess requests and a cancellation still gets through.
 const MAX_REQUESTS: usize = inflight::MAX_BYTES + MAX_LINE + (1 << 20);
 
-/// Number of characters of an error that a notice shows.
+/// Maximum number of characters of an error that a notice shows.
 const MAX_REASON: usize = 200;
 
-/// An action before the next step of the loop.
+/// An action that interrupts a step of the loop and is performed before the next step.
 #[must_use]
 #[derive(Debug)]
-enum Verdict {
+enum Action {
     /// Replace the worker's process, which is lost or must be ended.
     Replace(WorkerId, Crash),
     /// Reset the session for this call; the strings are notices that the client has not seen yet.
     Reset(WorkerId, u64, Vec<String>),
     /// Restore the checkpoint for this call; the strings are notices that the client has not seen yet.
-    Return(WorkerId, u64, Box<Checkpoint>, Vec<String>),
+    Restore(WorkerId, u64, Box<Checkpoint>, Vec<String>),
     /// End the server, which cannot start or continue for this reason.
     Fail(String),
     /// End the loop.
     End,
 }
 
-type Step = Result<(), Verdict>;
+type StepResult = Result<(), Action>;
 
-/// The state of the loop: the clients' ends, the workers, and the shutdown.
+/// The event loop: its connections to the clients, the workers, and the state of a shutdown.
 #[derive(Debug)]
 pub(super) struct Relay {
+    /// The input of the client of stdin; `None` once it has ended.
     input: Option<LineReader>,
+    /// The output to the client of stdout.
     output: WriteBuffer,
-    guests: Guests,
+    attached: AttachedClients,
     signals: Signals,
+    /// The arguments of a worker process.
     arguments: Vec<OsString>,
     /// The workers; only [`WorkerId::FIRST`] so far.
     workers: BTreeMap<WorkerId, Worker>,
+    /// The shutdown in progress.
     shutdown: Option<Shutdown>,
     /// The persistent session, with its lock.
-    durable: Option<(Durable, Lock)>,
+    session: Option<(PersistentSession, Lock)>,
     /// The process that saves the persistent session at the end, and outlives the supervisor.
     saver: Option<Pid>,
 }
@@ -80,12 +85,12 @@ impl Relay {
         Ok(Self {
             input: Some(LineReader::new(nonblocking_reader(input)?).recorded(options.recorder.clone())),
             output: WriteBuffer::new(nonblocking_writer(output)?).recorded(options.recorder),
-            guests: Guests::new(options.listener),
+            attached: AttachedClients::new(options.listener),
             signals: Signals::new()?,
             arguments: options.arguments,
             workers: BTreeMap::from([(WorkerId::FIRST, Worker::new(recovery, options.watch_interval))]),
             shutdown: None,
-            durable: options.durable,
+            session: options.session,
             saver: None,
         })
     }
@@ -95,23 +100,23 @@ impl Relay {
         loop {
             match self.step() {
                 Ok(()) => {}
-                Err(Verdict::Replace(id, crash)) => self.replace(id, &crash),
-                Err(Verdict::Reset(id, call, notices)) => {
-                    self.replace_as_asked(id, |recovery, process| recovery.reset(&process.status, call, notices));
+                Err(Action::Replace(id, crash)) => self.replace(id, &crash),
+                Err(Action::Reset(id, call, notices)) => {
+                    self.replace_on_request(id, |recovery, process| recovery.reset(&process.status, call, notices));
                 }
-                Err(Verdict::Return(id, call, checkpoint, notices)) => {
-                    self.replace_as_asked(id, |recovery, process| {
-                        recovery.return_to(&process.status, call, *checkpoint, notices);
+                Err(Action::Restore(id, call, checkpoint, notices)) => {
+                    self.replace_on_request(id, |recovery, process| {
+                        recovery.restore_checkpoint(&process.status, call, *checkpoint, notices);
                     });
                 }
-                Err(Verdict::Fail(reason)) => self.fail(reason),
-                Err(Verdict::End) => break,
+                Err(Action::Fail(reason)) => self.fail(reason),
+                Err(Action::End) => break,
             }
         }
-        self.leave_processes();
+        self.kill_processes();
         let Self { shutdown, mut output, workers, .. } = self;
         let first = &workers[&WorkerId::FIRST];
-        shutdown.map_or(0, |shutdown| shutdown.finish(&first.recovery.requests, &mut output, first.bye))
+        shutdown.map_or(0, |shutdown| shutdown.finish(&first.recovery.requests, &mut output, first.announced_status))
     }
 
     /// Returns the worker that serves a client.
@@ -119,49 +124,49 @@ impl Relay {
         self.workers.entry(WorkerId::FIRST).or_insert_with(|| unreachable!("the first worker is never removed"))
     }
 
-    fn step(&mut self) -> Step {
+    fn step(&mut self) -> StepResult {
         self.start_workers()?;
         let ready = self.wait()?;
         for name in ready.names() {
-            if let Watched::Worker(id) = name {
+            if let Descriptor::WorkerOutput(id) = name {
                 self.read_worker(id)?;
             }
         }
-        if ready.has(Watched::Signals) {
+        if ready.has(Descriptor::Signals) {
             if let Some(signal) = self.signals.take() {
                 self.shut_down(128 + signal);
             }
             self.reap();
         }
-        self.look_for_ends()?;
+        self.handle_exits()?;
         for name in ready.names() {
-            if let Watched::WorkerInput(id) = name
+            if let Descriptor::WorkerInput(id) = name
                 && let Some(worker) = self.workers.get_mut(&id)
             {
-                worker.hand_on();
+                worker.send_waiting();
             }
         }
-        if ready.has(Watched::Input) {
+        if ready.has(Descriptor::ClientInput) {
             self.read_client();
         }
-        self.attend_guests(&ready);
-        self.workers.values_mut().for_each(Worker::attend_log);
-        if ready.has(Watched::Output) && self.output.flush().is_err() {
-            return Err(Verdict::End);
+        self.handle_attached_clients(&ready);
+        self.workers.values_mut().for_each(Worker::check_log);
+        if ready.has(Descriptor::ClientOutput) && self.output.flush().is_err() {
+            return Err(Action::End);
         }
         for (id, worker) in &mut self.workers {
             if let Some(process) = &worker.process
                 && let Some(crash) =
-                    worker.watchdog.look(process, &mut worker.recovery.requests, self.shutdown.is_none())
+                    worker.watchdog.check(process, &mut worker.recovery.requests, self.shutdown.is_none())
             {
-                return Err(Verdict::Replace(*id, crash));
+                return Err(Action::Replace(*id, crash));
             }
         }
-        self.conclude()
+        self.advance_shutdown()
     }
 
-    /// Starts the missing worker processes whose time has come.
-    fn start_workers(&mut self) -> Step {
+    /// Starts the worker processes that are missing and due.
+    fn start_workers(&mut self) -> StepResult {
         if self.shutdown.is_some() {
             return Ok(());
         }
@@ -169,104 +174,108 @@ impl Relay {
         for (id, worker) in
             self.workers.iter_mut().filter(|(_, worker)| worker.process.is_none() && worker.start_at <= now)
         {
-            let started = worker.start(&self.arguments, self.durable.as_ref());
-            started.map_err(|crash| Verdict::Replace(*id, crash))?;
+            let started = worker.start(&self.arguments, self.session.as_ref());
+            started.map_err(|crash| Action::Replace(*id, crash))?;
         }
         Ok(())
     }
 
     /// Waits until a descriptor is ready or a deadline has passed.
-    fn wait(&mut self) -> Result<Ready<Watched>, Verdict> {
+    fn wait(&mut self) -> Result<Ready<Descriptor>, Action> {
         let is_over = self.is_over();
         let first = &self.workers[&WorkerId::FIRST];
         let takes_more = |client| first.recovery.requests.bytes(client) < MAX_REQUESTS;
         let mut set = PollSet::new();
-        set.read(Watched::Signals, &self.signals);
+        set.read(Descriptor::Signals, &self.signals);
         for (id, worker) in &self.workers {
             let Some(process) = &worker.process else { continue };
             if process.open {
-                set.read(Watched::Worker(*id), process);
+                set.read(Descriptor::WorkerOutput(*id), process);
             }
             if worker.can_send()
                 && let Some(input) = &process.input
             {
-                set.write(Watched::WorkerInput(*id), input);
+                set.write(Descriptor::WorkerInput(*id), input);
             }
         }
         if let Some(input) = self.input.as_ref().filter(|_| self.output.backlog() <= MAX_UNREAD && takes_more(0)) {
-            set.read(Watched::Input, input);
+            set.read(Descriptor::ClientInput, input);
         }
         if !self.output.is_empty() {
-            set.write(Watched::Output, &self.output);
+            set.write(Descriptor::ClientOutput, &self.output);
         }
-        self.guests.watch(&mut set, Watched::Guest, |client| self.shutdown.is_none() && takes_more(client));
+        self.attached.watch(&mut set, Descriptor::Attached, |client| self.shutdown.is_none() && takes_more(client));
         let starts =
             self.workers.values().filter(|worker| worker.process.is_none()).map(|worker| worker.start_at).min();
-        let due = match &self.shutdown {
+        let wake_at = match &self.shutdown {
             Some(_) if is_over && starts.is_some() => Some(Instant::now()),
             Some(shutdown) => Some(shutdown.deadline),
             None => starts,
         };
-        let looks = self.workers.values().filter(|worker| worker.is_watched()).map(|worker| worker.watchdog.interval);
-        let due = due.map(|due| due.saturating_duration_since(Instant::now()));
+        let check_intervals =
+            self.workers.values().filter(|worker| worker.is_watched()).map(|worker| worker.watchdog.interval);
+        let left = wake_at.map(|time| time.saturating_duration_since(Instant::now()));
         let log_retries = self.workers.values().filter_map(|worker| worker.recovery.log_retry());
-        let timeout = due.into_iter().chain(looks).chain(log_retries).min();
-        // A millisecond more: a timeout that is rounded down would spin.
+        let timeout = left.into_iter().chain(check_intervals).chain(log_retries).min();
+        // One millisecond is added, since the loop would spin if the timeout were rounded down.
         let ready = set.wait(timeout.map(|left| left + Duration::from_millis(1)));
-        ready.map_err(|error| Verdict::Fail(format!("the server cannot wait for input: {error}")))
+        ready.map_err(|error| Action::Fail(format!("the server cannot wait for input: {error}")))
     }
 
-    /// Reads once from a worker, and handles all intact frames.
-    fn read_worker(&mut self, id: WorkerId) -> Step {
+    /// Reads once from a worker, and handles all complete frames.
+    fn read_worker(&mut self, id: WorkerId) -> StepResult {
         let Some(process) = self.workers.get_mut(&id).and_then(|worker| worker.process.as_mut()) else { return Ok(()) };
         process.read();
         loop {
-            let Self { workers, output, guests, .. } = self;
+            let Self { workers, output, attached, .. } = self;
             let Some(Worker { process: Some(process), recovery, restarts, .. }) = workers.get_mut(&id) else {
                 return Ok(());
             };
             let is_ready = process.ready;
             let Some((kind, call, payload)) = process.next_frame().map_err(|_| malformed(id))? else { break };
             match kind {
-                Kind::Event => match WorkerEvent::decode(&payload) {
-                    Ok(event) => self.take_event(id, event)?,
-                    Err(_) if !process.restored => {
-                        let crash = Crash::new("reported something that cannot be read, and was ended");
-                        return Err(Verdict::Replace(id, crash));
+                FrameKind::Event => match WorkerEvent::decode(&payload) {
+                    Ok(event) => self.handle_event(id, event)?,
+                    Err(_) if !process.replayed => {
+                        let crash = Crash::new("sent a report that cannot be read and was terminated");
+                        return Err(Action::Replace(id, crash));
                     }
                     Err(error) => report_unreadable(process, recovery.clients(), &error),
                 },
                 _ if !is_ready => return Err(malformed(id)),
-                Kind::Answer => {
-                    let unread = recovery.requests.connection(call).filter(|it| is_unread(output, guests, *it));
-                    let error = unread.and_then(|_| messages::unread(recovery.requests.text(call)?));
+                FrameKind::Answer => {
+                    let unread = recovery
+                        .requests
+                        .connection(call)
+                        .filter(|client| has_excess_backlog(output, attached, *client));
+                    let error = unread.and_then(|_| messages::backlog_error(recovery.requests.text(call)?));
                     let answer = error.map_or(payload, Cow::Owned);
                     match recovery.finished(call) {
-                        Some(0) => output.put_whole(answer).map_err(|_| Verdict::End)?,
-                        Some(connection) => guests.send(connection, answer),
+                        Some(0) => output.put_owned(answer).map_err(|_| Action::End)?,
+                        Some(connection) => attached.send(connection, answer),
                         // The call has been answered already, or its client has disconnected.
                         None => continue,
                     }
                     restarts.answered();
                 }
-                Kind::Message if is_unread(output, guests, call) => {}
-                Kind::Message if call == 0 => output.put_whole(payload).map_err(|_| Verdict::End)?,
-                Kind::Message => guests.send(call, payload),
-                Kind::Done => drop(recovery.finished(call)),
-                Kind::Received => process.report_received(call),
-                Kind::Part => unreachable!("the process keeps parts until they are an answer"),
+                FrameKind::Message if has_excess_backlog(output, attached, call) => {}
+                FrameKind::Message if call == 0 => output.put_owned(payload).map_err(|_| Action::End)?,
+                FrameKind::Message => attached.send(call, payload),
+                FrameKind::Done => drop(recovery.finished(call)),
+                FrameKind::Received => process.report_received(call),
+                FrameKind::Part => unreachable!("the process keeps parts until they are an answer"),
             }
         }
         let process = self.workers.get(&id).and_then(|worker| worker.process.as_ref());
-        if let Some(process) = process.filter(|process| !process.open && process.bye.is_none()) {
-            // A worker that still lives cannot report anything: user code has closed its descriptors.
+        if let Some(process) = process.filter(|process| !process.open && process.announced_status.is_none()) {
+            // User code has closed the worker's descriptors: a worker that is still alive cannot report anything.
             processes::kill(process.pid, getpid());
         }
         Ok(())
     }
 
     /// Handles a worker's event.
-    fn take_event(&mut self, id: WorkerId, event: WorkerEvent) -> Step {
+    fn handle_event(&mut self, id: WorkerId, event: WorkerEvent) -> StepResult {
         let Some(worker) = self.workers.get_mut(&id) else { return Ok(()) };
         let Worker { process: Some(process), recovery, has_served, .. } = worker else { return Ok(()) };
         match event {
@@ -274,47 +283,47 @@ impl Relay {
                 process.ready = true;
                 *has_served = true;
                 recovery.requests.apply_cancellations();
-                worker.hand_on();
+                worker.send_waiting();
             }
-            WorkerEvent::Leaving { status, reason } => {
-                process.bye = Some(status);
+            WorkerEvent::Exiting { status, reason } => {
+                process.announced_status = Some(status);
                 match reason {
                     _ if self.shutdown.is_some() => {}
-                    Some(reason) if !*has_served => return Err(Verdict::Fail(reason)),
+                    Some(reason) if !*has_served => return Err(Action::Fail(reason)),
                     Some(reason) => {
-                        return Err(Verdict::Replace(id, Crash::new(format!("cannot be started: {reason}"))));
+                        return Err(Action::Replace(id, Crash::new(format!("cannot be started: {reason}"))));
                     }
-                    // Nobody asked the worker to leave.
-                    None => return Err(Verdict::Replace(id, Crash::new("lost its connection and was ended"))),
+                    // The worker's input has ended without a shutdown.
+                    None => return Err(Action::Replace(id, Crash::new("lost its connection and was terminated"))),
                 }
             }
             WorkerEvent::SaverStarted { pid } => self.saver = Pid::from_raw(pid),
             _ if !process.ready => return Err(malformed(id)),
-            WorkerEvent::Restored { failed } if !process.restored => {
-                recovery.restored(&failed);
-                process.restored = true;
+            WorkerEvent::Replayed { failed } if !process.replayed => {
+                recovery.record_replay(&failed);
+                process.replayed = true;
             }
             WorkerEvent::ResetRequested { call, notices } if recovery.may_replace(call) => {
-                return Err(Verdict::Reset(id, call, notices));
+                return Err(Action::Reset(id, call, notices));
             }
             WorkerEvent::RestoreRequested { call, checkpoint, notices } if recovery.may_replace(call) => {
-                return Err(Verdict::Return(id, call, checkpoint, notices));
+                return Err(Action::Restore(id, call, checkpoint, notices));
             }
             WorkerEvent::Stuck { outcome, why } => {
-                return Err(Verdict::Replace(id, Crash::stuck(outcome, why, process.restored)));
+                return Err(Action::Replace(id, Crash::stuck(outcome, why, process.replayed)));
             }
             WorkerEvent::Changed(event) => recovery.record(event),
             WorkerEvent::ResetRequested { .. }
             | WorkerEvent::RestoreRequested { .. }
-            | WorkerEvent::Restored { .. }
+            | WorkerEvent::Replayed { .. }
             | WorkerEvent::Ready => return Err(malformed(id)),
         }
         Ok(())
     }
 
-    /// Reaps ended processes, of which SIGCHLD tells: workers, and orphans.
+    /// Reaps ended processes after a SIGCHLD: worker processes, whose wait status is kept, and orphans.
     fn reap(&mut self) {
-        while let Some((pid, status)) = processes::ended() {
+        while let Some((pid, status)) = processes::reap() {
             let mut processes = self.workers.values_mut().filter_map(|worker| worker.process.as_mut());
             if let Some(process) = processes.find(|process| process.pid == pid) {
                 process.ended = Some(status);
@@ -322,8 +331,8 @@ impl Relay {
         }
     }
 
-    /// Looks for a worker that has ended, and reads its last output first.
-    fn look_for_ends(&mut self) -> Step {
+    /// Replaces a worker process that has ended, after reading all of its output.
+    fn handle_exits(&mut self) -> StepResult {
         let ended = self.workers.iter().find_map(|(id, worker)| Some((*id, worker.process.as_ref()?.ended?)));
         let Some((id, status)) = ended else { return Ok(()) };
         let read = |relay: &Self| Some(relay.workers.get(&id)?.process.as_ref()?.read);
@@ -335,10 +344,10 @@ impl Relay {
             }
         }
         let crash = Crash::new(cause(status));
-        let crash = if may_be_from_outside(status) { crash.killed() } else { crash };
-        let by_heap = status.exit_status() == Some(LOST_TO_HEAP);
+        let crash = if may_be_from_outside(status) { crash.possibly_external() } else { crash };
+        let by_heap = status.exit_status() == Some(EXIT_HEAP_EXHAUSTED);
         let outcome = by_heap.then(|| failed("HEAP-EXHAUSTED", "The heap was used up".to_owned()));
-        Err(Verdict::Replace(id, crash.during(outcome)))
+        Err(Action::Replace(id, crash.with_outcome(outcome)))
     }
 
     /// Reads once from the client of stdin.
@@ -347,54 +356,55 @@ impl Relay {
         let read = client.read();
         while let Some(line) = client.next_line() {
             match line {
-                Line::Text(line) => self.worker_of(0).take(0, line),
-                Line::TooLong(id) => drop(self.output.put(&messages::too_long(id))),
+                Line::Text(line) => self.worker_of(0).add_line(0, line),
+                Line::TooLong(id) => drop(self.output.put(&messages::too_long_error(id))),
             }
         }
         self.input = Some(client);
-        if !read.is_ok_and(|read| read != Read::End) {
+        if !read.is_ok_and(|read| read != ReadStatus::End) {
             self.shut_down(0);
         }
     }
 
-    /// Handles attached clients: connections, disconnections and lines.
-    fn attend_guests(&mut self, ready: &Ready<Watched>) {
-        let Self { guests, workers, .. } = self;
+    /// Handles the attached clients' connections, lines and disconnections.
+    fn handle_attached_clients(&mut self, ready: &Ready<Descriptor>) {
+        let Self { attached, workers, .. } = self;
         let Some(worker) = workers.get_mut(&WorkerId::FIRST) else { return };
         let mut too_long = Vec::new();
-        guests.attend(
-            |what| ready.has(Watched::Guest(what)),
+        attached.handle_ready(
+            |descriptor| ready.has(Descriptor::Attached(descriptor)),
             |client, event| match event {
-                Event::Joined => worker.recovery.join(client),
-                Event::Said(Line::Text(line)) => worker.take(client, line),
-                Event::Said(Line::TooLong(id)) => too_long.push((client, id)),
-                Event::Left => worker.leave(client),
+                ClientEvent::Connected => worker.recovery.connect(client),
+                ClientEvent::Line(Line::Text(line)) => worker.add_line(client, line),
+                ClientEvent::Line(Line::TooLong(id)) => too_long.push((client, id)),
+                ClientEvent::Disconnected => worker.disconnect(client),
             },
         );
         for (client, id) in too_long {
-            guests.send(client, Cow::Owned(messages::too_long(id)));
+            attached.send(client, Cow::Owned(messages::too_long_error(id)));
         }
     }
 
-    /// Kills the descendants of this process, except the processes that save a persistent session.
-    fn leave_processes(&mut self) {
-        if self.durable.is_some() && self.shutdown.as_ref().is_some_and(|shutdown| !shutdown.until_asked) {
+    /// Kills the descendants of this process, except those that may still save the persistent session.
+    fn kill_processes(&mut self) {
+        if self.session.is_some() && self.shutdown.as_ref().is_some_and(|shutdown| !shutdown.waits_for_request) {
             // The worker's last output may report the saving process.
             let _ = self.read_worker(WorkerId::FIRST);
             let processes = self.workers.values().filter_map(|worker| worker.process.as_ref());
             let ready = processes.filter(|process| process.ready).map(|process| process.pid);
-            processes::end_all_but(&ready.chain(self.saver).collect::<Vec<_>>());
+            processes::kill_all_descendants_except(&ready.chain(self.saver).collect::<Vec<_>>());
         } else {
-            processes::end_all();
+            processes::kill_all_descendants();
         }
     }
 
-    /// Begins a graceful shutdown: the supervisor reads no more requests, and running calls have a moment to finish.
+    /// Begins a graceful shutdown: the supervisor reads no more requests, and running calls have until the deadline to
+    /// finish.
     fn shut_down(&mut self, status: i32) {
         self.input = None;
-        self.guests.close();
-        if let Some((_, lock)) = &mut self.durable {
-            lock.say(Doing::Saving);
+        self.attached.close();
+        if let Some((_, lock)) = &mut self.session {
+            lock.set_state(HolderState::Saving);
         }
         self.workers.values_mut().for_each(|worker| worker.recovery.rewrite_log());
         if self.shutdown.is_none() {
@@ -402,48 +412,48 @@ impl Relay {
         }
     }
 
-    /// Ends the workers of a server that cannot continue, and begins the shutdown.
+    /// Kills the workers of a server that cannot continue, and begins the shutdown.
     fn fail(&mut self, reason: String) {
-        processes::end_all();
+        processes::kill_all_descendants();
         self.workers.values_mut().for_each(|worker| worker.process = None);
         self.shutdown.get_or_insert_with(|| Shutdown::failure(reason));
     }
 
-    /// Returns true during a shutdown that has nothing left to wait for.
+    /// Returns true during a shutdown when there is nothing left to wait for.
     fn is_over(&mut self) -> bool {
         let Some(shutdown) = &self.shutdown else { return false };
         let is_awaited = |worker: &mut Worker| worker.recovery.requests.first_awaited().is_some();
         self.workers.values().all(|worker| worker.process.is_none())
-            && (!shutdown.until_asked || self.input.is_none() || self.workers.values_mut().any(is_awaited))
+            && (!shutdown.waits_for_request || self.input.is_none() || self.workers.values_mut().any(is_awaited))
     }
 
     /// Closes the workers' inputs during a shutdown, and ends the loop when the shutdown is over.
-    fn conclude(&mut self) -> Step {
+    fn advance_shutdown(&mut self) -> StepResult {
         let Some(shutdown) = &self.shutdown else { return Ok(()) };
         for worker in self.workers.values_mut().filter(|worker| !worker.has_unsent()) {
             if let Some(process) = worker.process.as_mut().filter(|process| process.ready) {
-                // The worker sees the end of input.
+                // The worker ends at the end of its input.
                 process.input = None;
             }
         }
         let deadline = shutdown.deadline;
-        if self.is_over() || Instant::now() >= deadline { Err(Verdict::End) } else { Ok(()) }
+        if self.is_over() || Instant::now() >= deadline { Err(Action::End) } else { Ok(()) }
     }
 
-    /// Ends the rest of a lost process and schedules another process, except in a shutdown. After too many losses the server
-    /// fails.
+    /// Kills what is left of a lost process and schedules the next process, except during a shutdown. After too many
+    /// losses, the server fails.
     fn replace(&mut self, id: WorkerId, crash: &Crash) {
         if self.shutdown.is_some() {
-            self.leave_processes();
+            self.kill_processes();
             if let Some(worker) = self.workers.get_mut(&id) {
-                worker.bye = worker.process.take().and_then(|process| process.bye);
+                worker.announced_status = worker.process.take().and_then(|process| process.announced_status);
             }
             return;
         }
-        self.end_processes_of(id);
+        self.kill_processes_of(id);
         match self.workers.get_mut(&id).map(|worker| worker.record_loss(crash)) {
             Some(Ok(Some((0, refusal)))) => drop(self.output.put(&refusal)),
-            Some(Ok(Some((client, refusal)))) => self.guests.send(client, Cow::Owned(refusal)),
+            Some(Ok(Some((client, refusal)))) => self.attached.send(client, Cow::Owned(refusal)),
             Some(Ok(None)) | None => {}
             Some(Err(reason)) => {
                 tracing::error!("{reason}");
@@ -452,56 +462,63 @@ impl Relay {
         }
     }
 
-    /// Replaces a worker's process at the request of a call; `remember` records the change.
-    fn replace_as_asked(&mut self, id: WorkerId, remember: impl FnOnce(&mut Recovery, &WorkerProcess)) {
+    /// Replaces a worker's process at the request of a call. `record` records the reason in the recovery record.
+    fn replace_on_request(&mut self, id: WorkerId, record: impl FnOnce(&mut Recovery, &WorkerProcess)) {
         if let Some(worker) = self.workers.get_mut(&id) {
-            worker.replace(remember);
+            worker.replace(record);
         }
-        self.end_processes_of(id);
+        self.kill_processes_of(id);
     }
 
     /// Kills a worker's process and its descendants. With a single worker, these are all descendants of the supervisor.
-    fn end_processes_of(&self, _id: WorkerId) {
-        processes::end_all();
+    fn kill_processes_of(&self, _id: WorkerId) {
+        processes::kill_all_descendants();
     }
 }
 
-/// Reports the first unreadable event of a process, on stderr and to the clients: the next image may lack the change.
+/// Reports the first unreadable event of a process on stderr and to the clients, since the next image may lack the
+/// change.
 fn report_unreadable(worker: &mut WorkerProcess, clients: impl Iterator<Item = u64>, error: &serde_json::Error) {
     if std::mem::replace(&mut worker.has_unreadable, true) {
         return;
     }
     let error: String = error.to_string().chars().take(MAX_REASON).collect();
     tracing::error!("the worker reported an event that cannot be read: {error}");
-    let text = format!("The supervisor could not read what the image reported ({error}): the next image may lack it.");
+    let text = format!(
+        "The supervisor could not read a report from the image ({error}): the next image may lack that \
+        change."
+    );
     if let Some(input) = &mut worker.input {
         for client in clients {
-            // Another part of the loop notices the loss of the worker.
+            // An error means that the worker is lost, which the event loop detects.
             let _ = input.put(&notice(client, &text));
         }
     }
 }
 
-/// Returns the verdict for a worker that broke the protocol.
-fn malformed(id: WorkerId) -> Verdict {
-    Verdict::Replace(id, Crash::new("wrote to a pipe that it must not write to, and was ended"))
+/// Returns the action for a worker that broke the protocol: replace it.
+fn malformed(id: WorkerId) -> Action {
+    Action::Replace(id, Crash::new("wrote to a pipe of the server and was terminated"))
 }
 
 /// Returns true when a client's backlog is so large that its answers become errors.
-fn is_unread(output: &WriteBuffer, guests: &Guests, connection: u64) -> bool {
-    let backlog = if connection == 0 { output.backlog() } else { guests.backlog(connection) };
+fn has_excess_backlog(output: &WriteBuffer, attached: &AttachedClients, connection: u64) -> bool {
+    let backlog = if connection == 0 { output.backlog() } else { attached.backlog(connection) };
     backlog > MAX_UNREAD
 }
 
-/// What the supervisor waits for.
+/// A descriptor that the loop polls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Watched {
+enum Descriptor {
     Signals,
-    /// What a worker says.
-    Worker(WorkerId),
-    /// What a worker reads.
+    /// The pipe that a worker process writes to.
+    WorkerOutput(WorkerId),
+    /// The pipe that a worker process reads from.
     WorkerInput(WorkerId),
-    Input,
-    Output,
-    Guest(guests::Watched),
+    /// The server's stdin.
+    ClientInput,
+    /// The server's stdout.
+    ClientOutput,
+    /// A descriptor of the attached clients.
+    Attached(AttachedDescriptor),
 }

@@ -2,54 +2,60 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use super::messages::{self, LONG};
+use super::messages::{self, MAX_PARSED};
 use crate::rpc::id_scanner::IdScanner;
 use crate::rpc::route;
 
-/// Bytes that a line counts for besides its text.
+/// Bytes that each line counts for in addition to its text.
 const OVERHEAD: usize = 64;
-/// Number of workers that may stall at a line. After that no other worker gets the line.
+/// The number of workers that may stall at a line. After that, no other worker gets the line.
 const MAX_STALLS: u32 = 2;
-/// Maximum size of a piece. A longer line is sent in pieces, so that lines of other clients can pass between the pieces.
+/// Maximum size of a piece. A longer line is sent in pieces, so that lines of other clients can pass between the
+/// pieces.
 pub(super) const PIECE: usize = 64 << 10;
 
-/// The open lines, which the worker has, by number, and the waiting lines by connection. A line gets its number when its
-/// beginning is sent, so that jobs begin in the order of their numbers, however the clients take turns.
+/// The lines of all clients that no worker has finished. A line gets its number when its beginning is sent, so that
+/// jobs begin in the order of their numbers, in whatever order the clients take turns.
 #[derive(Debug)]
 pub(super) struct Requests {
-    open: BTreeMap<u64, Pending>,
-    waiting: BTreeMap<u64, VecDeque<Pending>>,
+    /// The open lines, which were sent to the worker at least in part, by number.
+    open: BTreeMap<u64, PendingLine>,
+    /// The lines that are not sent yet, by connection.
+    waiting: BTreeMap<u64, VecDeque<PendingLine>>,
     /// The connections with something to send, in the order of their turns.
     turns: VecDeque<u64>,
     /// The lines that are partly sent, by connection: the number of each, and the bytes that are sent.
     partial: BTreeMap<u64, (u64, usize)>,
+    /// The number of the next line.
     next: u64,
     /// The bytes that the lines of each connection count for.
     bytes: BTreeMap<u64, usize>,
 }
 
+/// A line that no worker has finished.
 #[derive(Debug)]
-struct Pending {
-    /// The number under which the line is sent to another worker again; `None` for a new number.
+struct PendingLine {
+    /// The number under which the line is sent again to another worker; `None` when the line gets a new number.
     number: Option<u64>,
     /// The connection of the line's client.
     connection: u64,
     /// The text with its newline; empty for the end of the connection.
     text: Box<[u8]>,
-    /// True when a client waits for an answer; `None` until the line is parsed, which takes time.
+    /// True when a client waits for an answer; `None` before the line is parsed.
     awaited: Option<bool>,
     /// The number of workers that stalled at the line, or that the line did not reach.
     stalls: u32,
     /// True when the line did not reach the last worker.
-    missed: bool,
-    /// True for a line that may cancel requests. This is found out when the line comes: looking through all lines that wait
-    /// takes too long when a worker is lost.
+    is_lost: bool,
+    /// True for a line that may cancel requests. The line is searched when it arrives: searching all waiting lines
+    /// after the loss of a worker would take too long.
     may_cancel: bool,
 }
 
 /// A line or a piece of a line, marked for the worker.
 #[derive(Debug)]
 pub(super) struct Piece {
+    /// The bytes to send, with the mark of the connection and the number.
     pub(super) marked: Vec<u8>,
     /// True for a whole line and for the last piece of a line.
     pub(super) is_last: bool,
@@ -70,13 +76,14 @@ impl Requests {
     /// Adds a line of a client.
     pub(super) fn add(&mut self, connection: u64, line: &[u8]) {
         *self.bytes.entry(connection).or_default() += line.len() + OVERHEAD;
-        let may_cancel = line.len() <= LONG && memchr::memmem::find(line, b"cancelled").is_some();
+        let may_cancel = line.len() <= MAX_PARSED && memchr::memmem::find(line, b"cancelled").is_some();
         let text = line.into();
-        let line = Pending { number: None, connection, text, awaited: None, stalls: 0, missed: false, may_cancel };
+        let line = PendingLine { number: None, connection, text, awaited: None, stalls: 0, is_lost: false, may_cancel };
         self.waiting.entry(connection).or_default().push_back(line);
         self.give_turn(connection);
     }
 
+    /// Queues a connection for its turn, if it is not queued yet.
     fn give_turn(&mut self, connection: u64) {
         if !self.turns.contains(&connection) {
             self.turns.push_back(connection);
@@ -88,7 +95,7 @@ impl Requests {
         !self.turns.is_empty()
     }
 
-    /// Returns the next line of the client whose turn it is, or the next piece of a line.
+    /// Returns the next line, or the next piece of a line, of the client whose turn it is.
     pub(super) fn next_piece(&mut self) -> Option<Piece> {
         let connection = self.turns.pop_front()?;
         let waiting = self.waiting.get_mut(&connection);
@@ -102,7 +109,7 @@ impl Requests {
                 (number, 0)
             }
         };
-        // The worker must see the end even of a line that it has finished already.
+        // The worker may have finished the line already, but must still read the line's end.
         let rest = self.open.get(&number).and_then(|line| line.text.get(done..)).unwrap_or(b"\n");
         let is_last = rest.len() <= PIECE;
         let marked = if is_last {
@@ -125,27 +132,30 @@ impl Requests {
         self.open.get(&number).is_some_and(|line| line.text.is_empty())
     }
 
-    /// Queues all open lines for the next worker, before the waiting lines of each client. Numbers up to `known` stay.
+    /// Queues all open lines for the next worker, before the waiting lines of each client. Lines with numbers up to
+    /// `known` keep their numbers.
     pub(super) fn resend(&mut self, known: u64) {
         self.partial.clear();
         for (number, mut line) in std::mem::take(&mut self.open).into_iter().rev() {
             let connection = line.connection;
-            // A line that reached no worker must not count as begun.
-            line.number = Some(number).filter(|number| *number <= known && !line.missed);
-            line.missed = false;
+            // The jobs of a line that did not reach the worker must not count as begun.
+            line.number = Some(number).filter(|number| *number <= known && !line.is_lost);
+            line.is_lost = false;
             self.waiting.entry(connection).or_default().push_front(line);
             self.give_turn(connection);
         }
     }
 
-    /// Removes a line that the worker has finished. Returns the line's connection; `None` when no open line has this number.
+    /// Removes a line that the worker has finished. Returns the line's connection; `None` when no open line has this
+    /// number.
     pub(super) fn finish(&mut self, number: u64) -> Option<u64> {
         let line = self.open.remove(&number)?;
         self.forget_bytes(&line);
         Some(line.connection)
     }
 
-    fn forget_bytes(&mut self, line: &Pending) {
+    /// Subtracts a removed line from the bytes of its connection.
+    fn forget_bytes(&mut self, line: &PendingLine) {
         if let Some(bytes) = self.bytes.get_mut(&line.connection) {
             *bytes -= line.text.len() + OVERHEAD;
             if *bytes == 0 {
@@ -154,9 +164,9 @@ impl Requests {
         }
     }
 
-    /// Removes the waiting lines of a client that has disconnected, and queues the end of the connection for the worker. Open
-    /// lines stay, with an empty text.
-    pub(super) fn end(&mut self, connection: u64) {
+    /// Removes the waiting lines of a client that has disconnected, and queues the end of the connection for the
+    /// worker. Open lines stay without their text until the worker has finished them.
+    pub(super) fn disconnect(&mut self, connection: u64) {
         for line in self.waiting.remove(&connection).into_iter().flatten() {
             self.forget_bytes(&line);
         }
@@ -191,20 +201,20 @@ impl Requests {
     }
 
     /// Records that a worker stalled at an open line.
-    pub(super) fn stalled(&mut self, number: u64) {
+    pub(super) fn record_stall(&mut self, number: u64) {
         if let Some(line) = self.open.get_mut(&number) {
             line.stalls += 1;
         }
     }
 
     /// Records that an open line did not reach its worker.
-    pub(super) fn missed(&mut self, number: u64) {
+    pub(super) fn record_lost(&mut self, number: u64) {
         if let Some(line) = self.open.get_mut(&number) {
-            line.missed = true;
+            line.is_lost = true;
         }
     }
 
-    /// Removes an open line at which too many workers have stalled. Returns its connection and its text.
+    /// Removes an open line at which [`MAX_STALLS`] workers have stalled. Returns the line's connection and text.
     pub(super) fn take_stalling(&mut self) -> Option<(u64, Box<[u8]>)> {
         let number = self.open.iter().find(|(_, line)| line.stalls >= MAX_STALLS).map(|(number, _)| *number)?;
         let line = self.open.remove(&number)?;
@@ -212,56 +222,58 @@ impl Requests {
         Some((line.connection, line.text))
     }
 
-    /// Returns true when an open line, perhaps partly sent, has a number above this one.
-    pub(super) fn is_any_after(&self, number: u64) -> bool {
+    /// Returns true when an open line has a number above this one. The line may be sent only in part.
+    pub(super) fn has_after(&self, number: u64) -> bool {
         self.open.last_key_value().is_some_and(|(last, _)| *last > number)
     }
 
     /// Returns the texts of a client's lines, in order.
-    pub(super) fn of(&self, connection: u64) -> impl Iterator<Item = &[u8]> {
+    pub(super) fn texts_of(&self, connection: u64) -> impl Iterator<Item = &[u8]> {
         let open = self.open.values().filter(move |line| line.connection == connection);
         open.chain(self.waiting.get(&connection).into_iter().flatten()).map(|line| &*line.text)
     }
 
     /// Returns the number of the first line whose client waits for an answer; 0 for a line that is not sent yet.
     pub(super) fn first_awaited(&mut self) -> Option<u64> {
-        // Parsing a long line would take too long.
-        let waits = |line: &mut Pending| {
+        // A long line counts as a request: parsing it would take too long.
+        let waits = |line: &mut PendingLine| {
             let text = &line.text;
-            *line.awaited.get_or_insert_with(|| text.len() > LONG || messages::refusal(text, "").is_some())
+            *line.awaited.get_or_insert_with(|| text.len() > MAX_PARSED || messages::refusal(text, "").is_some())
         };
         let open = self.open.iter_mut().find_map(|(number, line)| waits(line).then_some(*number));
         open.or_else(|| self.waiting.values_mut().flatten().any(waits).then_some(0))
     }
 
-    /// Returns true unless every line is known to want no answer.
+    /// Returns true unless every line is known to require no answer.
     pub(super) fn may_be_awaited(&self) -> bool {
         self.open.values().chain(self.waiting.values().flatten()).any(|line| line.awaited != Some(false))
     }
 
-    /// Makes requests that a later waiting line cancels into notifications: no worker may have handled the cancellation.
+    /// Turns waiting requests that a later waiting line cancels into notifications. To be called before a new worker
+    /// gets the lines: a lost worker may not have handled the cancellation.
     pub(super) fn apply_cancellations(&mut self) {
         for (connection, lines) in &mut self.waiting {
             let Some(last) = lines.iter().rposition(|line| line.may_cancel) else { continue };
-            let mut asked = HashMap::new();
-            for place in 0..=last {
-                if lines[place].text.len() > LONG {
-                    // `IdScanner` finds no id in a batch.
-                    if let Some(id) = IdScanner::scan(&lines[place].text) {
-                        asked.insert(id.to_string(), place);
+            let mut requests = HashMap::new();
+            for index in 0..=last {
+                if lines[index].text.len() > MAX_PARSED {
+                    // A long line is scanned, not parsed. `IdScanner` finds no id in a batch.
+                    if let Some(id) = IdScanner::scan(&lines[index].text) {
+                        requests.insert(id.to_string(), index);
                     }
                     continue;
                 }
-                for message in messages::messages(&lines[place].text) {
+                for message in messages::messages(&lines[index].text) {
                     if let Some(id) = messages::request_id(&message) {
-                        asked.insert(id.to_string(), place);
+                        requests.insert(id.to_string(), index);
                     } else if let Some(id) = messages::cancelled_id(&message)
-                        && let Some(place) = asked.remove(&id.to_string())
+                        && let Some(index) = requests.remove(&id.to_string())
                     {
-                        let line = &mut lines[place];
-                        let is_long = line.text.len() > LONG;
-                        let silenced = if is_long { Some(b"\n".to_vec()) } else { messages::silenced(&line.text, id) };
-                        let Some(text) = silenced else { continue };
+                        let line = &mut lines[index];
+                        let is_long = line.text.len() > MAX_PARSED;
+                        let notification =
+                            if is_long { Some(b"\n".to_vec()) } else { messages::as_notification(&line.text, id) };
+                        let Some(text) = notification else { continue };
                         if let Some(bytes) = self.bytes.get_mut(connection) {
                             *bytes = *bytes + text.len() - line.text.len();
                         }
@@ -273,7 +285,7 @@ impl Requests {
     }
 
     /// Returns the number of the next line.
-    pub(super) fn next(&self) -> u64 {
+    pub(super) fn next_number(&self) -> u64 {
         self.next
     }
 
@@ -286,9 +298,10 @@ impl Requests {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rpc::route::Part;
+    use crate::rpc::route::MarkedContent;
 
     impl Requests {
+        /// Returns true when `bytes` equals a new count of all lines.
         fn counts_right(&self) -> bool {
             let mut bytes = BTreeMap::new();
             for line in self.open.values().chain(self.waiting.values().flatten()) {
@@ -298,19 +311,20 @@ mod tests {
         }
 
         /// Sends everything that waits, and returns the connection and the line number of each piece.
-        fn hand_on(&mut self) -> Vec<(u64, u64)> {
+        fn send_all(&mut self) -> Vec<(u64, u64)> {
             let pieces = std::iter::from_fn(|| self.next_piece());
             let parse = |piece: Piece| match route::parse(&piece.marked).unwrap() {
-                (connection, Part::Line(number, _) | Part::Piece(number, _) | Part::End(number)) => {
-                    (connection, number)
-                }
-                (_, Part::Notice(_)) => panic!("nobody has written one"),
+                (
+                    connection,
+                    MarkedContent::Line(number, _) | MarkedContent::Piece(number, _) | MarkedContent::End(number),
+                ) => (connection, number),
+                (_, MarkedContent::Notice(_)) => panic!("nobody has written one"),
             };
             pieces.map(parse).collect()
         }
 
         fn texts(&self, connection: u64) -> Vec<&str> {
-            self.of(connection).map(|line| std::str::from_utf8(line).unwrap().trim_end()).collect()
+            self.texts_of(connection).map(|line| std::str::from_utf8(line).unwrap().trim_end()).collect()
         }
     }
 
@@ -320,11 +334,11 @@ mod tests {
         for line in ["a\n", "bb\n", "c\n"] {
             requests.add(u64::from(line == "bb\n"), line.as_bytes());
         }
-        assert_eq!(requests.hand_on(), [(0, 1), (1, 2), (0, 3)]);
+        assert_eq!(requests.send_all(), [(0, 1), (1, 2), (0, 3)]);
         assert_eq!([2, 2, 4].map(|number| requests.finish(number)), [Some(1), None, None]);
         assert_eq!((requests.texts(0), requests.texts(1).len()), (vec!["a", "c"], 0));
         assert!(requests.has(3) && !requests.has(2));
-        assert_eq!((requests.next(), requests.bytes(0), requests.bytes(1)), (4, 4 + 2 * OVERHEAD, 0));
+        assert_eq!((requests.next_number(), requests.bytes(0), requests.bytes(1)), (4, 4 + 2 * OVERHEAD, 0));
         assert_eq!([1, 3].map(|number| requests.finish(number)), [Some(0), Some(0)]);
         assert!(requests.bytes.is_empty());
     }
@@ -336,12 +350,12 @@ mod tests {
         for (connection, line) in [(1, &*long), (1, "a\n"), (2, "b\n"), (2, "c\n"), (3, "d\n")] {
             requests.add(connection, line.as_bytes());
         }
-        assert_eq!(requests.hand_on(), [(1, 1), (2, 2), (3, 3), (1, 1), (2, 4), (1, 1), (1, 5)]);
+        assert_eq!(requests.send_all(), [(1, 1), (2, 2), (3, 3), (1, 1), (2, 4), (1, 1), (1, 5)]);
         assert!(!requests.is_waiting() && requests.counts_right());
     }
 
     #[test]
-    fn another_worker_gets_all_lines_and_those_that_were_begun_under_their_numbers() {
+    fn the_next_worker_gets_all_lines_and_begun_lines_keep_their_numbers() {
         let mut requests = Requests::new();
         let long = format!("{}\n", "x".repeat(PIECE));
         for (connection, line) in [(1, "a\n"), (2, "b\n"), (1, &*long), (1, "c\n")] {
@@ -350,7 +364,7 @@ mod tests {
         let begun: Vec<_> = (0..3).filter_map(|_| requests.next_piece()).collect();
         assert_eq!(begun.len(), 3);
         requests.resend(1);
-        assert_eq!(requests.hand_on(), [(1, 1), (2, 4), (1, 5), (1, 5), (1, 6)]);
+        assert_eq!(requests.send_all(), [(1, 1), (2, 4), (1, 5), (1, 5), (1, 6)]);
         assert_eq!(requests.texts(1), ["a", long.trim_end(), "c"]);
         assert!(requests.counts_right());
     }
@@ -362,19 +376,19 @@ mod tests {
             requests.add(5, line.as_bytes());
         }
         for expected in [None, Some((5, Box::from(*b"b\n")))] {
-            let numbers: Vec<_> = requests.hand_on().into_iter().map(|(_, number)| number).collect();
+            let numbers: Vec<_> = requests.send_all().into_iter().map(|(_, number)| number).collect();
             assert_eq!(requests.first_from(numbers[1]), Some(numbers[1]));
-            requests.stalled(numbers[1]);
+            requests.record_stall(numbers[1]);
             assert_eq!(requests.take_stalling(), expected);
             requests.resend(0);
         }
-        requests.stalled(99);
+        requests.record_stall(99);
         assert!(requests.take_stalling().is_none() && requests.counts_right());
         assert_eq!(requests.texts(5), ["a", "c"]);
     }
 
     #[test]
-    fn the_lines_of_a_client_that_is_gone_are_forgotten() {
+    fn a_disconnected_client_loses_its_waiting_lines_and_the_text_of_its_open_lines() {
         let mut requests = Requests::new();
         let long = format!("{}\n", "x".repeat(PIECE));
         for line in ["a\n", &*long, "b\n"] {
@@ -382,16 +396,16 @@ mod tests {
         }
         let begun: Vec<_> = (0..2).filter_map(|_| requests.next_piece()).collect();
         assert_eq!(begun.len(), 2);
-        requests.end(3);
+        requests.disconnect(3);
         assert!(requests.counts_right());
-        assert_eq!(requests.hand_on(), [(3, 3)]);
+        assert_eq!(requests.send_all(), [(3, 3)]);
         assert_eq!(requests.texts(3), ["", "", ""]);
         assert_eq!([1, 2, 3].map(|number| requests.finish(number)), [Some(3); 3]);
         assert!(requests.bytes.is_empty() && requests.waiting.is_empty());
     }
 
     #[test]
-    fn what_one_client_cancels_another_may_have_asked_for() {
+    fn a_cancellation_does_not_affect_another_clients_request_with_the_same_id() {
         let mut requests = Requests::new();
         let cancel = br#"{"method":"notifications/cancelled","params":{"requestId":7}}"#;
         for (connection, line) in [(0, &br#"{"id":7,"method":"a"}"#[..]), (3, br#"{"id":7,"method":"b"}"#), (3, cancel)]
@@ -404,9 +418,9 @@ mod tests {
     }
 
     #[test]
-    fn a_long_request_that_is_cancelled_is_forgotten() {
+    fn a_cancelled_request_too_long_to_parse_loses_its_text() {
         let mut requests = Requests::new();
-        requests.add(0, format!(r#"{{"id":7,"method":"{}"}}"#, "x".repeat(LONG)).as_bytes());
+        requests.add(0, format!(r#"{{"id":7,"method":"{}"}}"#, "x".repeat(MAX_PARSED)).as_bytes());
         requests.add(0, br#"{"method":"notifications/cancelled","params":{"requestId":7}}"#);
         requests.apply_cancellations();
         assert_eq!(requests.texts(0)[0], "");
@@ -414,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn only_requests_are_awaited_and_not_once_they_are_cancelled() {
+    fn notifications_and_cancelled_requests_are_not_awaited() {
         let mut requests = Requests::new();
         let cancel = |id: u32| format!(r#"{{"method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#);
         requests.add(0, br#"{"method":"notifications/roots/list_changed"}"#);
@@ -428,11 +442,11 @@ mod tests {
         // A later request with the same id is not cancelled.
         requests.add(0, br#"{"id":7,"method":"ping"}"#);
         assert_eq!(requests.first_awaited(), Some(0));
-        requests.hand_on();
+        requests.send_all();
         assert_eq!(requests.first_awaited(), Some(2));
         requests.resend(0);
         requests.apply_cancellations();
-        requests.hand_on();
+        requests.send_all();
         assert_eq!(requests.first_awaited(), Some(9));
         assert_eq!(
             requests.texts(0)[1..3],

@@ -2,19 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-/// So many workers may be lost without an answer in between, as long as each of them got as far as serving.
+/// The number of losses within [`WITHIN`], without an answer in between, at which the server gives up.
 const MAX_LOSSES: usize = 20;
-/// So many may be lost before they serve.
+/// The number of those losses before the worker served at which the server gives up.
 const MAX_EARLY_LOSSES: usize = 5;
 /// The time within which losses are counted.
 const WITHIN: Duration = Duration::from_secs(10);
-/// How long after a worker that could not be started the next one is, at first: what the last one left behind may still
-/// be going.
+/// The delay after the first worker that could not be started, in which the remains of the worker can go away. The
+/// delay doubles with each further one.
 const BACKOFF: Duration = Duration::from_millis(50);
 
 /// The stage that a worker had reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum WorkerStage {
     /// The worker could not be started, or reported that it cannot serve.
     Unstarted,
     /// The worker was booting or replaying definitions.
@@ -23,29 +23,31 @@ pub(super) enum Stage {
     Serving,
 }
 
-/// The losses that no answer has followed yet.
+/// The recent losses that no answer has followed, each with its time.
 #[derive(Debug, Default)]
 pub(super) struct RestartPolicy {
-    losses: Vec<(Instant, Stage)>,
+    losses: Vec<(Instant, WorkerStage)>,
 }
 
 impl RestartPolicy {
-    /// Notes that a worker answers.
+    /// Records that a worker has answered a request.
     pub(super) fn answered(&mut self) {
         self.losses.clear();
     }
 
-    /// Notes that a worker is lost. Returns when to start the next one; `Err`, how many were lost, when there is no
-    /// point in that.
-    pub(super) fn after_loss(&mut self, stage: Stage, now: Instant) -> Result<Instant, String> {
+    /// Records that a worker was lost at `now`. Returns the time to start the next worker.
+    ///
+    /// # Errors
+    /// The number of losses and their time span, as text: too many workers were lost.
+    pub(super) fn after_loss(&mut self, stage: WorkerStage, now: Instant) -> Result<Instant, String> {
         self.losses.retain(|(at, _)| now - *at < WITHIN);
         self.losses.push((now, stage));
-        let count = |stage: Stage| self.losses.iter().filter(|(_, other)| *other == stage).count();
-        let unstarted = count(Stage::Unstarted);
-        if self.losses.len() >= MAX_LOSSES || unstarted + count(Stage::Starting) >= MAX_EARLY_LOSSES {
+        let count = |stage: WorkerStage| self.losses.iter().filter(|(_, other)| *other == stage).count();
+        let unstarted = count(WorkerStage::Unstarted);
+        if self.losses.len() >= MAX_LOSSES || unstarted + count(WorkerStage::Starting) >= MAX_EARLY_LOSSES {
             return Err(format!("{} times within {} seconds", self.losses.len(), WITHIN.as_secs()));
         }
-        Ok(if stage == Stage::Unstarted { now + BACKOFF * (1 << unstarted) / 2 } else { now })
+        Ok(if stage == WorkerStage::Unstarted { now + BACKOFF * (1 << unstarted) / 2 } else { now })
     }
 }
 
@@ -54,28 +56,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn losses_are_counted_until_there_is_an_answer() {
+    fn an_answer_clears_the_count_of_losses() {
         let now = Instant::now();
         let mut policy = RestartPolicy::default();
         for _ in 0..3 {
             for _ in 1..MAX_LOSSES {
-                assert_eq!(policy.after_loss(Stage::Serving, now), Ok(now));
+                assert_eq!(policy.after_loss(WorkerStage::Serving, now), Ok(now));
             }
             policy.answered();
         }
         for _ in 1..MAX_EARLY_LOSSES {
-            assert_eq!(policy.after_loss(Stage::Starting, now), Ok(now));
+            assert_eq!(policy.after_loss(WorkerStage::Starting, now), Ok(now));
         }
-        assert!(policy.after_loss(Stage::Starting, now).unwrap_err().starts_with("5 times"));
-        assert_eq!(policy.after_loss(Stage::Starting, now + WITHIN), Ok(now + WITHIN));
+        assert!(policy.after_loss(WorkerStage::Starting, now).unwrap_err().starts_with("5 times"));
+        assert_eq!(policy.after_loss(WorkerStage::Starting, now + WITHIN), Ok(now + WITHIN));
     }
 
     #[test]
-    fn what_cannot_be_started_is_tried_again_later() {
+    fn the_delay_doubles_while_workers_cannot_be_started() {
         let now = Instant::now();
         let mut policy = RestartPolicy::default();
         let delays = [1, 2, 4, 8].map(|times| Ok(now + BACKOFF * times));
-        assert_eq!([0; 4].map(|_| policy.after_loss(Stage::Unstarted, now)), delays);
-        assert!(policy.after_loss(Stage::Unstarted, now).is_err());
+        assert_eq!([0; 4].map(|_| policy.after_loss(WorkerStage::Unstarted, now)), delays);
+        assert!(policy.after_loss(WorkerStage::Unstarted, now).is_err());
     }
 }

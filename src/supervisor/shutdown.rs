@@ -1,4 +1,4 @@
-//! The end of the server: whoever still waits is answered, and the client has a moment to read that.
+//! The end of the server: open requests get an error as their answer, and the client has time to read these answers.
 
 use std::time::{Duration, Instant};
 
@@ -7,41 +7,44 @@ use super::requests::Requests;
 use crate::os::poll_set::PollSet;
 use crate::rpc::WriteBuffer;
 
-/// How long everything may take from the end of input, or a signal, to the end.
-const LAST_WORDS: Duration = Duration::from_millis(950);
-/// How long the client may take to read the last answers.
-const FAREWELL: Duration = Duration::from_millis(50);
-/// How long a client may take to ask for the first time when all that waits for it is bad news.
-const BAD_NEWS: Duration = Duration::from_secs(2);
+/// Maximum time from the end of input, or from a signal, to the end of the server.
+const SHUTDOWN_TIME: Duration = Duration::from_millis(950);
+/// Minimum time for the client to read the last answers.
+const FINAL_READ_TIME: Duration = Duration::from_millis(50);
+/// Maximum time that a failed server waits for a request, so that the client learns the reason.
+const FAILURE_REPORT_TIME: Duration = Duration::from_secs(2);
 
-/// Why, how and by when the server ends.
+/// A shutdown in progress.
 #[derive(Debug)]
 pub(super) struct Shutdown {
+    /// The exit status of the server.
     status: i32,
-    /// What whoever waits is told.
+    /// The message of the errors that answer open requests.
     reason: String,
-    /// When everything must be over.
+    /// The latest time for the server to end.
     pub(super) deadline: Instant,
-    /// The reason is for whoever asks next, if nobody waits.
-    pub(super) until_asked: bool,
+    /// True when the server waits until a request can be answered with the reason.
+    pub(super) waits_for_request: bool,
 }
 
 impl Shutdown {
-    /// For the end of input, or a signal: what runs has a moment for its end.
+    /// Creates the shutdown at the end of input or after a signal. Running calls have until the deadline to finish.
     pub(super) fn graceful(status: i32) -> Self {
-        let reason = "the server is shutting down; this was not finished".to_owned();
-        Self { status, reason, deadline: Instant::now() + LAST_WORDS, until_asked: false }
+        let reason = "the server is shutting down; the request was not finished".to_owned();
+        Self { status, reason, deadline: Instant::now() + SHUTDOWN_TIME, waits_for_request: false }
     }
 
-    /// For a server that cannot go on.
+    /// Creates the shutdown of a server that cannot continue, for this reason.
     pub(super) fn failure(reason: String) -> Self {
-        Self { status: 1, reason, deadline: Instant::now() + BAD_NEWS, until_asked: true }
+        Self { status: 1, reason, deadline: Instant::now() + FAILURE_REPORT_TIME, waits_for_request: true }
     }
 
-    /// Answers whoever waits; returns the exit status. `worker`: what the worker said its own will be.
+    /// Answers the open requests of the client of stdin, and waits until the client has read `output`: until the deadline
+    /// at most, or for [`FINAL_READ_TIME`] if that ends later. Returns the exit status: that of the worker, if the worker
+    /// announced one and the server did not fail.
     pub(super) fn finish(self, requests: &Requests, output: &mut WriteBuffer, worker: Option<i32>) -> i32 {
-        let mut refusals = requests.of(0).filter_map(|line| messages::refusal(line, &self.reason));
-        let end = self.deadline.max(Instant::now() + FAREWELL);
+        let mut refusals = requests.texts_of(0).filter_map(|line| messages::refusal(line, &self.reason));
+        let end = self.deadline.max(Instant::now() + FINAL_READ_TIME);
         if refusals.all(|answer| output.put(&answer).is_ok()) {
             while !output.is_empty() && Instant::now() < end {
                 let mut set = PollSet::new();

@@ -1,5 +1,5 @@
-//! Notices a worker that lives but does nothing any more: one that somebody has stopped, or whose threads wait for each
-//! other because an evaluation was interrupted inside foreign code.
+//! The watchdog: detects a worker process that is alive but makes no progress, because a signal has stopped the process
+//! or because its threads are deadlocked (an evaluation was interrupted inside foreign code, for example).
 
 use std::time::{Duration, Instant};
 
@@ -7,36 +7,39 @@ use super::requests::Requests;
 use super::worker_process::WorkerProcess;
 use crate::os::processes;
 use crate::recovery::state::Crash;
-use crate::recovery::status_page::{Status, monotonic};
+use crate::recovery::status_page::{StatusField, monotonic};
 use crate::session::recovery::failed;
 
-// So many looks in a row must find something wrong. They are counted, not timed: this process may have been stopped as
-// well, or the machine busy.
+// Each limit is the number of checks in a row that must find the same fault before the worker is ended. Checks are
+// counted, not timed, since the supervisor may have been stopped too, or the machine may be busy.
 
-/// For a worker that does not read: collecting the garbage of a large heap takes its time.
+/// Limit for a worker that does not read its input. A garbage collection of a large heap may stop reading for a while.
 const NOT_READING: u32 = 10;
-/// For one that reads and does nothing.
+/// Limit for a worker that reads requests but runs nothing while a client waits.
 const STALLED: u32 = 20;
-/// For one that somebody has stopped, and may let go on.
+/// Limit for a worker that a signal has stopped, which another signal may let continue.
 const STOPPED: u32 = 10;
-/// For an evaluation that goes on after the worker should have given it up.
+/// Limit for an evaluation that still runs after the worker should have abandoned it.
 const OVERDUE: u32 = 2;
-/// For what it began to say and does not finish.
+/// Limit for a frame that the worker has begun to write and does not finish.
 const UNFINISHED: u32 = 5;
-/// For one that is not ready: it boots, or a form that it restores goes on past its time.
+/// Limit for a worker that has not replayed its definitions, when no form has time left to run.
 const UNREADY: u32 = 45;
 
-/// Looks at one worker.
+/// The watchdog of one worker process.
 #[derive(Debug, Default)]
 pub(super) struct Watchdog {
-    /// How often to look while something is asked of the worker.
+    /// The time between two checks while a client waits for the worker.
     pub(super) interval: Duration,
-    looked: Option<Instant>,
-    heard: u64,
-    /// The request that has waited for longest, and what ran last.
+    /// The time of the last check.
+    last_check: Option<Instant>,
+    /// The number of the last line that the worker had read at the last check.
+    last_read: u64,
+    /// The oldest request whose client waited at the last check, and the foreground job that had begun last.
     waits: (Option<u64>, u64),
-    /// How much it had said, when that was not all.
-    said: Option<u64>,
+    /// The bytes that the worker had written by the last check, if they ended within a frame.
+    unfinished_at: Option<u64>,
+    // The number of checks in a row that found each fault.
     not_reading: u32,
     stalled: u32,
     stopped: u32,
@@ -50,59 +53,62 @@ impl Watchdog {
         Self { interval, ..Self::default() }
     }
 
-    /// Looks, if it is time to. `hears`: nothing keeps the worker from reading on, and this process from hearing it.
-    pub(super) fn look(&mut self, worker: &WorkerProcess, requests: &mut Requests, hears: bool) -> Option<Crash> {
-        if self.looked.get_or_insert_with(Instant::now).elapsed() < self.interval {
+    /// Checks the worker if the interval has passed. Returns the crash to record if the worker must be ended.
+    /// `is_serving`: the server is not shutting down, so the worker should read its input and write answers.
+    pub(super) fn check(&mut self, worker: &WorkerProcess, requests: &mut Requests, is_serving: bool) -> Option<Crash> {
+        if self.last_check.get_or_insert_with(Instant::now).elapsed() < self.interval {
             return None;
         }
-        self.looked = Some(Instant::now());
-        let found = |counter: &mut u32, wrong: bool| {
-            *counter = if wrong { *counter + 1 } else { 0 };
+        self.last_check = Some(Instant::now());
+        let count = |counter: &mut u32, is_faulty: bool| {
+            *counter = if is_faulty { *counter + 1 } else { 0 };
             *counter
         };
-        if !worker.restored {
-            // While it restores, each form has its time.
-            let due = worker.status.get(Status::Due);
-            let overdue = worker.status.get(Status::Restoring) > 0 && due < monotonic();
-            if found(&mut self.overdue, overdue) >= OVERDUE {
-                return Some(Crash::new("could not be interrupted and was ended").by_form());
+        if !worker.replayed {
+            // Each replayed form has a deadline of its own.
+            let deadline = worker.status.get(StatusField::Deadline);
+            let overdue = worker.status.get(StatusField::ReplayedForm) > 0 && deadline < monotonic();
+            if count(&mut self.overdue, overdue) >= OVERDUE {
+                return Some(Crash::new("could not be interrupted and was terminated").caused_by_form());
             }
-            return (found(&mut self.unready, due < monotonic()) >= UNREADY)
-                .then(|| Crash::new("did not get ready and was ended"));
+            return (count(&mut self.unready, deadline < monotonic()) >= UNREADY)
+                .then(|| Crash::new("did not become ready and was terminated"));
         }
-        let (begun, due) = (worker.status.get(Status::Begun), worker.status.get(Status::Due));
-        let running = begun > worker.status.get(Status::Ended);
-        if found(&mut self.overdue, running && due != 0 && due < monotonic()) >= OVERDUE {
+        let (begun, deadline) = (worker.status.get(StatusField::Begun), worker.status.get(StatusField::Deadline));
+        let running = begun > worker.status.get(StatusField::Ended);
+        if count(&mut self.overdue, running && deadline != 0 && deadline < monotonic()) >= OVERDUE {
             let outcome = failed("TIMEOUT", "The evaluation ran longer than its time limit".to_owned());
-            return Some(Crash::new("could not be interrupted and was ended").during(outcome));
+            return Some(Crash::new("could not be interrupted and was terminated").with_outcome(outcome));
         }
-        if found(&mut self.stopped, processes::is_stopped(worker.pid)) >= STOPPED {
-            return Some(Crash::new("was stopped by somebody and was ended"));
+        if count(&mut self.stopped, processes::is_stopped(worker.pid)) >= STOPPED {
+            return Some(Crash::new("was stopped by a signal and was terminated"));
         }
-        let missed = worker.status.get(Status::Missed);
-        if missed > 0 {
-            let crash = Crash::new("lost a request, because code had read from the server's pipe, and was ended");
-            return Some(crash.stalled_at(Some(missed)));
+        let lost_line = worker.status.get(StatusField::LostLine);
+        if lost_line > 0 {
+            let crash = Crash::new("lost a request because code had read from the server's pipe, and was terminated");
+            return Some(crash.stalled_at(Some(lost_line)));
         }
-        let said = worker.unfinished();
-        let unfinished = hears && self.stopped == 0 && said.is_some() && said == self.said;
-        self.said = said;
-        if found(&mut self.unfinished, unfinished) >= UNFINISHED {
-            return Some(Crash::new("wrote to a pipe that it must not write to, and was ended"));
+        let unfinished_at = worker.unfinished();
+        let unfinished =
+            is_serving && self.stopped == 0 && unfinished_at.is_some() && unfinished_at == self.unfinished_at;
+        self.unfinished_at = unfinished_at;
+        if count(&mut self.unfinished, unfinished) >= UNFINISHED {
+            return Some(Crash::new("wrote to a pipe of the server and was terminated"));
         }
-        // What wants no answer may wait for something that does before it is said to be done.
+        // Only requests count: a notification may stay open until a request before it is answered.
         let waits = (requests.first_awaited(), begun);
-        let busy = running || worker.status.get(Status::Asked) > 0 || !worker.status.background().is_empty();
-        let stalled = hears && !busy && waits.0.is_some() && waits == self.waits;
+        let busy =
+            running || worker.status.get(StatusField::PendingAnswers) > 0 || !worker.status.background().is_empty();
+        let stalled = is_serving && !busy && waits.0.is_some() && waits == self.waits;
         self.waits = waits;
-        if found(&mut self.stalled, stalled) >= STALLED {
-            return Some(Crash::new("no longer answered and was ended").stalled_at(waits.0));
+        if count(&mut self.stalled, stalled) >= STALLED {
+            return Some(Crash::new("stopped answering and was terminated").stalled_at(waits.0));
         }
-        let heard = worker.status.get(Status::Heard);
-        let not_reading = hears && heard == self.heard && requests.is_any_after(heard);
-        self.heard = heard;
-        (found(&mut self.not_reading, not_reading) >= NOT_READING).then(|| {
-            Crash::new("no longer read what was asked of it and was ended").stalled_at(requests.first_from(heard))
+        let last_read = worker.status.get(StatusField::LastLineRead);
+        let not_reading = is_serving && last_read == self.last_read && requests.has_after(last_read);
+        self.last_read = last_read;
+        (count(&mut self.not_reading, not_reading) >= NOT_READING).then(|| {
+            Crash::new("stopped reading requests and was terminated").stalled_at(requests.first_from(last_read))
         })
     }
 }

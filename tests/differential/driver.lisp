@@ -1,9 +1,9 @@
-;;;; Bare SBCL's side of the comparison: evaluates code as its own REPL does and prints the verdict in the layout of
+;;;; The bare SBCL side of the comparison: evaluates code as SBCL's own REPL does, and prints the result in the layout of
 ;;;; evaluate-lisp's answers.
 ;;;;
-;;;; Standard input holds Lisp strings, each the code of one call; the answer to each ends with a line of its own that
-;;;; holds the character US alone. What the code prints goes to two files, named by the environment. To be started with
-;;;; (differential::serve), once it is loaded.
+;;;; Standard input has Lisp strings, each the code of one call. Each answer ends with a line that has only the character
+;;;; US. The code's output goes to two files that environment variables name. After loading, (differential::serve)
+;;;; starts the loop.
 
 (require "SB-POSIX")
 (require "SB-BSD-SOCKETS")
@@ -17,17 +17,17 @@
                                                   :external-format '(:utf-8 :replacement #\ufffd)))
 
 (defvar *warnings* '()
-  "The warnings of this call, the last one first: conses of a condition and its line in the answer.")
+  "The warnings of this call, newest first: conses of a condition and its line in the answer.")
 (defvar *error* nil
   "The text of the last error of this call that reached the debugger, or NIL.")
 (defvar *on-debugger* nil
-  "What an entry into the debugger comes to while values and messages are printed.")
+  "The function to call instead of the debugger while values and messages are printed, or NIL.")
 
-;;; Streams: SBCL's own, on other descriptors
+;;; Streams: like SBCL's own, on other descriptors
 
 (defun open-capture (variable name)
-  "Return a stream like SBCL's own standard output, called NAME, that appends to the file that VARIABLE of the
-environment names, and this file's name."
+  "Return a stream like SBCL's own standard output, called NAME, that appends to the file named by the environment
+  variable VARIABLE, and the name of this file."
   (let* ((file (sb-posix:getenv variable))
          (fd (sb-posix:open file (logior sb-posix:o-wronly sb-posix:o-creat sb-posix:o-append) #o600)))
     (values (sb-sys:make-fd-stream fd :name name :output t :buffering :line :element-type :default
@@ -35,7 +35,7 @@ environment names, and this file's name."
             file)))
 
 (defun captured (stream file)
-  "Return the text in FILE, which STREAM has written, and empty it."
+  "Return the text that STREAM has written to FILE, and truncate FILE."
   (when (open-stream-p stream)
     (finish-output stream))
   (prog1 (with-open-file (in file :external-format '(:utf-8 :replacement #\ufffd))
@@ -45,7 +45,7 @@ environment names, and this file's name."
     (sb-posix:truncate file 0)
     (setf (sb-impl::fd-stream-output-column stream) 0)))
 
-;;; Printing, as the contract has it
+;;; Printing, by the same rules as the server
 
 (defun call-guarded (function failure)
   "Return the value of FUNCTION, or of FAILURE called with the serious condition that ended it."
@@ -57,7 +57,7 @@ environment names, and this file's name."
     (funcall failure condition)))
 
 (defmacro with-server-syntax (&body body)
-  "Evaluate BODY under the printer variables that messages are printed with; *PACKAGE* stays."
+  "Evaluate BODY under the printer variables for messages. *PACKAGE* stays as it is."
   `(let ((package (if (package-name *package*) *package* (find-package "CL-USER"))))
      (with-standard-io-syntax
        (let ((*package* package) (*print-readably* nil) (*print-length* 1000) (*print-level* 50)
@@ -66,13 +66,13 @@ environment names, and this file's name."
          ,@body))))
 
 (defun type-name-text (object)
-  "Return the name of OBJECT's class as a reader in CL-USER would have to write it."
+  "Return the name of OBJECT's class as printed in CL-USER."
   (with-server-syntax
     (let ((*package* (find-package "CL-USER")))
       (prin1-to-string (class-name (class-of object))))))
 
 (defun report-text (condition)
-  "Return what CONDITION reports of itself."
+  "Return the report of CONDITION."
   (let* ((text (with-output-to-string (stream)
                  (call-guarded
                   (lambda () (with-server-syntax (princ condition stream)))
@@ -84,12 +84,12 @@ environment names, and this file's name."
           (t text))))
 
 (defun restart-text (restart)
-  "Return RESTART as describe-last-error shows it, or no description where that fails."
+  "Return RESTART as describe-last-error shows it, without a description if printing that fails."
   (format nil "~A - ~A" (restart-name restart)
           (call-guarded (lambda () (with-server-syntax (princ-to-string restart))) (constantly ""))))
 
 (defun value-text (value)
-  "Return VALUE as a value is printed."
+  "Return VALUE as an answer prints it."
   (let ((*print-readably* nil)
         (*print-escape* t)
         (*print-length* (or *print-length* 100))
@@ -110,20 +110,20 @@ environment names, and this file's name."
 (defun compiling-p ()
   (boundp 'sb-c::*compiler-error-bailout*))
 
-(defvar *said* '()
-  "What WARN prints of the warnings of this call on standard error, where the contract does not want it.")
+(defvar *warn-texts* '()
+  "The texts that WARN prints to standard error in this call, which the server's answers leave out.")
 
 (defvar *undefined* '()
-  "The warnings of what the forms of this call use that was not defined when they were compiled, like *WARNINGS*.")
+  "The warnings about undefined names in the forms of this call, like *WARNINGS*.")
 
 (defvar *eval* #'eval
-  "EVAL itself.")
+  "The original function EVAL, without the encapsulation below.")
 
 (defvar *called* nil
-  "True within a function that the code calls and that compiles: what it says is as bare SBCL says it.")
+  "True inside a compiling function that the code calls; its warnings are recorded as bare SBCL signals them.")
 
 (defvar *compiling-form* nil
-  "True while SBCL compiles a form of the code's own.")
+  "True while SBCL compiles a top-level form of the code itself.")
 
 (dolist (function '(eval compile compile-file load))
   (sb-int:encapsulate function 'differential
@@ -137,21 +137,21 @@ environment names, and this file's name."
                         (apply function arguments))))
 
 (defun undefined-kind-and-name (condition)
-  "Return what CONDITION, a warning, says is undefined, or NIL: :FUNCTION, :VARIABLE or :TYPE, and its name."
+  "If CONDITION warns about an undefined name, return :FUNCTION, :VARIABLE or :TYPE and the name, else NIL."
   ;; "undefined function: FOO": SUMMARIZE-COMPILATION-UNIT in src/compiler/main.lisp.
   (when (and (typep condition 'simple-condition)
              (eql 0 (search "undefined " (report-text condition))))
     (values-list (simple-condition-format-arguments condition))))
 
 (defun defined-by-now-p (condition)
-  "True when CONDITION warns of a function or type that has been defined since, by the same call."
+  "True if CONDITION warns about a function or type that the same call has defined since."
   (multiple-value-bind (kind name) (undefined-kind-and-name condition)
     (case kind
       (:function (fboundp name))
       (:type (sb-int:info :type :kind name)))))
 
 (defun note-warning (condition)
-  "Record a warning, and leave it alone. A call is one compilation unit: what its forms lack is told at its end."
+  "Record a warning without handling it. A call is one compilation unit, so warnings about undefined names come at its end."
   (cond ((or (typep condition sb-ext:*muffled-warnings*)
              (typep condition 'sb-kernel:redefinition-warning)))
         ((and *compiling-form* (undefined-kind-and-name condition))
@@ -164,32 +164,32 @@ environment names, and this file's name."
           do (setf stream (symbol-value (synonym-stream-symbol stream))))
     (when (and (eq stream sb-sys:*stderr*) (not (compiling-p)))
       (dolist (class '(warning style-warning))
-        ;; As WARN does: src/code/warm-error.lisp.
-        (call-guarded (lambda () (push (format nil "~@<~S: ~3i~:_~A~:>~%" class condition) *said*))
+        ;; The same format as in WARN, src/code/warm-error.lisp.
+        (call-guarded (lambda () (push (format nil "~@<~S: ~3i~:_~A~:>~%" class condition) *warn-texts*))
                       #'identity)))))
 
-(defun without-said (text)
-  "Return TEXT, what was printed on standard error, without what WARN printed."
-  (dolist (said *said* text)
+(defun without-warn-texts (text)
+  "Return TEXT, the output to standard error, without the text that WARN printed."
+  (dolist (said *warn-texts* text)
     (let ((start (search said text)))
       (when start
         (setf text (concatenate 'string (subseq text 0 start) (subseq text (+ start (length said)))))))))
 
 (defun note-compiler-error (condition)
-  "Record what the compiler turns into a run-time error."
+  "Record an error that the compiler turns into a run-time error."
   (when (compiling-p)
     (let ((original (sb-int:encapsulated-condition condition)))
       (push-warning "COMPILE-TIME-ERROR" original))))
 
 (defun note-error (condition restarts)
-  "Record CONDITION as what the call fails with, with the RESTARTS that were there."
+  "Record CONDITION as the error of the call, with its available RESTARTS."
   (setf *error* (format nil "[ERROR] ~A~%~A~%~%[Restarts]~{~%~A~}"
                         (type-name-text condition) (report-text condition) (mapcar #'restart-text restarts))))
 
 (defvar *answering* nil
   "True while a call's code runs.")
 
-;;; Where SBCL would begin to talk to a user, after his hooks.
+;;; The function in which SBCL would enter its interactive debugger, after the user's hooks.
 (sb-int:encapsulate
  'sb-debug::%invoke-debugger 'differential
  (lambda (function condition)
@@ -198,7 +198,7 @@ environment names, and this file's name."
          (*answering*
           (note-error condition (compute-restarts condition))
           (throw 'top-level nil))
-         ;; A fault of this file: the other side waits for an answer.
+         ;; An error in this file: exit, because the other side waits for an answer.
          (t (format sb-sys:*stderr* "~A~%" condition)
             (sb-ext:exit :code 70 :abort t)))))
 
@@ -223,7 +223,7 @@ environment names, and this file's name."
             (throw 'top-level nil)))))))
 
 (defun evaluate-forms (code)
-  "Read and evaluate the forms of CODE one by one and return a list of the last one's values."
+  "Read and evaluate the forms of CODE one by one, and return a list of the last form's values."
   (let ((stream (make-string-input-stream code))
         (result '()))
     (loop
@@ -238,7 +238,7 @@ environment names, and this file's name."
          (*undefined* '())
          (*called* nil)
          (*error* nil)
-         ;; Those of SBCL's own top level are none of the code's business.
+         ;; Hides the restarts of SBCL's own top level.
          (sb-kernel:*restart-clusters* '())
          (*answering* t)
          (values '()))
@@ -246,7 +246,7 @@ environment names, and this file's name."
                    (sb-c:compiler-error #'note-compiler-error))
       (catch 'top-level
         (setf values (evaluate-forms code))))
-    ;; As the contract has it.
+    ;; The server falls back to CL-USER in the same way.
     (unless (package-name *package*)
       (setf *package* (find-package "CL-USER")))
     (values (mapcar #'value-text values)
@@ -265,17 +265,17 @@ environment names, and this file's name."
               sb-sys:*stderr* err
               sb-sys:*tty* (make-two-way-stream in out)
               *trace-output* (make-synonym-stream 'sb-sys:*stderr*)
-              ;; The contract keeps the compiler's progress out of the output.
+              ;; The server's output does not include the compiler's progress.
               *compile-verbose* nil
               *package* (find-package "CL-USER")))
       (loop
         (let ((code (with-standard-io-syntax (read *protocol-in* nil nil))))
           (unless code
             (return))
-          (setf *said* '())
+          (setf *warn-texts* '())
           (multiple-value-bind (values warnings error) (answer code)
             (let ((stdout (captured out out-file))
-                  (stderr (without-said (captured err err-file))))
+                  (stderr (without-warn-texts (captured err err-file))))
               (with-standard-io-syntax
                 (flet ((section (name text)
                          (unless (string= text "")

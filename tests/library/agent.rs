@@ -16,12 +16,12 @@ pub(crate) struct Agent {
 
 impl Agent {
     pub(crate) fn join(lisp: &Lisp) -> (Self, Served) {
-        let (agent, served, _) = Self::join_and_be_told(lisp);
+        let (agent, served, _) = Self::join_with_instructions(lisp);
         (agent, served)
     }
 
-    /// The same, with what the server says of itself.
-    pub(crate) fn join_and_be_told(lisp: &Lisp) -> (Self, Served, String) {
+    /// Connects like `join`, and also returns the server's instructions.
+    pub(crate) fn join_with_instructions(lisp: &Lisp) -> (Self, Served, String) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let served = sbcl::mcp::spawn(lisp, ours).unwrap();
         theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -45,7 +45,7 @@ impl Agent {
         self.send(&json!({"jsonrpc": "2.0", "id": self.last, "method": method, "params": params}));
     }
 
-    /// The answer to what was posted last.
+    /// Returns the answer to the last request.
     pub(crate) fn answer(&mut self) -> Value {
         loop {
             let message = self.next().expect("an answer");
@@ -55,11 +55,11 @@ impl Agent {
         }
     }
 
-    /// The next message; `None` at the end.
+    /// Returns the next message, or `None` at the end of the stream.
     pub(crate) fn next(&mut self) -> Option<Value> {
         let mut line = String::new();
         match self.lines.read_line(&mut line) {
-            // What was sent last had not been read when the other end was closed.
+            // The server closed its end before it had read the last request.
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
             read => _ = read.expect("it is not silent"),
         }

@@ -1,4 +1,4 @@
-//! Rust functions that Lisp calls, and what unwinds through them.
+//! Host functions, and non-local exits and errors that unwind through them.
 
 use super::*;
 
@@ -37,7 +37,7 @@ fn rust_functions_are_called_by_lisp() {
     assert!(panic.is("rust:host-panic") && panic.message().contains("on purpose: x"), "{panic}");
     let wrong = condition(lisp.eval::<i64>(r#"(host:add 1 "x")"#).unwrap_err());
     assert!(wrong.message().contains(r#"but found the string "x" (in argument 2)"#), "{wrong}");
-    // What Lisp signalled is passed on as what it is.
+    // A Lisp condition that the function returns as its error is signalled unchanged.
     let inner = lisp.clone();
     lisp.define("host:divide", "Divide.", move |a: i64, b: i64| inner.call::<i64>("/", (a, b))).unwrap();
     assert_eq!(lisp.eval::<i64>("(host:divide 6 3)").unwrap(), 2);
@@ -45,10 +45,10 @@ fn rust_functions_are_called_by_lisp() {
         lisp.eval::<Symbol>("(handler-case (host:divide 6 0) (division-by-zero () :caught))").unwrap(),
         keyword("caught")
     );
-    // Defined anew.
+    // A redefinition takes effect.
     lisp.define("host:add", "Return the difference.", |a: i64, b: i64| a - b).unwrap();
     assert_eq!(lisp.eval::<i64>("(host:add 1 2)").unwrap(), -1);
-    // On a thread of Lisp's own.
+    // Host functions can be called on a thread that Lisp created.
     assert_eq!(
         lisp.eval::<i64>("(sb-thread:join-thread (sb-thread:make-thread (lambda () (host:add 5 2))))").unwrap(),
         3
@@ -85,7 +85,7 @@ fn define_as_gives_a_rust_function_its_lambda_list() {
     let text = described("host:pad");
     assert!(text.contains("Lambda-list: (TEXT &KEY (WIDTH (+ 3 5)) FILL)"), "{text}");
     assert!(text.contains("Return TEXT, padded on the left."), "{text}");
-    // Without one, what may be left out is told by the types.
+    // Without an explicit lambda list, `Option` parameters are optional.
     lisp.define("host:sum", "Add up.", |a: i64, b: Option<i64>| a + b.unwrap_or(10)).unwrap();
     assert_eq!(lisp.eval::<(i64, i64)>("(values (host:sum 1) (host:sum 1 2))").unwrap(), (11, 3));
     assert!(described("host:sum").contains("Lambda-list: (ARGUMENT-1 &OPTIONAL ARGUMENT-2)"));
@@ -102,11 +102,11 @@ fn eval_as_result_t_value_returns_other_types_as_err() {
     };
     assert_eq!(found.iter().map(text).collect::<Vec<_>>(), ["1", "no: :NO", "-3", "no: \"x\"", "no: (4)"]);
     assert_eq!(lisp.eval::<Found<Vec<u8>>>("(list 1 2)").unwrap().ok(), Some(vec![1, 2]));
-    // It is the same object, not a copy.
+    // The `Err` value is the object itself, not a copy.
     lisp.eval::<()>("(defparameter *mixed* (list 1 :x))").unwrap();
     let other = lisp.eval::<Found<Vec<i64>>>("*mixed*").unwrap().unwrap_err();
     assert!(other.eql(&lisp.eval("*mixed*").unwrap()).unwrap());
-    // Several values, one of them a condition.
+    // Multiple values, one of them a condition.
     let (quotient, failure): (Found<i64>, Found<i64>) =
         lisp.eval("(values (/ 6 2) (handler-case (/ 1 0) (error (condition) condition)))").unwrap();
     assert_eq!((quotient.ok(), failure.unwrap_err().type_of().unwrap().as_str()), (Some(3), "division-by-zero"));
@@ -120,7 +120,7 @@ fn borrow_bytes_lends_octets_without_copying() {
     lisp.eval::<()>("(defvar *throws* nil)").unwrap();
     lisp.enter(|cx| {
         let borrow = |octets: &Value| {
-            // SAFETY: what is borrowed here is new each time, and nothing writes to it.
+            // SAFETY: each vector is fresh, and nothing writes to it.
             unsafe { cx.borrow_bytes(octets, <[u8]>::to_vec) }
         };
         let octets = |code: &str| cx.eval::<Value>(code);
@@ -141,22 +141,22 @@ fn borrow_bytes_lends_octets_without_copying() {
             let error = borrow(&octets(wrong)?).unwrap_err();
             assert!(error.condition().is_some_and(|condition| condition.is("type-error")), "{wrong}: {error}");
         }
-        // Collections do not move it while it is lent, and move others.
+        // Collections move other objects, but not a vector while it is borrowed.
         let large = octets("(coerce (loop for n below 5000 collect (mod n 251)) '(vector (unsigned-byte 8)))")?;
-        // SAFETY: nothing writes to it: collections and what else runs here do not.
+        // SAFETY: nothing writes to the vector; garbage collections do not either.
         let is_there = unsafe {
             cx.borrow_bytes(&large, |octets| {
-                let is_whole = || octets.iter().zip(0..5000).all(|(&octet, n)| i32::from(octet) == n % 251);
+                let is_intact = || octets.iter().zip(0..5000).all(|(&octet, n)| i32::from(octet) == n % 251);
                 let all = (0..5).all(|_| {
                     cx.eval::<()>("(make-array 100000) (sb-ext:gc)").is_ok()
                         && cx.eval::<()>("(sb-ext:gc :full t)").is_ok()
-                        && is_whole()
+                        && is_intact()
                 });
                 all && octets.len() == 5000
             })
         }?;
         assert!(is_there);
-        // Nested, with a panic, and with an exit of Lisp's.
+        // Nested borrows, a panic, and a non-local exit.
         // SAFETY: as above.
         let nested =
             unsafe { cx.borrow_bytes(&large, |one| cx.borrow_bytes(&large, |other| std::ptr::eq(one, other))) };
@@ -183,10 +183,10 @@ fn borrow_bytes_lends_octets_without_copying() {
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
 }
 
-/// Counts how many are dropped.
-struct Dropped(Arc<AtomicUsize>);
+/// A value that counts drops.
+struct DropCounter(Arc<AtomicUsize>);
 
-impl Drop for Dropped {
+impl Drop for DropCounter {
     fn drop(&mut self) {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
@@ -198,10 +198,10 @@ fn non_local_exit_through_rust_frames_runs_their_destructors() {
     let dropped = Arc::new(AtomicUsize::new(0));
     let count = dropped.clone();
     lisp.define("host:through", "Call FUNCTION.", move |function: Function| -> Result<Value, Error> {
-        let _dropped = Dropped(count.clone());
+        let _dropped = DropCounter(count.clone());
         let value = function.call::<Value>(());
         if let Err(Error::Unwinding) = &value {
-            // Lisp is on its way out: it does nothing else for us.
+            // While Lisp unwinds, further calls fail.
             assert!(matches!(function.call::<Value>(()), Err(Error::Unwinding)));
         }
         value
@@ -233,7 +233,7 @@ fn non_local_exit_through_rust_frames_runs_their_destructors() {
         .unwrap(),
         [1, 2]
     );
-    // Restarts, and tagbodies.
+    // Exits through a restart and to a TAGBODY tag.
     assert_eq!(
         lisp.eval::<i64>("(restart-case (host:through (lambda () (invoke-restart 'mine 3))) (mine (n) (1+ n)))")
             .unwrap(),
@@ -247,13 +247,13 @@ fn non_local_exit_through_rust_frames_runs_their_destructors() {
         3
     );
     assert_eq!(dropped.swap(0, Ordering::SeqCst), 5);
-    // Errors are the Rust function's, which passes them on; signals are for whoever listens outside.
+    // An error arrives in the Rust function, which returns it. A signal reaches the handlers outside directly.
     assert_eq!(lisp.eval::<i64>("(handler-case (host:through (lambda () (error \"x\"))) (error () 6))").unwrap(), 6);
     assert_eq!(
         lisp.eval::<i64>("(let ((n 0)) (handler-bind ((condition (lambda (c) (declare (ignore c)) (incf n)))) (host:through (lambda () (signal 'condition)))) n)").unwrap(),
         1
     );
-    // And none of that has hurt the thread.
+    // The thread is still usable.
     lisp.eval::<()>("(sb-ext:gc :full t)").unwrap();
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
 }
@@ -274,7 +274,7 @@ fn stack_overflow_through_rust_frames_is_a_storage_condition() {
 #[test]
 fn blocking_host_function_does_not_delay_garbage_collection() {
     let lisp = lisp();
-    // Microseconds that the middle one of so many collections takes.
+    // Returns the median duration of 21 garbage collections, in microseconds.
     let collect = || -> i64 {
         lisp.eval(
             "(let ((times (loop repeat 21
@@ -286,7 +286,7 @@ fn blocking_host_function_does_not_delay_garbage_collection() {
         .unwrap()
     };
     let before = collect();
-    let (entered, told) = mpsc::channel();
+    let (entered, receiver) = mpsc::channel();
     let (finish, finished) = mpsc::channel();
     let finished = Mutex::new(finished);
     lisp.define("host:wait", "Wait until it may go on.", move || {
@@ -294,12 +294,12 @@ fn blocking_host_function_does_not_delay_garbage_collection() {
         finished.lock().unwrap().recv_timeout(Duration::from_secs(60)).is_ok()
     })
     .unwrap();
-    // On a Lisp thread of its own: the collections are asked for by one of the program's.
+    // The host function blocks on a new Lisp thread; a pool thread requests the collections.
     let thread: Value = lisp.eval("(sb-thread:make-thread (lambda () (host:wait)))").unwrap();
-    told.recv_timeout(Duration::from_secs(20)).unwrap();
+    receiver.recv_timeout(Duration::from_secs(20)).unwrap();
     let during = collect();
     assert!(during <= before + 50_000, "{during} µs while a host function waits, {before} before");
-    // It has waited all the time.
+    // The host function was blocked all the time.
     finish.send(()).unwrap();
     assert!(lisp.call::<bool>("sb-thread:join-thread", (&thread,)).unwrap());
 }

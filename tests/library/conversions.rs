@@ -1,4 +1,4 @@
-//! Values between the two languages, and the errors of those that cannot cross.
+//! Conversions between Lisp and Rust values, and their errors.
 
 use super::*;
 use std::fmt::Debug;
@@ -77,7 +77,7 @@ fn error_names_the_expected_type_the_found_value_and_the_position() {
         "expected text, but found a string with the surrogate code point 0xd800"
     );
     assert!(text(lisp.eval::<i64>("(make-hash-table)").unwrap_err()).contains("#<HASH-TABLE"));
-    // What holds itself has an end.
+    // Conversion of a circular object ends with an error.
     assert!(lisp.eval::<Vec<i64>>("(let ((l (list 1))) (setf (cdr l) l))").is_err());
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
 }
@@ -205,7 +205,7 @@ fn inexact_integers_and_ratios_are_converted_to_the_nearest_f64() {
         assert_eq!(number.to::<f64>().unwrap().to_bits(), nearest.to_bits(), "{number}");
     }
     assert_eq!(numbers[0].to::<f64>().unwrap(), 10.0);
-    // Near 0 fewer bits are left.
+    // Subnormal numbers have fewer bits.
     for (code, nearest) in [("(expt 2 -1074)", 5e-324), ("(/ 3 (ash 1 1076))", 5e-324), ("(expt 10 -320)", 1e-320)] {
         assert_eq!(lisp.eval::<f64>(code).unwrap(), nearest, "{code}");
         assert_eq!(lisp.eval::<f64>(&format!("(- {code})")).unwrap(), -nearest, "{code}");
@@ -276,7 +276,7 @@ fn value_is_printed_in_full_up_to_the_character_limit() {
     assert_eq!(circular.print(30).unwrap(), format!("{}…", "(".repeat(30)));
 }
 
-/// What `T` is, if it can be had.
+/// A value of type `T`, or `None` when the conversion fails.
 #[derive(Debug, PartialEq)]
 struct Lenient<T>(Option<T>);
 
@@ -295,7 +295,7 @@ impl<'de, T: serde::Deserialize<'de>> serde::Deserialize<'de> for Lenient<T> {
 }
 
 #[test]
-fn object_after_one_that_could_not_be_read_is_read_whole() {
+fn failed_read_of_an_object_does_not_shift_the_next_object() {
     let lisp = lisp();
     type Odd = Lenient<(i64, String, i64)>;
     let (odd, next) = lisp.eval::<(Odd, i64)>("(values '(1 2 99) 7)").unwrap();
@@ -305,7 +305,7 @@ fn object_after_one_that_could_not_be_read_is_read_whole() {
     lisp.define("host:lenient", "The second.", |odd: Odd, next: i64| assert_eq!((odd, next), (Lenient(None), 5)))
         .unwrap();
     lisp.eval::<()>("(host:lenient (list 1 2 3) 5)").unwrap();
-    // Objects in what is left out are let go of once.
+    // Handles inside the skipped object are released exactly once.
     let odd = lisp.eval::<(Lenient<(Value, String, Value)>, Value)>("(values (list #'car 2 #'cdr) #'list)").unwrap();
     assert!(odd.0.0.is_none());
     assert_eq!(lisp.call::<Vec<i64>>("funcall", (&odd.1, 1, 2)).unwrap(), [1, 2]);

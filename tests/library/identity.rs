@@ -1,4 +1,4 @@
-//! Values that cross both ways and come back as they were.
+//! Round trips of random values through Lisp.
 
 use proptest::prelude::*;
 
@@ -14,7 +14,7 @@ proptest! {
         let unsigned = BigUint::from_bytes_be(&octets);
         prop_assert_eq!(&lisp.call::<BigInt>("identity", (&signed,)).unwrap(), &signed);
         prop_assert_eq!(&lisp.call::<BigUint>("identity", (&unsigned,)).unwrap(), &unsigned);
-        // It is the same number to Lisp.
+        // Lisp sees the same number.
         prop_assert_eq!(lisp.call::<String>("princ-to-string", (&signed,)).unwrap(), signed.to_string());
         prop_assert_eq!(&lisp.call::<BigInt>("-", (&signed,)).unwrap(), &-&signed);
         prop_assert_eq!(lisp.call::<BigUint>("1-", (&signed,)).is_ok(), signed > BigInt::ZERO);
@@ -40,7 +40,7 @@ proptest! {
         prop_assert_eq!(&lisp.call::<Vec<(u64, Option<char>, Vec<String>)>>("identity", (&nested,)).unwrap(), &nested);
         prop_assert_eq!(lisp.call::<f64>("identity", (float,)).unwrap(), float);
         prop_assert_eq!(&lisp.call::<std::collections::BTreeMap<String, (bool, i8)>>("identity", (&map,)).unwrap(), &map);
-        // And once more through handles.
+        // The same round trip through handles.
         prop_assert_eq!(&lisp.value(&nested).unwrap().to::<Vec<(u64, Option<char>, Vec<String>)>>().unwrap(), &nested);
     }
 }

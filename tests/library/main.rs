@@ -1,4 +1,4 @@
-//! The embedding API against one image, which all tests of this file share.
+//! The embedding API; all tests of this program share one image.
 
 #[cfg(feature = "mcp")]
 mod agent;
@@ -53,7 +53,7 @@ fn a_condition_has_classes_message_restarts_frames_and_slots() {
     assert!(undefined.is("undefined-function"));
     assert!(undefined.restarts().iter().any(|restart| restart.name == "USE-VALUE"), "{undefined:?}");
 
-    // It is an ordinary error of Rust's.
+    // `Error` converts to a boxed standard error.
     fn ordinary(lisp: &Lisp) -> Result<i64, Box<dyn std::error::Error + Send + Sync>> {
         Ok(lisp.eval("(error \"on purpose: ~a\" 7)")?)
     }
@@ -102,7 +102,7 @@ fn redefinition_during_concurrent_calls_loses_no_call() {
                 while !over.load(Ordering::SeqCst) {
                     let least = newest.load(Ordering::SeqCst);
                     let (text, outer, inner): (String, i64, i64) = version.call(("same",)).expect("no call is lost");
-                    // What was there when the call began, or something newer.
+                    // Each function is the version from the start of the call, or a newer one.
                     assert!(text == "same" && outer >= least && inner >= least, "{outer} {inner} {least}");
                     calls += 1;
                 }
@@ -133,7 +133,7 @@ fn load_file_stops_at_the_first_error_and_keeps_earlier_definitions() {
     let failed = condition(lisp.load_file(&file).unwrap_err());
     std::fs::remove_file(&file).unwrap();
     assert!(failed.is("type-error"), "{failed}");
-    // The forms before are done, those after are not.
+    // The forms before the error were evaluated, those after it were not.
     assert_eq!(lisp.call::<i64>("of-file::λ", ()).unwrap(), 1);
     assert!(lisp.function("of-file::no").is_err());
     assert_eq!(lisp.eval::<String>("(package-name *package*)").unwrap(), "COMMON-LISP-USER");
@@ -159,7 +159,7 @@ fn value_handles_keep_objects_alive_until_dropped() {
     assert!(elements[0].eql(&lisp.value(1).unwrap()).unwrap());
     assert!(elements[2].equal(&lisp.value(vec![3]).unwrap()).unwrap());
     assert!(!elements[2].eql(&lisp.value(vec![3]).unwrap()).unwrap());
-    // A handle and something that is written out, of one call.
+    // One call returns a handle and a converted value.
     let (object, numbers): (Value, Vec<i64>) = lisp.eval("(values (list 1) (list 2 3))").unwrap();
     assert_eq!((object.to_string(), numbers), ("(1)".to_owned(), vec![2, 3]));
 
@@ -169,7 +169,7 @@ fn value_handles_keep_objects_alive_until_dropped() {
     let alive = |weak: &Value| !lisp.call::<Value>("sb-ext:weak-pointer-value", (weak,)).unwrap().is_nil();
     assert!(alive(&weak));
     drop(kept);
-    // What is on a stack is taken for a reference: other calls have to overwrite it, on each of the threads.
+    // Stale words on a control stack count as references, so other calls must overwrite them, on every thread.
     for _ in 0..50 {
         std::thread::scope(|scope| {
             for _ in 0..8 {
@@ -211,7 +211,7 @@ fn enter_runs_closures_on_a_lisp_thread_and_nests() {
         })
         .unwrap();
     assert_eq!(nested, 3);
-    // A closure may borrow, and panics as if it had been called here.
+    // A closure may borrow, and its panic continues in the caller.
     let text = String::from("borrowed");
     assert_eq!(lisp.enter(|cx| cx.call::<usize>("length", (&text,))).unwrap(), 8);
     let panic = std::panic::catch_unwind(|| lisp.enter::<()>(|_| panic!("on purpose")));
@@ -223,10 +223,10 @@ fn enter_runs_closures_on_a_lisp_thread_and_nests() {
 fn function_keeps_the_timeout_and_bindings_of_its_lisp_handle() {
     let lisp = lisp();
     lisp.load_str("(defun runs-for-ever () (loop))").unwrap();
-    // Time enough to look it up on a busy machine.
+    // The limit leaves time for the look-up on a busy machine.
     let limited = lisp.with_timeout(Duration::from_secs(1)).function("runs-for-ever").unwrap();
     assert!(matches!(limited.call::<()>(()), Err(Error::Timeout { .. })));
-    // From a Lisp thread as well.
+    // The limit also holds for a call from a Lisp thread.
     let inside = lisp.enter(|_| Ok(matches!(limited.clone().call::<()>(()), Err(Error::Timeout { .. }))));
     assert!(inside.unwrap());
     let sixteen = lisp.with_bindings(&[("*print-base*", lisp.value(16).unwrap())]).unwrap();
@@ -249,7 +249,7 @@ fn local_function_can_be_called_only_on_its_own_thread() {
             assert_eq!((sum.get(), add.call::<i64>((4, true))?), (6, 14));
             assert!(add.call::<i64>(()).unwrap_err().condition().unwrap().is("program-error"));
             assert!(add.call::<i64>((1, 2, 3)).unwrap_err().condition().unwrap().is("program-error"));
-            // Another thread of Lisp's.
+            // A call from another Lisp thread is refused.
             let elsewhere = cx.call::<Value>(
                 "sb-thread:make-thread",
                 (
@@ -285,7 +285,7 @@ fn with_timeout_handler_package_and_bindings_derive_handles() {
 
     let careful = lisp.with_handler(|c: &Condition| c.is("division-by-zero").then(|| Restart::invoke("USE-VALUE", 0)));
     assert_eq!(careful.eval::<i64>("(+ 1 (restart-case (/ 1 0) (use-value (v) v)))").unwrap(), 1);
-    // It is asked before anything is unwound, and once.
+    // The handler is called once, before anything is unwound.
     assert_eq!(
         careful
             .eval::<i64>(
@@ -296,7 +296,7 @@ fn with_timeout_handler_package_and_bindings_derive_handles() {
     );
     assert!(careful.eval::<i64>("(/ 1 0)").is_err());
     assert!(careful.eval::<i64>("(error \"other\")").is_err());
-    // Errors that Lisp handles are Lisp's.
+    // The handler is not called for errors that Lisp code handles.
     assert_eq!(careful.eval::<i64>("(restart-case (handler-case (/ 1 0) (error () 3)) (use-value (v) v))").unwrap(), 3);
 
     lisp.load_str("(defpackage :elsewhere (:use :cl)) (in-package :elsewhere) (defun here () :here)").unwrap();
@@ -310,7 +310,7 @@ fn with_timeout_handler_package_and_bindings_derive_handles() {
     assert_eq!(bound.eval::<i64>("*level*").unwrap(), 5);
     assert_eq!(lisp.eval::<i64>("*level*").unwrap(), 1);
     assert!(lisp.with_bindings(&[("*no-such-variable*", Value::nil())]).is_err());
-    // Together, and on a Lisp thread.
+    // Both options together, and on a Lisp thread.
     let both = bound.with_timeout(Duration::from_secs(1));
     assert_eq!(lisp.enter(|_| both.eval::<i64>("(1+ *level*)")).unwrap(), 6);
     let late = lisp.enter(|_| both.eval::<()>("(loop)"));
@@ -322,13 +322,13 @@ fn with_timeout_handler_package_and_bindings_derive_handles() {
 fn interrupt_handle_interrupts_a_call_from_another_thread() {
     let lisp = lisp().separate();
     let stop = lisp.interrupt_handle();
-    let (began, told) = mpsc::channel();
+    let (began, receiver) = mpsc::channel();
     lisp.define("host:began", "Tell that it has begun.", move || began.send(()).unwrap()).unwrap();
     let caller = {
         let lisp = lisp.clone();
         std::thread::spawn(move || lisp.eval::<()>("(host:began) (loop)"))
     };
-    told.recv_timeout(Duration::from_secs(20)).unwrap();
+    receiver.recv_timeout(Duration::from_secs(20)).unwrap();
     stop.interrupt();
     assert!(matches!(caller.join().unwrap(), Err(Error::Interrupted)));
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
@@ -337,7 +337,7 @@ fn interrupt_handle_interrupts_a_call_from_another_thread() {
 #[test]
 fn interrupt_waits_for_a_blocking_host_function_to_return() {
     let lisp = lisp();
-    let (began, told) = mpsc::channel();
+    let (began, receiver) = mpsc::channel();
     let (finish, finished) = mpsc::channel();
     let finished = Mutex::new(finished);
     let returned = Arc::new(AtomicBool::new(false));
@@ -351,7 +351,7 @@ fn interrupt_waits_for_a_blocking_host_function_to_return() {
     let separate = lisp.separate();
     let stop = separate.interrupt_handle();
     let caller = std::thread::spawn(move || separate.eval::<()>("(host:block) (loop)"));
-    told.recv_timeout(Duration::from_secs(60)).unwrap();
+    receiver.recv_timeout(Duration::from_secs(60)).unwrap();
     stop.interrupt();
     assert_eq!(lisp.eval::<i64>("(+ 1 2)").unwrap(), 3);
     assert!(!caller.is_finished());
@@ -381,7 +381,7 @@ fn exit_signals_an_error_and_the_program_continues() {
         );
         assert!(condition(error).is("error"));
     }
-    // A function that Lisp calls, and another thread of Lisp's.
+    // The same for EXIT called as a function, and on another Lisp thread.
     assert!(lisp.function("sb-ext:exit").unwrap().call::<()>(()).is_err());
     assert_eq!(
         lisp.eval::<Symbol>(
@@ -395,12 +395,12 @@ fn exit_signals_an_error_and_the_program_continues() {
 
 #[cfg(feature = "mcp")]
 #[test]
-fn mcp_spawn_serves_several_clients_on_the_program_image() {
+fn mcp_spawn_serves_multiple_clients_on_the_program_image() {
     use agent::Agent;
 
     let lisp = lisp();
     lisp.load_str("(defvar *of-program* 12) (defun answer () 41)").unwrap();
-    let (mut one, served_one, instructions) = Agent::join_and_be_told(&lisp);
+    let (mut one, served_one, instructions) = Agent::join_with_instructions(&lisp);
     let (mut other, served_other) = Agent::join(&lisp);
     let tools = one.tools();
     assert!(tools.iter().any(|tool| tool == "evaluate-lisp"), "{tools:?}");
@@ -410,7 +410,7 @@ fn mcp_spawn_serves_several_clients_on_the_program_image() {
     }
     assert!(instructions.contains("part of a running program"), "{instructions}");
 
-    // The program may change what they have.
+    // The program may change the clients' tools at run time.
     let all = tools.len();
     let wrong = sbcl::mcp::set_tools("evaluate-lips").unwrap_err();
     assert!(wrong.contains("Did you mean evaluate-lisp"), "{wrong}");
@@ -428,12 +428,12 @@ fn mcp_spawn_serves_several_clients_on_the_program_image() {
         assert_eq!(agent.tools().len(), all);
     }
 
-    // Both are on the program's image, and it sees what they do.
+    // Both clients share the program's image, and the program sees their definitions.
     assert!(one.evaluate("(list *of-program* (answer))").contains("(12 41)"));
     one.evaluate("(defun answer () 42)");
     assert_eq!(lisp.call::<i64>("answer", ()).unwrap(), 42);
     assert!(other.evaluate("(answer)").contains("42"));
-    // Nor is it told of such tools where something is wrong.
+    // Notices do not mention tools that clients of a program lack.
     let fault = one.evaluate("(sb-sys:sap-ref-8 (sb-sys:int-sap 8) 0)");
     assert!(fault.contains("may be damaged") && !fault.contains("reset-session"), "{fault}");
     let running = one.evaluate(
@@ -442,14 +442,14 @@ fn mcp_spawn_serves_several_clients_on_the_program_image() {
     );
     assert!(running.contains("Still running") && !running.contains("reset-session"), "{running}");
     one.evaluate("(sb-thread:signal-semaphore *gate*) (sb-thread:join-thread *stays*)");
-    // Each has its own package and errors.
+    // Each client has its own package and errors.
     one.evaluate("(defpackage :agents (:use :cl)) (in-package :agents)");
     assert!(one.evaluate("(package-name *package*)").contains("AGENTS"));
     assert!(other.evaluate("(package-name *package*)").contains("COMMON-LISP-USER"));
     assert!(one.evaluate("(error \"of one\")").contains("of one"));
     assert!(!other.call("describe-last-error", serde_json::json!({})).contains("of one"));
-    // The program's calls go on while one of them waits in an evaluation.
-    let (began, told) = mpsc::channel();
+    // The program can call Lisp while a client's evaluation waits.
+    let (began, receiver) = mpsc::channel();
     let (finish, finished) = mpsc::channel();
     let finished = Mutex::new(finished);
     lisp.define("host:agent-waits", "Wait until it may go on.", move || {
@@ -458,24 +458,24 @@ fn mcp_spawn_serves_several_clients_on_the_program_image() {
     })
     .unwrap();
     one.post("tools/call", &serde_json::json!({"name": "evaluate-lisp", "arguments": {"code": "(host:agent-waits)"}}));
-    told.recv_timeout(Duration::from_secs(60)).unwrap();
+    receiver.recv_timeout(Duration::from_secs(60)).unwrap();
     assert_eq!(lisp.call::<i64>("answer", ()).unwrap(), 42);
     finish.send(()).unwrap();
     assert!(one.answer()["result"]["content"][0]["text"].as_str().unwrap().contains('T'));
 
-    // One leaves; the other one stays, until it is served no longer.
+    // One client disconnects. The other one is served until the program stops it.
     assert!(!served_one.is_over());
     drop(one);
     served_one.wait().unwrap();
     assert!(other.evaluate("(+ 1 2)").contains('3'));
     let endless = serde_json::json!({"name": "evaluate-lisp", "arguments": {"code": "(host:agent-waits) (loop)"}});
     other.post("tools/call", &endless);
-    // What is not read yet when the stream is closed would reset it.
-    told.recv_timeout(Duration::from_secs(60)).unwrap();
+    // The server must have read the request: closing a stream with unread input would reset the connection.
+    receiver.recv_timeout(Duration::from_secs(60)).unwrap();
     finish.send(()).unwrap();
     served_other.stop().unwrap();
     while other.next().is_some() {}
-    // What it was at does not go on, and a new one may come.
+    // Stopping ended the client's evaluation, and a new client may connect.
     let (mut third, served) = Agent::join(&lisp);
     assert!(third.evaluate("(answer)").contains("42"));
     served.stop().unwrap();
@@ -503,7 +503,7 @@ fn async_calls_run_under_tokio_and_smol_and_end_when_dropped() {
     assert!(smol::block_on(lisp.eval_async::<i64>("(/ 1 0)")).is_err());
     let limited = lisp.with_timeout(Duration::from_millis(50));
     assert!(matches!(smol::block_on(limited.eval_async::<()>("(loop)")), Err(Error::Timeout { .. })));
-    // Dropping one ends it, running or waiting.
+    // Dropping a call ends it, whether it runs or waits in the queue.
     let late = tokio
         .block_on(async { tokio::time::timeout(Duration::from_millis(50), lisp.eval_async::<()>("(loop)")).await });
     assert!(late.is_err());
@@ -524,7 +524,7 @@ fn handler_is_not_called_for_errors_of_its_own_lisp_calls() {
     assert!(careful.eval::<bool>("(restart-case (/ 1 0) (use-value (v) v))").unwrap());
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 
-    // Another one is asked about calls of its own.
+    // A handler is called for errors of its own handle, also within another handler.
     let inner = lisp.with_handler(|_| Some(Restart::invoke("use-value", 1)));
     let outer = lisp.with_handler(move |_| {
         let value = inner.eval::<i64>("(restart-case (car 7) (use-value (v) (1+ v)))");
@@ -532,7 +532,7 @@ fn handler_is_not_called_for_errors_of_its_own_lisp_calls() {
     });
     assert_eq!(outer.eval::<i64>("(restart-case (/ 1 0) (use-value (v) (1+ v)))").unwrap(), 3);
 
-    // And by the handle that it is a handler of, not for ever.
+    // A handler that calls Lisp through its own handle does not recurse.
     let itself: Arc<Mutex<Option<Lisp>>> = Arc::default();
     let handle = itself.clone();
     let circular = lisp.with_handler(move |_| {
@@ -573,7 +573,7 @@ fn host_functions_whose_names_differ_in_case_are_distinct() {
 
 #[test]
 fn load_file_of_an_empty_or_non_utf8_path_is_an_io_error() {
-    // No path at all.
+    // The empty path.
     assert!(matches!(lisp().load_file(""), Err(Error::Io(_))));
     let name = std::os::unix::ffi::OsStrExt::from_bytes(&b"no-utf-8-\xff.lisp"[..]);
     assert!(matches!(lisp().load_file(std::ffi::OsStr::to_os_string(name)), Err(Error::Io(_))));

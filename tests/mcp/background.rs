@@ -1,25 +1,26 @@
-//! Evaluations in the background, over real pipes.
+//! Background evaluations.
 
-use crate::client::{Server, bad, error_id, fail, good, last_error};
-use crate::mode::{Mode, both_modes};
+use crate::client::{Server, call_err, call_ok, error_id, evaluate_err, last_error};
 use crate::processes::kill_worker;
+use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::{Value, json};
 
-/// Begins an evaluation in the background and returns its number.
+/// Begins a background evaluation and returns its number.
 fn begin(server: &mut Server, code: &str) -> u64 {
-    let text = good(server, "evaluate-lisp", json!({"code": code, "background": true}));
+    let text = call_ok(server, "evaluate-lisp", json!({"code": code, "background": true}));
     number(&text)
 }
 
-/// The number in the sentence that an answer ends with.
+/// Returns the evaluation number in the last sentence of an answer.
 #[track_caller]
 fn number(text: &str) -> u64 {
     let sentence = text.lines().last().unwrap_or_default();
-    let number = sentence.strip_prefix("Evaluation ").and_then(|rest| rest.strip_suffix(" goes on in the background."));
+    let number =
+        sentence.strip_prefix("Evaluation ").and_then(|rest| rest.strip_suffix(" continues in the background."));
     number
         .and_then(|number| number.parse().ok())
-        .unwrap_or_else(|| panic!("it does not go on in the background:\n{text}"))
+        .unwrap_or_else(|| panic!("the evaluation is not in the background:\n{text}"))
 }
 
 fn status(server: &mut Server, id: u64) -> (String, bool) {
@@ -41,22 +42,22 @@ fn await_running(server: &mut Server, id: u64) {
     }
 }
 
-/// A semaphore that code in the background waits for.
-fn gate(server: &mut Server) {
+/// Defines the semaphore on which [`WAIT`] waits.
+fn define_semaphore(server: &mut Server) {
     server.evaluate("(defvar *gate* (sb-thread:make-semaphore))");
 }
 
-const PASS: &str = "(sb-thread:wait-on-semaphore *gate*)";
+const WAIT: &str = "(sb-thread:wait-on-semaphore *gate*)";
 
 #[test]
-fn call_is_answered_at_once_and_evaluation_wait_returns_the_result() {
+fn background_call_is_answered_at_once_and_check_evaluation_returns_the_result() {
     let mut server = Server::ready();
-    gate(&mut server);
-    let id = begin(&mut server, &format!("(princ \"before\") (terpri) {PASS} (list 1 2)"));
+    define_semaphore(&mut server);
+    let id = begin(&mut server, &format!("(princ \"before\") (terpri) {WAIT} (list 1 2)"));
     assert_eq!(id, 2);
-    // The next ones have another thread.
-    server.goes_on();
-    while good(&mut server, "check-evaluation", json!({"id": id, "part": "output"})).ends_with("none.") {}
+    // Further evaluations run on another thread.
+    server.assert_works();
+    while call_ok(&mut server, "check-evaluation", json!({"id": id, "part": "output"})).ends_with("none.") {}
     let (status, _) = status(&mut server, id);
     assert!(status.starts_with("Evaluation 2: running for ") && status.contains(", in the background\n"), "{status}");
     assert!(status.contains("Output so far: 7 characters"), "{status}");
@@ -68,24 +69,24 @@ fn call_is_answered_at_once_and_evaluation_wait_returns_the_result() {
 #[test]
 fn wait_argument_moves_a_longer_evaluation_to_the_background() {
     let mut server = Server::ready();
-    gate(&mut server);
-    // It is over before: it was in the foreground.
+    define_semaphore(&mut server);
+    // An evaluation that ends within `wait` is a foreground evaluation.
     let foreground = json!({"code": "(defpackage :p (:use :cl)) (in-package :p) (+ 20 1)", "wait": 60});
-    assert_eq!(good(&mut server, "evaluate-lisp", foreground), "=> 21");
+    assert_eq!(call_ok(&mut server, "evaluate-lisp", foreground), "=> 21");
     assert_eq!(server.evaluate("(list (package-name *package*) *)"), "=> (\"P\" 21)");
     server.evaluate("(in-package :cl-user)");
     let code =
-        format!("(princ 'so-far) (terpri) (in-package :p) {} :passed", PASS.replace("*gate*", "cl-user::*gate*"));
-    let text = good(&mut server, "evaluate-lisp", json!({"code": code, "wait": 0.3}));
+        format!("(princ 'so-far) (terpri) (in-package :p) {} :passed", WAIT.replace("*gate*", "cl-user::*gate*"));
+    let text = call_ok(&mut server, "evaluate-lisp", json!({"code": code, "wait": 0.3}));
     let id = number(&text);
-    assert_eq!(text, format!("[stdout]\nSO-FAR\n\nEvaluation {id} goes on in the background."));
+    assert_eq!(text, format!("[stdout]\nSO-FAR\n\nEvaluation {id} continues in the background."));
     assert_eq!(
         server.evaluate("(list (package-name *package*) (sb-thread:thread-name sb-thread:*current-thread*))"),
         "=> (\"COMMON-LISP-USER\" \"main thread\")"
     );
     server.evaluate("(sb-thread:signal-semaphore *gate*)");
     assert_eq!(wait(&mut server, id), ("[stdout]\nSO-FAR\n\n=> :PASSED".to_owned(), false));
-    // It has left none of its variables behind.
+    // The background evaluation has not changed the session's variables.
     assert_eq!(server.evaluate("(package-name *package*)"), "=> \"COMMON-LISP-USER\"");
 }
 
@@ -101,30 +102,30 @@ fn package_and_history_variables_are_local_to_the_evaluation() {
 #[test]
 fn failure_enters_the_history_at_once_and_check_evaluation_changes_no_error_state() {
     let mut server = Server::ready();
-    fail(&mut server, "(error \"first\")");
+    evaluate_err(&mut server, "(error \"first\")");
     let before = last_error(&mut server);
     let marker = server.home().join("second");
     // The evaluation fails after its call is answered: the answer would name the failure.
     let id = begin(&mut server, &format!("(loop until (probe-file {marker:?}) do (sleep 0.01)) (error \"second\")"));
     assert_eq!(last_error(&mut server), before);
     std::fs::write(&marker, "").unwrap();
-    while !good(&mut server, "describe-last-error", json!({"list": 20})).contains("second") {}
+    while !call_ok(&mut server, "describe-last-error", json!({"list": 20})).contains("second") {}
     std::fs::remove_file(&marker).unwrap();
     assert_eq!(last_error(&mut server), before);
     let text = server.evaluate("(+ 1 2)");
-    assert_eq!(text, format!("[notice]\nEvaluation {id}, in the background, failed with SIMPLE-ERROR (E2).\n\n=> 3"));
+    assert_eq!(text, format!("[notice]\nBackground evaluation {id} failed with SIMPLE-ERROR (E2).\n\n=> 3"));
     assert!(last_error(&mut server).starts_with("No error information"));
     let (text, is_error) = wait(&mut server, id);
     assert!(is_error && text.starts_with("[ERROR] SIMPLE-ERROR\nsecond\n\n[Backtrace]\n"), "{text}");
     assert!(text.ends_with(&error_id(2)), "{text}");
     assert!(last_error(&mut server).starts_with("No error information"));
     assert_eq!(wait(&mut server, id), (text, true));
-    // Who has got the outcome gets no notice of it.
+    // A client that has seen the outcome gets no notice of it.
     let id = begin(&mut server, "(error \"unheard\")");
-    while !good(&mut server, "describe-last-error", json!({"list": 20})).contains("unheard") {}
+    while !call_ok(&mut server, "describe-last-error", json!({"list": 20})).contains("unheard") {}
     assert!(wait(&mut server, id).0.contains("unheard"));
-    server.goes_on();
-    // Nor who waits for it.
+    server.assert_works();
+    // Nor does a client that waits for it.
     let marker = server.home().join("third");
     let id = begin(&mut server, &format!("(loop until (probe-file {marker:?}) do (sleep 0.01)) (error \"third\")"));
     let waiting = server.post_call("check-evaluation", json!({"id": id, "wait": 25}));
@@ -133,7 +134,7 @@ fn failure_enters_the_history_at_once_and_check_evaluation_changes_no_error_stat
     std::fs::remove_file(&marker).unwrap();
     assert!(is_error && text.contains("third") && text.ends_with(&error_id(4)), "{text}");
     assert!(last_error(&mut server).starts_with("No error information"));
-    server.goes_on();
+    server.assert_works();
 }
 
 #[test]
@@ -143,32 +144,29 @@ fn cancelling_by_abort_evaluation_or_notification_ends_the_evaluation() {
     await_running(&mut server, id);
     let (text, is_error) = abort(&mut server, id);
     assert!(!is_error && text.contains("failed") && text.contains("CANCELLED (E1)"), "{text}");
-    server.goes_on();
-    // A call that waits takes its evaluation with it.
+    server.assert_works();
+    // Cancelling a call that waits ends its evaluation.
     let call = server.post_call("evaluate-lisp", json!({"code": "(loop)", "wait": 60}));
     await_running(&mut server, id + 2);
     server.notify("notifications/cancelled", json!({"requestId": call}));
     let (text, _) = wait(&mut server, id + 2);
     assert!(text.starts_with("[ERROR] CANCELLED"), "{text}");
-    server.goes_on();
+    server.assert_works();
 }
 
 #[test]
 fn sixteen_evaluations_run_at_once_and_one_more_is_refused() {
     let mut server = Server::ready();
-    gate(&mut server);
+    define_semaphore(&mut server);
     let ids: Vec<_> = (0..16)
         .map(|n| {
-            begin(&mut server, &format!("(defun made-by-{n} () {n}) (format t \"out ~D\" {n}) {PASS} (made-by-{n})"))
+            begin(&mut server, &format!("(defun made-by-{n} () {n}) (format t \"out ~D\" {n}) {WAIT} (made-by-{n})"))
         })
         .collect();
-    server.goes_on();
-    let text = bad(&mut server, "evaluate-lisp", json!({"code": "1", "background": true}));
-    assert!(
-        text.starts_with("16 evaluations are in the background, which is as many as may be: wait for one"),
-        "{text}"
-    );
-    bad(&mut server, "evaluate-lisp", json!({"code": "1", "wait": 1}));
+    server.assert_works();
+    let text = call_err(&mut server, "evaluate-lisp", json!({"code": "1", "background": true}));
+    assert!(text.starts_with("Background limit reached: 16 evaluations. Wait for one"), "{text}");
+    call_err(&mut server, "evaluate-lisp", json!({"code": "1", "wait": 1}));
     server.evaluate("(sb-thread:signal-semaphore *gate* 16)");
     for (n, id) in ids.iter().enumerate() {
         assert_eq!(wait(&mut server, *id), (format!("[stdout]\nout {n}\n\n=> {n}"), false));
@@ -183,28 +181,28 @@ fn reset_ends_running_evaluations_with_a_notice(mode: Mode) {
     let (first, second) = (begin(&mut server, "(loop)"), begin(&mut server, "(loop)"));
     await_running(&mut server, first);
     await_running(&mut server, second);
-    let text = good(&mut server, "reset-session", json!({}));
-    let ended = format!("[notice]\nEvaluations {first} and {second}, in the background, have been ended.\n\n");
+    let text = call_ok(&mut server, "reset-session", json!({}));
+    let ended = format!("[notice]\nBackground evaluations {first} and {second} were ended.\n\n");
     assert_eq!(text, format!("{ended}Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER"));
     assert_eq!(server.evaluate("(length (sb-thread:list-all-threads))"), "=> 1");
     let (text, is_error) = status(&mut server, first);
     assert!(is_error && text.contains("no longer kept"), "{text}");
 }
 
-/// Its call was answered before it began: nobody else says what became of it.
+/// The call was answered before the evaluation began, so only the reset or the loss report can name it.
 #[apply(both_modes)]
 fn background_evaluation_that_has_not_begun_is_named_by_a_reset_and_an_image_loss(mode: Mode) {
     let mut server = mode.ready();
     server.post_running("", "(sleep 600)", 600.0);
     let id = begin(&mut server, "1");
-    let text = good(&mut server, "reset-session", json!({}));
-    assert!(text.contains(&format!("Evaluation {id}, in the background, has been ended.")), "{text}");
+    let text = call_ok(&mut server, "reset-session", json!({}));
+    assert!(text.contains(&format!("Background evaluation {id} was ended.")), "{text}");
     if mode == Mode::Supervised {
         server.post_running("", "(sleep 600)", 600.0);
         let id = begin(&mut server, "1");
         kill_worker(&server);
         let text = server.evaluate("(+ 1 2)");
-        assert!(text.contains(&format!("Evaluation {id}, in the background, has been lost with its image.")), "{text}");
+        assert!(text.contains(&format!("Background evaluation {id} was lost with the image.")), "{text}");
     }
 }
 
@@ -213,10 +211,10 @@ fn image_loss_names_the_lost_evaluations() {
     let mut server = Server::ready();
     let id = begin(&mut server, "(loop)");
     await_running(&mut server, id);
-    let text = fail(&mut server, "(sb-posix:kill (sb-posix:getpid) 9)");
+    let text = evaluate_err(&mut server, "(sb-posix:kill (sb-posix:getpid) 9)");
     assert!(text.contains("IMAGE-LOST"), "{text}");
     let text = server.evaluate("(+ 1 2)");
-    assert_eq!(text, format!("[notice]\nEvaluation {id}, in the background, has been lost with its image.\n\n=> 3"));
+    assert_eq!(text, format!("[notice]\nBackground evaluation {id} was lost with the image.\n\n=> 3"));
 }
 
 #[test]
@@ -227,46 +225,46 @@ fn uninterruptible_evaluation_is_ended_by_replacing_the_image() {
     while !server.call_tool("check-evaluation", json!({"id": id, "part": "output"})).0.contains("beyond recall") {
         std::thread::yield_now();
     }
-    let text = bad(&mut server, "abort-evaluation", json!({"id": id}));
+    let text = call_err(&mut server, "abort-evaluation", json!({"id": id}));
     assert_eq!(
         text,
         format!(
-            "Evaluation {id}, in the background, has been lost with its image: describe-last-error with `list` has what is known of \
-             it."
+            "Background evaluation {id} was lost with the image: describe-last-error with `list` shows what is known \
+             about it."
         )
     );
-    assert_eq!(bad(&mut server, "check-evaluation", json!({})), text);
+    assert_eq!(call_err(&mut server, "check-evaluation", json!({})), text);
     let text = server.evaluate("(list 1)");
-    assert!(text.contains("A new image has taken its place."), "{text}");
-    let text = good(&mut server, "describe-last-error", json!({"list": 20}));
+    assert!(text.contains("A new image has replaced it."), "{text}");
+    let text = call_ok(&mut server, "describe-last-error", json!({"list": 20}));
     assert!(text.contains("CANCELLED"), "{text}");
-    let text = good(&mut server, "describe-last-error", json!({"error-id": 1}));
-    assert!(text.contains("The evaluation was cancelled. It did not end then: its image was replaced."), "{text}");
-    // The same for a time limit.
+    let text = call_ok(&mut server, "describe-last-error", json!({"error-id": 1}));
+    assert!(text.contains("The evaluation was cancelled. It did not end, so its image was replaced."), "{text}");
+    // A time limit replaces the image in the same way.
     let arguments = json!({"code": code, "background": true, "timeout": 0.1});
-    good(&mut server, "evaluate-lisp", arguments);
-    bad(&mut server, "check-evaluation", json!({"wait": 25}));
-    let text = good(&mut server, "describe-last-error", json!({"list": 20}));
+    call_ok(&mut server, "evaluate-lisp", arguments);
+    call_err(&mut server, "check-evaluation", json!({"wait": 25}));
+    let text = call_ok(&mut server, "describe-last-error", json!({"list": 20}));
     assert!(text.contains("TIMEOUT"), "{text}");
-    let text = good(&mut server, "describe-last-error", json!({"error-id": 2}));
-    assert!(text.contains(" 0.1 seconds") && text.contains(". It did not end then: its image was"), "{text}");
+    let text = call_ok(&mut server, "describe-last-error", json!({"error-id": 2}));
+    assert!(text.contains(" 0.1 seconds") && text.contains(". It did not end, so its image was"), "{text}");
 }
 
 #[test]
-fn failed_evaluation_is_not_held_for_debugging() {
+fn failed_background_evaluation_is_not_held_for_debugging() {
     let mut server = Server::ready();
     for choice in ["debug", "ask"] {
-        let text = bad(&mut server, "evaluate-lisp", json!({"code": "1", "background": true, "on-error": choice}));
-        assert!(text.starts_with("An evaluation that may be in the background is not held when it fails"), "{text}");
+        let text = call_err(&mut server, "evaluate-lisp", json!({"code": "1", "background": true, "on-error": choice}));
+        assert!(text.starts_with("A background evaluation is not held when it fails"), "{text}");
     }
-    good(&mut server, "configure-limits", json!({"on-error": "debug"}));
+    call_ok(&mut server, "configure-limits", json!({"on-error": "debug"}));
     let id = begin(&mut server, "(error \"not held\")");
     let (text, is_error) = wait(&mut server, id);
     assert!(is_error && !text.contains("[Debugger]"), "{text}");
-    // What is held is released by a new one, and its answer says so.
-    assert!(fail(&mut server, "(error \"held\")").contains("[Debugger]"));
-    let text = good(&mut server, "evaluate-lisp", json!({"code": "(+ 1 2)", "background": true}));
-    assert!(text.starts_with("[notice]\nThe evaluation that was held for debugging has been released.\n\n"), "{text}");
+    // A new background evaluation releases the held one and reports that.
+    assert!(evaluate_err(&mut server, "(error \"held\")").contains("[Debugger]"));
+    let text = call_ok(&mut server, "evaluate-lisp", json!({"code": "(+ 1 2)", "background": true}));
+    assert!(text.starts_with("[notice]\nThe evaluation held for debugging was released.\n\n"), "{text}");
     let id = number(&text);
     assert_eq!(wait(&mut server, id).0, "=> 3");
 }
@@ -274,8 +272,8 @@ fn failed_evaluation_is_not_held_for_debugging() {
 #[test]
 fn progress_names_the_evaluation_a_queued_call_waits_for() {
     let mut server = Server::ready();
-    gate(&mut server);
-    let first = server.post_call("evaluate-lisp", json!({"code": PASS, "timeout": 0}));
+    define_semaphore(&mut server);
+    let first = server.post_call("evaluate-lisp", json!({"code": WAIT, "timeout": 0}));
     let call = json!({"name": "evaluate-lisp", "arguments": {"code": "(+ 1 2)"}, "_meta": {"progressToken": 7}});
     let second = server.post("tools/call", call);
     let message = loop {
@@ -284,7 +282,7 @@ fn progress_names_the_evaluation_a_queued_call_waits_for() {
             break message["params"]["message"].as_str().expect("a text").to_owned();
         }
     };
-    assert!(message.starts_with("waiting for evaluation 2, which has run for "), "{message}");
+    assert!(message.starts_with("waiting for evaluation 2, which has been running for "), "{message}");
     abort(&mut server, 2);
     assert!(server.outcome(first).1);
     assert_eq!(server.outcome(second), ("=> 3".to_owned(), false));
@@ -330,7 +328,7 @@ mod schedules {
         ]
     }
 
-    /// What is asked for one step, under an id that is returned.
+    /// Sends the request of one step and returns its id.
     fn post(server: &mut Server, step: &Step, begun: &mut u64) -> Option<i64> {
         let of = |which: usize, begun: u64| begun.saturating_sub(which as u64).max(1);
         let (name, arguments): (_, Value) = match step {
@@ -362,8 +360,8 @@ mod schedules {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Whatever is begun, waited for, cancelled and reset, without waiting for the answers: each call has exactly one,
-        /// what one evaluation prints or comes to is never another's, and the session goes on.
+        /// Starts, waits, cancellations and resets in any order, without waiting for answers: each call has exactly one
+        /// answer, no evaluation's output or value appears in another's answer, and the session still works.
         #[test]
         fn random_schedules_answer_every_call_with_its_own_output(
             steps in prop::collection::vec(step(), 1..25), mode in prop_oneof![Just(Mode::Supervised), Just(Mode::Plain)]
@@ -380,9 +378,9 @@ mod schedules {
             let mut last = 0;
             for (id, step, _) in asked {
                 let (text, _) = server.outcome(id);
-                // Refused for there being too many, it has no number.
+                // An evaluation beyond the limit is refused and has no number.
                 if matches!(step, Step::Begin { .. }) {
-                    if let Some(line) = text.lines().last().filter(|line| line.ends_with("goes on in the background.")) {
+                    if let Some(line) = text.lines().last().filter(|line| line.ends_with("continues in the background.")) {
                         let number: u64 = line.split(' ').nth(1).unwrap().parse().unwrap();
                         prop_assert!(number > last, "{text}");
                         last = number;
@@ -393,7 +391,7 @@ mod schedules {
                     }
                 }
             }
-            good(&mut server, "reset-session", json!({}));
+            call_ok(&mut server, "reset-session", json!({}));
             let text = server.evaluate("(list (+ 1 2) (length (sb-thread:list-all-threads)))");
             prop_assert!(text.ends_with("=> (3 1)"), "{text}");
             let end = server.finish();

@@ -1,4 +1,4 @@
-//! `sbcl-mcp check`: where parentheses, strings and comments went wrong, and the repair.
+//! `sbcl-mcp check`: locates and repairs unbalanced parentheses, strings and comments.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -16,19 +16,19 @@ fn run(arguments: &[&str], input: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A command that does not read is free not to.
+    // Writing fails if the command exits without reading its input.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
 }
 
-/// Exit status, stdout and stderr.
+/// Runs `check` and returns its exit status, stdout and stderr.
 fn checked(arguments: &[&str], input: &str) -> (i32, String, String) {
     let output = run(&[&["check"], arguments].concat(), input);
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
-/// What is found in a text, as `line:column: message`, notes after `note: `.
+/// Returns the findings in a text as `line:column: message`, notes after `note: `.
 fn findings(text: &str) -> Vec<String> {
     let show = |finding: lisp_syntax::Finding| {
         let note = if finding.severity == Severity::Note { "note: " } else { "" };
@@ -116,7 +116,7 @@ fn syntax_errors_and_unknown_packages_are_reported() {
         assert_eq!(findings(text), [expected], "{text}");
     }
     assert_eq!(findings(")"), ["1:1: one ) too many at 1:1"]);
-    // The file's own syntax may make it right.
+    // A file with its own readtable may be valid: the finding is not an error.
     let own = check("(in-readtable :mine)\n(a", &[]);
     assert!(!own.is_error() && own.repaired.is_none() && own.findings.len() == 1, "{own:?}");
 }
@@ -137,7 +137,7 @@ fn fix_repairs_files_and_keeps_their_permissions_and_links() {
         "2:10: error: the form that begins at line 2 is probably not closed where it ends: one ) missing at 2:10\n";
     assert_eq!(checked(&[&name(&bad), &name(&good)], ""), (1, format!("{}:{line}", name(&bad)), String::new()));
     assert_eq!(checked(&[&name(&good)], ""), (0, String::new(), String::new()));
-    // The link is in the directory, too, and comes after it.
+    // The link is in the directory as well and is listed after the file.
     let (status, out, _) = checked(&[&name(&directory)], "");
     assert_eq!((status, out), (1, format!("{}:{line}{}:{line}", name(&bad), name(&link))));
     let missing = name(&file("missing.lisp"));
@@ -152,9 +152,9 @@ fn fix_repairs_files_and_keeps_their_permissions_and_links() {
     assert_eq!(std::fs::metadata(&bad).unwrap().permissions().mode() & 0o7777, 0o640);
     assert!(link.is_symlink());
     assert_eq!(std::fs::metadata(&good).unwrap().modified().unwrap(), before);
-    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 3, "nothing is left behind");
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 3, "no file is left");
 
-    // What is not UTF-8 is looked at, not written.
+    // A file that is not UTF-8 is checked and left unchanged.
     std::fs::write(&bad, b"(list \"\xe4\"\n").unwrap();
     let (status, out, _) = checked(&["--fix", &name(&bad)], "");
     assert_eq!(
@@ -197,7 +197,7 @@ fn packages_of_the_same_system_are_known() {
     assert_eq!(checked(&[&main], ""), (0, expected, String::new()));
 }
 
-/// Random numbers (xorshift), the same in each run.
+/// A random number generator (xorshift) with a fixed seed.
 struct Random(u64);
 
 impl Random {
@@ -218,16 +218,16 @@ impl Random {
     }
 }
 
-const WAYS: [(&str, &[&str]); 4] =
+const MARKS: [(&str, &[&str]); 4] =
     [("parenthesis", &["(", ")"]), ("quote", &["\""]), ("comment mark", &["|#"]), ("parenthesis moved", &["(", ")"])];
 
-/// Damages a text: way 0 to 8 deletes, inserts or duplicates one of the first three; 9 moves a parenthesis. Returns it and
-/// the lines.
-fn damage(text: &str, way: usize, random: &mut Random) -> Option<(String, Vec<usize>)> {
-    let marks = WAYS[way / 3].1;
+/// Damages a text and returns it with the lines of the damage. Kinds 0 to 8 delete, insert or duplicate one of the
+/// first three [`MARKS`] (three kinds for each); kind 9 moves a parenthesis.
+fn damage(text: &str, kind: usize, random: &mut Random) -> Option<(String, Vec<usize>)> {
+    let marks = MARKS[kind / 3].1;
     let line = |text: &str, at: usize| 1 + text[..at].matches('\n').count();
     let mut damaged = text.to_owned();
-    if way < 9 && way % 3 == 1 {
+    if kind < 9 && kind % 3 == 1 {
         let at = random.place(text);
         damaged.insert_str(at, marks[random.below(marks.len())]);
         return Some((damaged, vec![line(text, at)]));
@@ -237,13 +237,13 @@ fn damage(text: &str, way: usize, random: &mut Random) -> Option<(String, Vec<us
         return None;
     }
     let (at, mark) = places[random.below(places.len())];
-    if way % 3 == 2 {
+    if kind % 3 == 2 {
         damaged.insert_str(at, mark);
         return Some((damaged, vec![line(text, at)]));
     }
     damaged.replace_range(at..at + mark.len(), "");
     let mut lines = vec![line(text, at)];
-    if way == 9 {
+    if kind == 9 {
         let to = random.place(&damaged);
         lines.push(line(&damaged, to));
         damaged.insert_str(to, mark);
@@ -262,7 +262,7 @@ fn lisp_files(directory: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Which of the files in `directory` SBCL's reader gets through, by name.
+/// Returns the names of the files in `directory` that SBCL's reader can read completely.
 fn readable(directory: &Path) -> Vec<String> {
     let code = format!(
         "(let ((*read-suppress* t) (*readtable* (copy-readtable nil)))
@@ -293,33 +293,33 @@ fn readable(directory: &Path) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// Breaks each file in ten ways, and looks where the damage is said to be and what the repair comes to. What SBCL's reader
-/// gets through must be fine, and so must every repair.
-fn break_and_check(files: &[PathBuf]) {
+/// Damages each file in ten ways and counts how often the damage is located within three lines and repaired. Files that
+/// SBCL's reader can read must have no error, and so must every repaired file.
+fn check_damaged_files(files: &[PathBuf]) {
     let directory = Scratch::new();
     let repaired_directory = Scratch::new();
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
-    let (mut broken, mut placed, mut repaired) = ([0; 4], [0; 4], 0);
-    // What is unbalanced, and so far from being read that a change is on offer.
+    let (mut broken, mut located, mut repaired) = ([0; 4], [0; 4], 0);
+    // The damaged files for which a repair is offered.
     let mut changed = Vec::new();
     for (number, file) in files.iter().enumerate() {
         let Ok(text) = std::fs::read_to_string(file) else { continue };
         assert!(!check(&text, &[]).is_error(), "{}", file.display());
         std::fs::write(directory.join(format!("{number}-whole.lisp")), &text).unwrap();
-        for way in 0..10 {
-            // Much damage is done to comments, where it is none.
+        for kind in 0..10 {
+            // Damage in a comment may be no error: try again.
             for _ in 0..5 {
-                let Some((damaged, lines)) = damage(&text, way, &mut random) else { break };
-                let id = format!("{number}-{way}");
+                let Some((damaged, lines)) = damage(&text, kind, &mut random) else { break };
+                let id = format!("{number}-{kind}");
                 std::fs::write(directory.join(format!("{id}.lisp")), &damaged).unwrap();
                 let checked = check(&damaged, &[]);
                 if !checked.is_error() {
                     assert_eq!(checked.repaired, None);
                     continue;
                 }
-                broken[way / 3] += 1;
+                broken[kind / 3] += 1;
                 let first = checked.findings[0].line;
-                placed[way / 3] += usize::from(lines.iter().any(|line| line.abs_diff(first) <= 3));
+                located[kind / 3] += usize::from(lines.iter().any(|line| line.abs_diff(first) <= 3));
                 if let Some(text) = checked.repaired {
                     repaired += 1;
                     std::fs::write(repaired_directory.join(format!("{id}.lisp")), text).unwrap();
@@ -330,22 +330,22 @@ fn break_and_check(files: &[PathBuf]) {
         }
     }
     let read = readable(&directory);
-    let wrongly: Vec<_> = changed.iter().filter(|id| read.contains(id)).collect();
-    let mended = readable(&repaired_directory);
-    // A few files cannot be read where their packages are not.
-    let could = |id: &&String| read.contains(&format!("{}-whole", id.split('-').next().unwrap()));
-    let unrepaired: Vec<_> = changed.iter().filter(could).filter(|id| !mended.contains(id)).collect();
+    let wrongly_changed: Vec<_> = changed.iter().filter(|id| read.contains(id)).collect();
+    let repairable = readable(&repaired_directory);
+    // A few files cannot be read without their packages.
+    let was_readable = |id: &&String| read.contains(&format!("{}-whole", id.split('-').next().unwrap()));
+    let unrepaired: Vec<_> = changed.iter().filter(was_readable).filter(|id| !repairable.contains(id)).collect();
     let all: usize = broken.iter().sum();
-    let near: usize = placed.iter().sum();
-    for ((way, _), (broken, placed)) in WAYS.iter().zip(broken.iter().zip(placed)) {
-        println!("{way}: {placed} of {broken} within three lines");
+    let near: usize = located.iter().sum();
+    for ((kind, _), (broken, located)) in MARKS.iter().zip(broken.iter().zip(located)) {
+        println!("{kind}: {located} of {broken} within three lines");
     }
     println!(
         "{} files, {all} broken, {near} placed, {repaired} repaired, {} of them not readable",
         files.len(),
         unrepaired.len()
     );
-    assert_eq!(wrongly, [""; 0], "the reader gets through these: {}", directory.display());
+    assert_eq!(wrongly_changed, [""; 0], "the reader gets through these: {}", directory.display());
     assert_eq!(unrepaired, [""; 0], "{}", repaired_directory.display());
     assert!(near * 10 >= all * 9, "{near} of {all}");
     assert!(repaired * 10 >= all * 9, "{repaired} of {all}");
@@ -360,14 +360,14 @@ fn damage_to_a_sample_of_files_is_located_and_repaired() {
     let mut libraries = Vec::new();
     lisp_files(Path::new("/usr/share/common-lisp/source"), &mut libraries);
     libraries.sort();
-    // The same ones wherever the checkout is.
+    // The same files are chosen wherever the checkout is.
     files.append(&mut libraries);
     // Some of them: a debug build takes its time.
     let files: Vec<_> = files.iter().step_by(files.len().div_ceil(16)).cloned().collect();
-    break_and_check(&files);
+    check_damaged_files(&files);
 }
 
-/// The same over the Lisp files in the directories of `SBCL_MCP_CHECK_SOURCES`, colons between them.
+/// Checks the Lisp files in the directories of `SBCL_MCP_CHECK_SOURCES` (separated by colons).
 #[test]
 #[ignore = "takes minutes, and sources to break"]
 fn damage_to_all_given_source_files_is_located_and_repaired() {
@@ -377,12 +377,12 @@ fn damage_to_all_given_source_files_is_located_and_repaired() {
         lisp_files(Path::new(directory), &mut files);
     }
     files.sort();
-    break_and_check(&files);
+    check_damaged_files(&files);
 }
 
 #[test]
 fn line_of_many_open_parentheses_is_checked_at_once() {
-    // The processor's time: on a busy machine it takes longer.
+    // Processor time: on a busy machine the elapsed time is longer.
     let spent =
         || Duration::try_from(rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime)).expect("a time");
     for count in [400, 800, 1_200] {

@@ -1,24 +1,26 @@
-//! Checkpoints: the image, saved while the session goes on, and brought back.
+//! Checkpoints: saving the image while the session continues, and restoring it.
 
 #![cfg(target_os = "linux")]
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::client::{Scratch, Server, bad, good};
-use crate::mode::{Mode, both_modes};
-use crate::processes::{NO_FORK, NO_SIGXFSZ, children, is_alive, kill_worker, limit_files, signal, until, worker};
+use crate::client::{Scratch, Server, call_err, call_ok};
+use crate::processes::{
+    NO_FORK, NO_SIGXFSZ, children, is_alive, kill_worker, limit_file_size, signal, wait_until, worker,
+};
+use crate::server_mode::{Mode, both_modes};
 use proptest::prelude::*;
 use rstest_reuse::apply;
 use serde_json::json;
 
-/// A state directory of servers of one mode.
-struct State {
+/// A state directory for servers of one mode.
+struct StateDirectory {
     mode: Mode,
     directory: Scratch,
 }
 
-impl State {
+impl StateDirectory {
     fn new(mode: Mode) -> Self {
         Self { mode, directory: Scratch::new() }
     }
@@ -29,13 +31,13 @@ impl State {
         server
     }
 
-    /// The directory of the only server's checkpoints.
+    /// Returns the checkpoint directory of the only server.
     fn checkpoints(&self) -> PathBuf {
         let mut found = std::fs::read_dir(self.directory.join("sbcl-mcp")).unwrap();
         found.next().expect("a directory").unwrap().path()
     }
 
-    /// The files there, with this extension if one is named.
+    /// Returns the files in the checkpoint directory, optionally only those with an extension.
     fn files(&self, extension: Option<&str>) -> Vec<PathBuf> {
         let all = std::fs::read_dir(self.checkpoints()).unwrap().map(|entry| entry.unwrap().path());
         all.filter(|path| extension.is_none_or(|name| path.extension().is_some_and(|found| found == name))).collect()
@@ -43,20 +45,20 @@ impl State {
 }
 
 fn save(server: &mut Server, name: &str) -> String {
-    good(server, "checkpoint", json!({"action": "save", "name": name}))
+    call_ok(server, "checkpoint", json!({"action": "save", "name": name}))
 }
 
 fn restore(server: &mut Server, name: &str) -> String {
-    good(server, "checkpoint", json!({"action": "restore", "name": name}))
+    call_ok(server, "checkpoint", json!({"action": "restore", "name": name}))
 }
 
 fn list(server: &mut Server) -> String {
-    good(server, "checkpoint", json!({}))
+    call_ok(server, "checkpoint", json!({}))
 }
 
 #[test]
 fn restore_brings_back_definitions_objects_and_variables() {
-    let state = State::new(Mode::Supervised);
+    let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     assert_eq!(list(&mut server), "No checkpoints yet.");
     server.evaluate(
@@ -79,16 +81,16 @@ fn restore_brings_back_definitions_objects_and_variables() {
     );
     let text = save(&mut server, "all of it");
     assert!(text.starts_with("Saved \"all of it\" (evaluation 1): "), "{text}");
-    assert!(text.ends_with("\nNot in it: thread holder, 1 timer, sockets, open files, foreign memory, environment variables, the umask."), "{text}");
+    assert!(text.ends_with("\nNot included: thread holder, 1 timer, sockets, open files, foreign memory, environment variables, the umask."), "{text}");
 
-    // The session goes on, and what it does then is no part of it.
+    // Changes after the save are not part of the checkpoint.
     assert_eq!(server.evaluate("(prog1 (list (next) (funcall *adder*) *) (setf *print-base* 10))"), "=> (42 12 11)");
     server.evaluate("(sb-ext:unlock-package :app) (defun later () 1) (setf (x *point*) 8) (fmakunbound 'next)");
-    let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(/ 1 0)"}));
+    let _ = call_err(&mut server, "evaluate-lisp", json!({"code": "(/ 1 0)"}));
 
     let text = restore(&mut server, "all of it");
     assert!(text.starts_with("Restored \"all of it\" (evaluation 1, "), "{text}");
-    assert!(text.ends_with(" ago). Forgotten: the 3 evaluations since.\nCurrent package: APP"), "{text}");
+    assert!(text.ends_with(" ago). Forgotten: the 3 evaluations since then.\nCurrent package: APP"), "{text}");
     let text = server.evaluate("(list * *print-base* *count*)");
     assert_eq!(text, "=> (B 10 29)");
     let text = server.evaluate(
@@ -102,18 +104,18 @@ fn restore_brings_back_definitions_objects_and_variables() {
     );
     let expected = "=> (42 12 7 14 :FOUND :KEPT NIL T T :COMPILE T NIL :GONE :FREE 1 NIL)";
     assert_eq!(text.split_whitespace().collect::<Vec<_>>().join(" "), expected);
-    // The state is that of a reset, and the history goes on.
-    assert!(good(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
-    assert!(good(&mut server, "describe-last-error", json!({"list": 20})).contains("DIVISION-BY-ZERO"));
-    let definitions = good(&mut server, "list-definitions", json!({}));
+    // The last error is cleared as by a reset, but the error history is kept.
+    assert!(call_ok(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
+    assert!(call_ok(&mut server, "describe-last-error", json!({"list": 20})).contains("DIVISION-BY-ZERO"));
+    let definitions = call_ok(&mut server, "list-definitions", json!({}));
     assert!(definitions.contains("- APP::NEXT ()") && !definitions.contains("LATER"), "{definitions}");
-    // A report shows the line of what was evaluated before.
-    let frames = bad(&mut server, "evaluate-lisp", json!({"code": "(setf *count* :no) (next)"}));
+    // A report still shows source lines of code that was evaluated before the save.
+    let frames = call_err(&mut server, "evaluate-lisp", json!({"code": "(setf *count* :no) (next)"}));
     assert!(frames.contains("1: (NEXT)"), "{frames}");
-    let frames = good(&mut server, "get-backtrace", json!({}));
+    let frames = call_ok(&mut server, "get-backtrace", json!({}));
     assert!(frames.contains("at evaluation 1, line 3: (defun next () (incf *count*))"), "{frames}");
 
-    // Only the owner can read them, and at the end they are gone.
+    // Only the owner can read the files, and the server removes them when it ends.
     let directory = state.checkpoints();
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&directory), 0o700);
@@ -125,9 +127,9 @@ fn restore_brings_back_definitions_objects_and_variables() {
 
 #[test]
 fn restore_brings_back_shared_objects_readtable_traces_and_policy() {
-    let state = State::new(Mode::Supervised);
+    let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);
-    // Any shared object will do: this process has one that it can lend.
+    // Any shared object serves: this one is copied from the test process.
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let lent = maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.contains("/libgcc_s"));
     let library = state.directory.join("lent.so");
@@ -160,7 +162,7 @@ fn restore_brings_back_shared_objects_readtable_traces_and_policy() {
     numbers.sort();
     numbers.dedup();
     assert_eq!(numbers.len(), 3);
-    // What is gone is told, and costs nothing else.
+    // A restore without the library reports it as missing and restores everything else.
     std::fs::remove_file(&library).unwrap();
     let text = restore(&mut server, "one");
     assert!(text.contains("The shared object ") && text.contains("/lent.so is not there any more"), "{text}");
@@ -169,12 +171,12 @@ fn restore_brings_back_shared_objects_readtable_traces_and_policy() {
 
 #[test]
 fn restore_brings_back_directories_and_the_collection_interval() {
-    let state = State::new(Mode::Supervised);
+    let state = StateDirectory::new(Mode::Supervised);
     let directory = state.directory.directory("here").canonicalize().unwrap();
     let (directory, gone) = (directory.to_str().unwrap(), state.directory.directory("gone").canonicalize().unwrap());
     let about = "(list (sb-posix:getcwd) (namestring *default-pathname-defaults*) (sb-ext:bytes-consed-between-gcs))";
     let mut server = state.serve(&[]);
-    // What the session leaves alone stays that of the process.
+    // Settings that the session has not changed are those of the process after a restore.
     let untouched = server.evaluate(about);
     save(&mut server, "untouched");
     server.evaluate(&format!("(sb-posix:chdir {directory:?}) (setf *default-pathname-defaults* #p\"{directory}/\")"));
@@ -187,7 +189,7 @@ fn restore_brings_back_directories_and_the_collection_interval() {
     assert_eq!(server.evaluate(about), untouched);
     restore(&mut server, "changed");
     assert_eq!(values(server.evaluate(about)), changed);
-    // Once more, from an image that was restored.
+    // A checkpoint of a restored image keeps the settings, too.
     save(&mut server, "again");
     kill_worker(&server);
     let text = server.evaluate(about);
@@ -207,7 +209,7 @@ fn restore_brings_back_directories_and_the_collection_interval() {
 
 #[test]
 fn lost_image_starts_from_the_last_checkpoint() {
-    let state = State::new(Mode::Supervised);
+    let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate("(defvar *x* 1) (setf *x* 2) (defun before () *x*)");
     save(&mut server, "a");
@@ -219,17 +221,17 @@ fn lost_image_starts_from_the_last_checkpoint() {
     let (text, is_error) = server.outcome(id);
     assert!(is_error);
     assert!(text.contains("Restored: the checkpoint \"b\" of "), "{text}");
-    assert!(text.contains(" ago (evaluation 2) and the one form that defined something since."), "{text}");
+    assert!(text.contains(" ago (evaluation 2) and the one defining form since then."), "{text}");
     assert!(text.contains("Lost: values that were assigned since the checkpoint"), "{text}");
     assert_eq!(server.evaluate("(after)"), "=> (:AFTER 3)");
 
-    // Going back leaves the later ones behind: they are there, but an image does not begin with them.
+    // After a restore, later checkpoints still exist, but a lost image does not boot from them.
     restore(&mut server, "a");
     kill_worker(&server);
     assert!(server.evaluate("(list *x* (fboundp 'after))").ends_with("=> (2 NIL)"));
     assert_eq!(list(&mut server).lines().count(), 2);
-    // After a reset there is nothing to begin with, until one goes back.
-    good(&mut server, "reset-session", json!({}));
+    // After a reset, a lost image boots from no checkpoint until one is restored.
+    call_ok(&mut server, "reset-session", json!({}));
     kill_worker(&server);
     assert!(server.evaluate("(boundp '*x*)").ends_with("=> NIL"));
     restore(&mut server, "b");
@@ -238,7 +240,7 @@ fn lost_image_starts_from_the_last_checkpoint() {
 
 #[test]
 fn damaged_checkpoint_falls_back_to_the_previous_and_then_to_replay() {
-    let state = State::new(Mode::Supervised);
+    let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
     save(&mut server, "first");
@@ -254,43 +256,43 @@ fn damaged_checkpoint_falls_back_to_the_previous_and_then_to_replay() {
     assert!(server.evaluate("(list (f) (g) *x*)").ends_with("=> (1 2 1)"));
 }
 
-/// Leaves a core its length and takes the beginning.
+/// Overwrites the beginning of a core and keeps its length and modification time.
 fn damage(core: &Path) {
     let mut bytes = std::fs::read(core).unwrap();
     bytes[..1 << 20].fill(0xff);
     let written = std::fs::metadata(core).unwrap().modified().unwrap();
     std::fs::write(core, bytes).unwrap();
-    // It is read only where it has been written since.
+    // The core's checksum is computed again only after a change of its modification time.
     std::fs::File::options().write(true).open(core).unwrap().set_modified(written).unwrap();
 }
 
 #[test]
 fn damaged_checkpoint_is_refused_on_restore_and_can_be_deleted() {
-    let state = State::new(Mode::Supervised);
+    let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate("(defvar *x* 1)");
     save(&mut server, "one");
     let core = state.files(Some("core")).remove(0);
     let bytes = std::fs::read(&core).unwrap();
     std::fs::write(&core, &bytes[..bytes.len() - 1]).unwrap();
-    let text = bad(&mut server, "checkpoint", json!({"action": "restore", "name": "one"}));
-    assert_eq!(text, "The checkpoint \"one\" is not whole: its file is not what was saved. It can be deleted.");
-    // The same file as before, at another time.
+    let text = call_err(&mut server, "checkpoint", json!({"action": "restore", "name": "one"}));
+    assert_eq!(text, "The checkpoint \"one\" is damaged: its file is not what was saved. It can only be deleted.");
+    // A core with its old content and a new modification time is accepted.
     std::fs::write(&core, &bytes).unwrap();
     assert!(
-        good(&mut server, "checkpoint", json!({"action": "restore", "name": "one"})).starts_with("Restored \"one\"")
+        call_ok(&mut server, "checkpoint", json!({"action": "restore", "name": "one"})).starts_with("Restored \"one\"")
     );
     std::fs::remove_file(&core).unwrap();
-    good(&mut server, "checkpoint", json!({"action": "delete", "name": "one"}));
+    call_ok(&mut server, "checkpoint", json!({"action": "delete", "name": "one"}));
     assert_eq!(state.files(None), Vec::<std::path::PathBuf>::new());
-    let text = bad(&mut server, "checkpoint", json!({"action": "delete", "name": "one"}));
+    let text = call_err(&mut server, "checkpoint", json!({"action": "delete", "name": "one"}));
     assert!(text.starts_with("There is no checkpoint \"one\"."), "{text}");
 }
 
-/// A save queries the image on the thread that evaluates, and an automatic save may do so at any time.
+/// A save queries the image on the evaluation thread, and an automatic save may do so at any time.
 #[apply(both_modes)]
 fn save_is_not_refused_while_another_save_begins(mode: Mode) {
-    let state = State::new(mode);
+    let state = StateDirectory::new(mode);
     let mut server = state.serve(&[]);
     server.evaluate("(defvar *large* (loop repeat 300000 collect (list 1 2 3)))");
     let save = |name| json!({"action": "save", "name": name});
@@ -303,50 +305,50 @@ fn save_is_not_refused_while_another_save_begins(mode: Mode) {
 
 #[apply(both_modes)]
 fn save_is_refused_for_bad_arguments_and_held_or_running_evaluations(mode: Mode) {
-    let state = State::new(mode);
+    let state = StateDirectory::new(mode);
     let mut server = state.serve(&[]);
     for (arguments, reason) in [
         (json!({"action": "save"}), "needs the argument name"),
-        (json!({"action": "restore", "name": "x"}), "There is no checkpoint \"x\". There are: none."),
+        (json!({"action": "restore", "name": "x"}), "There is no checkpoint \"x\". Existing checkpoints: none."),
         (json!({"action": "delete", "name": "x"}), "There is no checkpoint \"x\""),
         (json!({"action": "save", "name": "a\nb"}), "one line"),
         (json!({"action": "forget", "name": "x"}), "list, save, restore, delete"),
     ] {
-        let text = bad(&mut server, "checkpoint", arguments);
+        let text = call_err(&mut server, "checkpoint", arguments);
         assert!(text.contains(reason), "{text}");
     }
-    let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(/ 1 0)", "on-error": "debug"}));
-    let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    let _ = call_err(&mut server, "evaluate-lisp", json!({"code": "(/ 1 0)", "on-error": "debug"}));
+    let text = call_err(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
     assert!(text.starts_with("Nothing was saved: an evaluation is held"), "{text}");
-    // Neither that nor what failed before is touched by it.
-    assert!(good(&mut server, "describe-last-error", json!({})).contains("DIVISION-BY-ZERO"));
-    good(&mut server, "abort-evaluation", json!({}));
+    // The refused save affects neither the held evaluation nor the last error.
+    assert!(call_ok(&mut server, "describe-last-error", json!({})).contains("DIVISION-BY-ZERO"));
+    call_ok(&mut server, "abort-evaluation", json!({}));
     let id = server.post_running("(format t \"on its way~%\")", "(sleep 1)", 60.0);
-    let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
-    assert!(text.starts_with("Nothing was saved: an evaluation runs"), "{text}");
+    let text = call_err(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    assert!(text.starts_with("Nothing was saved: an evaluation is running"), "{text}");
     assert!(!server.outcome(id).1);
     save(&mut server, "x");
     save(&mut server, "x");
     assert_eq!(list(&mut server).lines().count(), 1);
-    assert_eq!(good(&mut server, "checkpoint", json!({"action": "delete", "name": "x"})), "Deleted \"x\".");
+    assert_eq!(call_ok(&mut server, "checkpoint", json!({"action": "delete", "name": "x"})), "Deleted \"x\".");
     assert_eq!(list(&mut server), "No checkpoints yet.");
 }
 
 #[apply(both_modes)]
 fn save_reports_an_unwritable_state_directory(mode: Mode) {
-    let state = State::new(mode);
+    let state = StateDirectory::new(mode);
     std::fs::write(state.directory.join("file"), "").unwrap();
     let mut server = mode.start_with_environment(&[], &[("XDG_STATE_HOME", &state.directory.join("file"))]);
     server.initialize("2025-11-25");
     server.evaluate("(defvar *x* 5)");
-    let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
-    assert!(text.starts_with("The directory for checkpoints, "), "{text}");
+    let text = call_err(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    assert!(text.starts_with("The checkpoint directory "), "{text}");
     assert_eq!(server.evaluate("*x*"), "=> 5");
 }
 
 #[test]
 fn save_hooks_run_in_the_child_and_a_killed_child_only_fails_the_save() {
-    let state = State::new(Mode::Supervised);
+    let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate(
         "(defvar *hooked* nil)
@@ -359,30 +361,30 @@ fn save_hooks_run_in_the_child_and_a_killed_child_only_fails_the_save() {
     assert_eq!(server.evaluate("(list *hooked* (length sb-ext:*save-hooks*))"), "=> (T 2)");
     server.evaluate("(setf sb-ext:*save-hooks* (list (lambda () (sleep 1000))))");
     let id = server.post_call("checkpoint", json!({"action": "save", "name": "killed"}));
-    let lisp = state.mode.lisp(&server);
-    until("the child is there", || !children(lisp).is_empty());
+    let lisp = state.mode.lisp_process(&server);
+    wait_until("the saving process exists", || !children(lisp).is_empty());
     assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
     for child in children(lisp) {
-        // Nothing of the client's, nor of anybody else's, is open in it.
+        // The child has only the three standard descriptors, none of them the client's.
         let directory = format!("/proc/{child}/fd");
         let open = |number: &str| std::fs::read_link(format!("{directory}/{number}")).unwrap();
-        until("others are closed", || std::fs::read_dir(&directory).unwrap().count() == 3);
+        wait_until("other descriptors are closed", || std::fs::read_dir(&directory).unwrap().count() == 3);
         assert_eq!((open("0"), open("1")), ("/dev/null".into(), open("2")));
         signal(child, "-KILL");
     }
     let (text, is_error) = server.outcome(id);
     assert!(is_error && text == "Nothing was saved: the process that saved it was killed by signal 9.", "{text}");
     assert_eq!(list(&mut server).lines().count(), 1);
-    // One that does not return is ended, too.
+    // A save hook that exits makes only the save fail.
     server.evaluate("(setf sb-ext:*save-hooks* (list (lambda () (sb-ext:exit :code 0 :abort t))))");
-    let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "left"}));
+    let text = call_err(&mut server, "checkpoint", json!({"action": "save", "name": "left"}));
     assert!(text.starts_with("Nothing was saved: "), "{text}");
     assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
 }
 
 #[apply(both_modes)]
 fn save_is_refused_when_the_saved_image_does_not_boot(mode: Mode) {
-    let state = State::new(mode);
+    let state = StateDirectory::new(mode);
     let mut server = state.serve(&[]);
     server.evaluate(
         "(defvar *x* 5)
@@ -390,19 +392,20 @@ fn save_is_refused_when_the_saved_image_does_not_boot(mode: Mode) {
                  (sb-alien:alien-funcall (sb-alien:extern-alien \"_exit\" (function sb-alien:void sb-alien:int)) 0))
                sb-ext:*init-hooks*)",
     );
-    let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
-    assert_eq!(text, "Nothing was saved: the saved image does not come up.");
+    let text = call_err(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    assert_eq!(text, "Nothing was saved: the saved image does not boot.");
     assert!(state.files(None).is_empty());
     assert_eq!(server.evaluate("*x*"), "=> 5");
 }
 
-/// What a session has that goes on with everything.
-const ALL_OF_IT: &str = "(list *x* (f) (sb-thread:thread-alive-p *thread*) (open-stream-p *stream*)
+/// Evaluates to the state of all parts that must survive a failed save: variable, function, thread, stream, finalizer,
+/// timer.
+const SESSION_PARTS: &str = "(list *x* (f) (sb-thread:thread-alive-p *thread*) (open-stream-p *stream*)
                                (typep sb-impl::*finalizer-thread* 'sb-thread:thread)
                                (length (sb-ext:list-all-timers)))";
 
-/// A session that has it.
-fn with_all_of_it(state: &State) -> Server {
+/// Starts a session with all of [`SESSION_PARTS`].
+fn session_with_all_parts(state: &StateDirectory) -> Server {
     let mut server = state.serve(&[]);
     server.evaluate(&format!(
         "(defvar *x* 1) (setf *x* 5) (defun f () :f)
@@ -411,41 +414,41 @@ fn with_all_of_it(state: &State) -> Server {
          (sb-ext:schedule-timer (sb-ext:make-timer (lambda ())) 1000)",
         state.directory.join("open")
     ));
-    assert_eq!(server.evaluate(ALL_OF_IT), "=> (5 :F T T T 1)");
+    assert_eq!(server.evaluate(SESSION_PARTS), "=> (5 :F T T T 1)");
     server
 }
 
 #[apply(both_modes)]
 fn save_reports_a_failed_fork_and_the_session_is_unchanged(mode: Mode) {
-    let state = State::new(mode);
-    let mut server = with_all_of_it(&state);
+    let state = StateDirectory::new(mode);
+    let mut server = session_with_all_parts(&state);
     assert_eq!(server.evaluate(NO_FORK), "=> (0 0)");
     for _ in 0..2 {
-        let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+        let text = call_err(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
         assert!(text.starts_with("Nothing was saved: "), "{text}");
         assert!(text.contains("The process cannot be copied: Cannot allocate memory."), "{text}");
         assert!(state.files(None).is_empty());
-        assert_eq!(server.evaluate(ALL_OF_IT), "=> (5 :F T T T 1)");
+        assert_eq!(server.evaluate(SESSION_PARTS), "=> (5 :F T T T 1)");
     }
     assert_eq!(list(&mut server), "No checkpoints yet.");
 }
 
 #[test]
 fn full_disk_fails_the_save_and_keeps_the_previous_checkpoint() {
-    let state = State::new(Mode::Supervised);
-    let mut server = with_all_of_it(&state);
+    let state = StateDirectory::new(Mode::Supervised);
+    let mut server = session_with_all_parts(&state);
     save(&mut server, "before");
     let before = state.files(None).len();
-    for (code, how) in [("(values)", "was killed by signal 25"), (NO_SIGXFSZ, "ended with status ")] {
+    for (code, how) in [("(values)", "was killed by signal 25"), (NO_SIGXFSZ, "exited with status ")] {
         server.evaluate(code);
-        limit_files(state.mode.lisp(&server), Some(1 << 20));
-        let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "before"}));
-        limit_files(state.mode.lisp(&server), None);
+        limit_file_size(state.mode.lisp_process(&server), Some(1 << 20));
+        let text = call_err(&mut server, "checkpoint", json!({"action": "save", "name": "before"}));
+        limit_file_size(state.mode.lisp_process(&server), None);
         assert!(text.starts_with("Nothing was saved: the process that saved it ") && text.contains(how), "{text}");
         assert_eq!(state.files(None).len(), before);
-        assert_eq!(server.evaluate(ALL_OF_IT), "=> (5 :F T T T 1)");
+        assert_eq!(server.evaluate(SESSION_PARTS), "=> (5 :F T T T 1)");
     }
-    // The one before is as it was.
+    // The previous checkpoint is unchanged.
     server.evaluate("(setf *x* 6)");
     restore(&mut server, "before");
     assert_eq!(server.evaluate("(list *x* (f))"), "=> (5 :F)");
@@ -455,12 +458,12 @@ fn full_disk_fails_the_save_and_keeps_the_previous_checkpoint() {
 
 #[test]
 fn worker_killed_during_save_leaves_no_incomplete_checkpoint() {
-    let state = State::new(Mode::Supervised);
+    let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate("(defvar *x* 1)");
     save(&mut server, "whole");
     let waits = server.post_call("checkpoint", json!({"action": "save", "name": "torn"}));
-    until("it is being saved", || state.files(Some("core")).len() == 2);
+    wait_until("the image is being saved", || state.files(Some("core")).len() == 2);
     kill_worker(&server);
     let _ = server.outcome(waits);
     assert!(server.evaluate("*x*").ends_with("=> 1"));
@@ -469,20 +472,20 @@ fn worker_killed_during_save_leaves_no_incomplete_checkpoint() {
 
 #[test]
 fn checkpoint_directory_is_removed_when_the_supervisor_is_killed() {
-    let state = State::new(Mode::Supervised);
+    let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate("(defvar *x* 1)");
     save(&mut server, "x");
     let (directory, worker) = (state.checkpoints(), worker(&server));
     signal(server.pid(), "-KILL");
-    until("the worker is gone", || !is_alive(worker));
+    wait_until("the worker is gone", || !is_alive(worker));
     assert!(!directory.exists());
 }
 
-/// The collector must not find holes where other threads were about to allocate.
+/// The garbage collector must find no holes in the allocation regions of other threads.
 #[test]
 fn save_works_while_threads_allocate_lisp_objects() {
-    let state = State::new(Mode::Supervised);
+    let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate(
         "(defvar *stop* nil)
@@ -513,10 +516,10 @@ fn save_works_while_threads_allocate_lisp_objects() {
     assert_eq!(text, "=> (T T 1)");
 }
 
-/// A thread that is stopped in the middle of malloc(3) holds a lock of it.
+/// A thread stopped inside malloc(3) holds one of its locks.
 #[test]
 fn save_works_while_threads_are_in_malloc() {
-    let state = State::new(Mode::Supervised);
+    let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate(
         "(defvar *stop* nil)
@@ -535,18 +538,18 @@ fn save_works_while_threads_are_in_malloc() {
 
 #[test]
 fn pending_signals_do_not_kill_the_restored_image() {
-    let state = State::new(Mode::Supervised);
+    let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate("(require :sb-posix)");
     save(&mut server, "quiet");
     for sent in [
         "(sb-posix:kill (sb-posix:getpid) sb-posix:sigusr1)",
-        // By a timer, which goes on where a process becomes another program.
+        // A timer keeps running across execve(2).
         "(sb-alien:alien-funcall
            (sb-alien:extern-alien \"setitimer\" (function sb-alien:int sb-alien:int sb-sys:system-area-pointer
                                                           sb-alien:unsigned-long))
            0 (sb-sys:vector-sap times) 0)",
-        // For what nobody reads.
+        // Writing to a pipe without a reader sends SIGPIPE.
         "(ignore-errors (sb-posix:write (second pipe) (sb-sys:vector-sap times) 1))",
     ] {
         for round in 0..6 {
@@ -566,17 +569,18 @@ fn pending_signals_do_not_kill_the_restored_image() {
     }
 }
 
-/// What a server takes: kilobytes of memory, threads and descriptors of each of its processes, bytes of disk.
+/// The resources that a server uses: memory in kilobytes, threads and descriptors of each of its processes, and disk
+/// space in bytes.
 #[derive(Debug, PartialEq)]
-struct Taken {
+struct ResourceUse {
     memory: Vec<u64>,
     threads: Vec<usize>,
     descriptors: Vec<usize>,
     disk: u64,
 }
 
-impl Taken {
-    fn by(server: &Server, state: &State) -> Self {
+impl ResourceUse {
+    fn by(server: &Server, state: &StateDirectory) -> Self {
         let pids = [server.pid(), worker(server)];
         let count = |pid: &u32, what: &str| std::fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count();
         let memory = |pid: &u32| {
@@ -594,7 +598,7 @@ impl Taken {
     }
 }
 
-/// True where Debian's package of each of these systems is installed; else the test is skipped, and says so.
+/// Returns true if Debian's packages of these systems are installed, and prints the missing one otherwise.
 fn are_installed(systems: &[&str]) -> bool {
     let missing = systems.iter().find(|system| !Path::new(&format!("/usr/share/common-lisp/source/{system}")).exists());
     if let Some(missing) = missing {
@@ -604,11 +608,11 @@ fn are_installed(systems: &[&str]) -> bool {
 }
 
 fn load(server: &mut Server, system: &str) {
-    let text = good(server, "load-system", json!({"system": system, "timeout": 1800}));
+    let text = call_ok(server, "load-system", json!({"system": system, "timeout": 1800}));
     assert!(text.starts_with("Loaded ") || text.contains(" is up to date: "), "{text}");
 }
 
-/// Goes back to a checkpoint, and on to what a lost image begins with.
+/// Restores a checkpoint, kills the worker and checks that the next image boots from that checkpoint.
 fn restore_and_lose(server: &mut Server, name: &str) {
     restore(server, name);
     kill_worker(server);
@@ -621,8 +625,8 @@ fn loaded_libraries_and_run_tests_work_after_a_restore() {
     if !are_installed(&["alexandria", "rt"]) {
         return;
     }
-    let state = State::new(Mode::Supervised);
-    // What another server compiles meanwhile would be newer than what is loaded.
+    let state = StateDirectory::new(Mode::Supervised);
+    // In a shared cache, fasls that another server compiles meanwhile would be newer than the loaded ones.
     let cache = state.directory.join("cache");
     let mut server =
         Server::start_with_environment(&[], &[("XDG_STATE_HOME", &state.directory), ("XDG_CACHE_HOME", &cache)]);
@@ -631,21 +635,21 @@ fn loaded_libraries_and_run_tests_work_after_a_restore() {
     save(&mut server, "loaded");
     restore_and_lose(&mut server, "loaded");
     assert_eq!(server.evaluate("(alexandria:flatten '(1 (2)))"), "=> (1 2)");
-    let text = good(&mut server, "load-system", json!({"system": "alexandria-tests"}));
+    let text = call_ok(&mut server, "load-system", json!({"system": "alexandria-tests"}));
     assert!(text.starts_with("alexandria-tests is up to date: "), "{text}");
-    let text = good(&mut server, "run-tests", json!({"system": "alexandria", "timeout": 600}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "alexandria", "timeout": 600}));
     assert!(text.lines().next().unwrap().contains(" passed"), "{text}");
     assert!(!text.contains("is up to date") && !text.contains(" compiled"), "{text}");
 }
 
-/// Their tests were loaded before the checkpoint, but for those of Hunchentoot, of which Debian has none.
+/// The libraries' tests are loaded before the checkpoint, except those of Hunchentoot, which Debian does not package.
 #[test]
 #[ignore = "minutes, most of them in Ironclad's tests: make checkpoint-model"]
 fn large_libraries_and_run_tests_work_after_a_restore() {
     if !are_installed(&["cl-ppcre", "ironclad", "hunchentoot"]) {
         return;
     }
-    let state = State::new(Mode::Supervised);
+    let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     for system in ["cl-ppcre/test", "ironclad/tests", "hunchentoot"] {
         load(&mut server, system);
@@ -675,7 +679,7 @@ fn large_libraries_and_run_tests_work_after_a_restore() {
         let code = "(cl-ppcre:regex-replace-all \"(a+)(b)\" \"xaabyab\" \"\\\\2\\\\1\")";
         assert_eq!(server.evaluate(code), "=> \"xbaayba\"\n=> T");
     };
-    // A server that was started and stopped is in it, as is what it serves.
+    // The saved image contains a web server that was started and stopped, and its handlers.
     used(&mut server);
     let saved = save(&mut server, "loaded");
     assert!(!saved.contains("thread"), "{saved}");
@@ -683,7 +687,7 @@ fn large_libraries_and_run_tests_work_after_a_restore() {
     used(&mut server);
     for system in ["cl-ppcre", "ironclad"] {
         let begin = std::time::Instant::now();
-        let text = good(&mut server, "run-tests", json!({"system": system, "timeout": 3000}));
+        let text = call_ok(&mut server, "run-tests", json!({"system": system, "timeout": 3000}));
         println!("{system}: {} in {:?}", text.lines().next().unwrap(), begin.elapsed());
         assert!(text.lines().next().unwrap().contains(" passed"), "{text}");
         assert!(!text.contains(" compiled"), "{text}");
@@ -691,18 +695,18 @@ fn large_libraries_and_run_tests_work_after_a_restore() {
     used(&mut server);
 }
 
-fn restore_again_and_again(times: u32) {
-    let state = State::new(Mode::Supervised);
+fn restore_repeatedly(times: u32) {
+    let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&[]);
     server.evaluate("(defvar *n* 0) (defun up () (incf *n*))");
     save(&mut server, "zero");
     restore(&mut server, "zero");
-    let before = Taken::by(&server, &state);
+    let before = ResourceUse::by(&server, &state);
     for _ in 0..times {
         assert_eq!(server.evaluate("(up)"), "=> 1");
         restore(&mut server, "zero");
     }
-    let after = Taken::by(&server, &state);
+    let after = ResourceUse::by(&server, &state);
     println!("before: {before:?}\nafter {times} restores: {after:?}");
     assert_eq!((&after.threads, &after.descriptors, after.disk), (&before.threads, &before.descriptors, before.disk));
     for (after, before) in after.memory.iter().zip(&before.memory) {
@@ -716,18 +720,18 @@ fn restore_again_and_again(times: u32) {
 
 #[test]
 fn eight_restores_leak_no_threads_descriptors_memory_or_files() {
-    restore_again_and_again(8);
+    restore_repeatedly(8);
 }
 
 #[test]
 #[ignore = "minutes; a shorter one runs every time"]
 fn two_hundred_restores_leak_no_threads_descriptors_memory_or_files() {
-    restore_again_and_again(200);
+    restore_repeatedly(200);
 }
 
 #[test]
 fn read_only_and_no_network_servers_can_save_and_restore() {
-    let state = State::new(Mode::Supervised);
+    let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&["--read-only", "--no-network"]);
     server.evaluate("(defvar *x* 1)");
     save(&mut server, "x");
@@ -738,39 +742,39 @@ fn read_only_and_no_network_servers_can_save_and_restore() {
 
 #[test]
 fn automatic_checkpoint_restores_assigned_values_after_a_crash() {
-    let state = State::new(Mode::Supervised);
+    let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&["--checkpoints", "auto"]);
     server.evaluate("(defvar *x* 1)");
     server.evaluate("(setf *x* 2)");
-    // There may be one of evaluation 1, if the second one was late.
-    until("a checkpoint is there", || list(&mut server).contains("evaluation 2, "));
+    // If the second evaluation was late, there may also be a checkpoint of evaluation 1.
+    wait_until("a checkpoint is there", || list(&mut server).contains("evaluation 2, "));
     kill_worker(&server);
     let answer = server.evaluate("*x*");
     assert!(answer.ends_with("=> 2"), "{answer}");
-    good(&mut server, "reset-session", json!({}));
+    call_ok(&mut server, "reset-session", json!({}));
     assert_eq!(list(&mut server), "No checkpoints yet.");
 }
 
 #[test]
 fn automatic_checkpoint_waits_for_background_evaluations() {
-    let state = State::new(Mode::Supervised);
+    let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&["--checkpoints", "auto"]);
     let gate = state.directory.join("gate");
     let code = format!("(loop until (probe-file {gate:?}) do (sleep 0.01))");
-    good(&mut server, "evaluate-lisp", json!({"code": code, "background": true}));
+    call_ok(&mut server, "evaluate-lisp", json!({"code": code, "background": true}));
     server.evaluate("(defvar *x* 1)");
-    // Time itself is what this is about: that after which the server would save.
+    // The test is about this time, after which an idle server would save.
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert_eq!(list(&mut server), "No checkpoints yet.");
     std::fs::write(&gate, "").unwrap();
-    until("a checkpoint is there", || list(&mut server).contains("evaluation 2, "));
+    wait_until("a checkpoint is there", || list(&mut server).contains("evaluation 2, "));
 }
 
 #[test]
 fn automatic_checkpoint_waits_until_the_session_is_idle() {
-    let state = State::new(Mode::Supervised);
+    let state = StateDirectory::new(Mode::Supervised);
     let mut server = state.serve(&["--checkpoints", "auto"]);
-    // Between the ends of two evaluations there is no more than from before the first one to after the second.
+    // The idle time between two evaluations is at most the time from before the first one to after the second.
     let mut last = std::time::Instant::now();
     let (begin, mut longest) = (last, std::time::Duration::ZERO);
     while begin.elapsed() < std::time::Duration::from_secs(4) {
@@ -779,18 +783,18 @@ fn automatic_checkpoint_waits_until_the_session_is_idle() {
         longest = longest.max(last.elapsed());
         last = now;
     }
-    // After two seconds without any it may be.
+    // After two seconds without an evaluation the server may have saved.
     if longest < std::time::Duration::from_secs(2) {
         assert_eq!(list(&mut server), "No checkpoints yet.");
     }
-    until("a checkpoint is there", || list(&mut server).contains("\"auto-1\""));
+    wait_until("a checkpoint is there", || list(&mut server).contains("\"auto-1\""));
 }
 
-/// What is done to a session, and to the model of it.
+/// A step that a test applies to a session and to the model of it.
 #[derive(Debug, Clone)]
 enum Step {
     Define(usize, i64),
-    /// A class of so many slots, and an instance that is kept while the class is defined again.
+    /// Defines a class with this number of slots and an instance that is kept when the class is redefined.
     Classify(usize, i64),
     Assign(usize, i64),
     Save(usize),
@@ -811,21 +815,21 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What functions return, how many slots the instances of classes have, and what variables hold.
+/// The definitions of an image: the functions' values, the classes' slot counts, and the variables' values.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct World {
+struct Definitions {
     functions: [Option<i64>; 3],
     classes: [Option<i64>; 3],
     values: [Option<i64>; 3],
 }
 
-/// The session as it should be: its world, the checkpoints, and what an image that is lost comes back with.
+/// The expected session: the image's definitions, the checkpoints, and the definitions that a lost image would restore.
 #[derive(Debug, Default)]
 struct Model {
-    world: World,
-    saved: [Option<World>; 2],
-    /// The last checkpoint of the present line, if there is one, and what was defined since.
-    base: World,
+    world: Definitions,
+    saved: [Option<Definitions>; 2],
+    /// The last restorable checkpoint, if there is one, plus the definitions since.
+    base: Definitions,
 }
 
 fn shown(values: &[Option<i64>; 3]) -> String {
@@ -845,7 +849,7 @@ proptest! {
     fn random_saves_restores_crashes_and_resets_agree_with_the_model(
         steps in prop::collection::vec(step(), 1..12),
     ) {
-        let state = State::new(Mode::Supervised);
+        let state = StateDirectory::new(Mode::Supervised);
         let mut server = state.serve(&[]);
         let mut model = Model::default();
         for step in steps {
@@ -880,15 +884,15 @@ proptest! {
                         model.world = world;
                     }
                 }
-                // Alone, it would not be survived.
+                // Only a supervised server survives this.
                 Step::Kill => {
                     kill_worker(&server);
                     model.world = model.base.clone();
                 }
                 Step::Reset => {
-                    good(&mut server, "reset-session", json!({}));
-                    model.world = World::default();
-                    model.base = World::default();
+                    call_ok(&mut server, "reset-session", json!({}));
+                    model.world = Definitions::default();
+                    model.base = Definitions::default();
                 }
             }
             let text = server.evaluate(
@@ -899,7 +903,7 @@ proptest! {
                                                   count (slot-exists-p (symbol-value i) s))))
                          (loop for v in '(v0 v1 v2) collect (and (boundp v) (symbol-value v))))",
             );
-            let World { functions, classes, values } = &model.world;
+            let Definitions { functions, classes, values } = &model.world;
             let expected = format!("=> {}\n=> {}\n=> {}", shown(functions), shown(classes), shown(values));
             prop_assert!(text.ends_with(&expected), "{text}\n{expected}");
         }

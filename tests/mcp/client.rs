@@ -1,5 +1,5 @@
-//! The MCP client of the tests and the benchmarks: the binary as a child process, lines of JSON both ways, and a record of
-//! everything that the server said.
+//! The MCP client of the tests and benchmarks: runs the binary as a child process, exchanges lines of JSON, and records
+//! every message from the server.
 
 #![allow(dead_code, reason = "tests and benchmarks use a part each")]
 
@@ -17,23 +17,23 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// How long anything may take before a test gives up.
+/// The time limit for each wait; the test fails after it.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
 
 /// The binary under test.
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_sbcl-mcp");
 
-/// A directory of a test's own, removed when this is dropped.
+/// A directory of one test, removed when dropped.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Creates the directory. Its path is short enough for a socket in it.
+    /// Creates the directory. Its path is short enough for a Unix socket in it.
     pub(crate) fn new() -> Self {
         Self::below(&std::env::temp_dir())
     }
 
-    /// Creates the directory below the build's, which is below the working directory of the tests: how its files are shown
-    /// depends on that.
+    /// Creates the directory below the target directory and hence below the tests' working directory, which affects how
+    /// the server shows the paths of its files.
     pub(crate) fn below_target() -> Self {
         Self::below(Path::new(env!("CARGO_TARGET_TMPDIR")))
     }
@@ -42,7 +42,7 @@ impl Scratch {
         Self(tempfile::Builder::new().prefix("sm-").tempdir_in(parent).expect("a directory can be made").keep())
     }
 
-    /// Writes the file `name`, and the directories above it, and returns its path.
+    /// Writes the file `name`, creates missing parent directories, and returns its path.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.join(name);
         std::fs::create_dir_all(path.parent().expect("a file is in a directory")).expect("a directory can be made");
@@ -50,7 +50,7 @@ impl Scratch {
         path
     }
 
-    /// Creates the directory `name` in this one and returns its path.
+    /// Creates the subdirectory `name` and returns its path.
     pub(crate) fn directory(&self, name: &str) -> PathBuf {
         let path = self.join(name);
         std::fs::create_dir_all(&path).expect("a directory can be made");
@@ -67,7 +67,7 @@ impl Deref for Scratch {
 }
 
 impl Drop for Scratch {
-    /// Removes the directory, again if need be: a process that outlives its server, as one that saves a session does, may
+    /// Removes the directory, with retries: a process that outlives its server, such as one that saves a session, may
     /// still be writing to it.
     fn drop(&mut self) {
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -95,48 +95,49 @@ impl std::fmt::Debug for Scratch {
     }
 }
 
-/// The directories that a server writes to, by the variable that names each. A test that names none gets its own.
+/// The variables that name the directories a server writes to. Each server gets its own directories unless the test
+/// names others.
 const DIRECTORIES: [&str; 5] = ["HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "TMPDIR"];
 
-/// How the server's standard output is read.
+/// The way in which the server's stdout is read.
 enum Output {
-    /// Not yet.
+    /// Stdout is not read yet.
     Unread(ChildStdout),
-    /// By a thread, so that the server is never kept waiting.
+    /// A thread reads, so that the server never blocks on a full pipe.
     Lines(Receiver<Vec<u8>>),
-    /// By whoever asks for a line: a round trip costs no other thread's wake-up.
+    /// The calling thread reads, so that a round trip wakes no other thread.
     Direct(BufReader<ChildStdout>),
-    /// Not any more.
+    /// Stdout is closed.
     Closed,
 }
 
-/// A server process, and what it has said so far.
+/// A server process and the messages it has sent.
 pub(crate) struct Server {
     child: Child,
     stdin: Option<ChildStdin>,
     output: Output,
-    /// Pieces of its standard error.
+    /// Chunks of the server's stderr.
     stderr: Receiver<Vec<u8>>,
-    /// Every line of its standard output that was read, in order.
+    /// Every line read from the server's stdout, in order.
     pub(crate) transcript: Vec<Value>,
-    /// Lines that were read while another one was waited for.
+    /// Messages that were read while waiting for another one.
     unclaimed: VecDeque<Value>,
     next_id: i64,
-    /// The directory that this server writes to.
+    /// The directory that contains all directories the server writes to.
     home: Rc<Scratch>,
 }
 
-/// How a server ended.
-pub(crate) struct End {
+/// The exit status and the output of a server that has ended.
+pub(crate) struct ServerExit {
     pub(crate) status: ExitStatus,
     pub(crate) stderr: String,
     pub(crate) transcript: Vec<Value>,
-    /// The directory that it wrote to, which is removed with this.
+    /// The directory that the server wrote to, removed when dropped.
     pub(crate) home: Rc<Scratch>,
 }
 
 impl Server {
-    /// Starts the server; nothing has been said yet.
+    /// Starts the server without sending anything.
     pub(crate) fn start() -> Self {
         Self::start_with(&[])
     }
@@ -149,23 +150,23 @@ impl Server {
     /// Starts the server with arguments and environment variables.
     pub(crate) fn start_with_environment(arguments: &[&str], variables: &[(&str, &Path)]) -> Self {
         let mut server = Self::spawn(arguments, variables);
-        server.read_on();
+        server.start_reading();
         server
     }
 
-    /// Starts the server without reading from it until [`Self::read_on`].
+    /// Starts the server; its output is not read before [`Self::start_reading`].
     pub(crate) fn start_unread(arguments: &[&str]) -> Self {
         Self::spawn(arguments, &[])
     }
 
-    /// Starts the program `command` in its environment, whatever that is.
+    /// Starts the program `command` without changing its environment.
     pub(crate) fn start_command(command: &mut Command) -> Self {
         let mut server = Self::spawn_command(command, Scratch::new());
-        server.read_on();
+        server.start_reading();
         server
     }
 
-    /// Starts the program `command`, whose output is read when a line is asked for.
+    /// Starts the program `command`; the thread that waits for a line reads its output.
     pub(crate) fn start_direct(command: &mut Command) -> Self {
         let mut server = Self::spawn_command(command, Scratch::new());
         let Output::Unread(stdout) = std::mem::replace(&mut server.output, Output::Closed) else { unreachable!() };
@@ -211,17 +212,17 @@ impl Server {
         }
     }
 
-    /// Starts the server and shakes hands.
+    /// Starts and initializes the server.
     pub(crate) fn ready() -> Self {
         let mut server = Self::start();
         server.initialize("2025-06-18");
         server
     }
 
-    /// Begins to read what the server writes.
-    pub(crate) fn read_on(&mut self) {
+    /// Starts the thread that reads the server's output.
+    pub(crate) fn start_reading(&mut self) {
         let Output::Unread(stdout) = std::mem::replace(&mut self.output, Output::Closed) else {
-            panic!("read already")
+            panic!("stdout is read already")
         };
         let (sender, lines) = channel();
         let mut stdout = BufReader::new(stdout);
@@ -237,17 +238,17 @@ impl Server {
         self.output = Output::Lines(lines);
     }
 
-    /// Closes the end that the server writes to, which is not read yet.
+    /// Closes the pipe for the server's output.
     pub(crate) fn stop_reading(&mut self) {
         self.output = Output::Closed;
     }
 
-    /// The directory that this server writes to, where a test has named no other.
+    /// Returns the directory that the server writes to by default.
     pub(crate) fn home(&self) -> &Path {
         &self.home
     }
 
-    /// The server's process id.
+    /// Returns the server's process id.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -257,7 +258,7 @@ impl Server {
         self.send_raw(format!("{message}\n").as_bytes());
     }
 
-    /// Sends bytes as they are.
+    /// Sends bytes unchanged.
     pub(crate) fn send_raw(&mut self, bytes: &[u8]) {
         let stdin = self.stdin.as_mut().expect("stdin is open");
         stdin.write_all(bytes).expect("the server reads");
@@ -268,12 +269,12 @@ impl Server {
         self.stdin = None;
     }
 
-    /// The next message, whatever it is. `None` at the end.
+    /// Returns the next message of any kind, or `None` at the end of the output.
     pub(crate) fn receive(&mut self) -> Option<Value> {
         self.unclaimed.pop_front().or_else(|| self.read())
     }
 
-    /// The answer to a request; what else comes before it stays for later.
+    /// Waits for the answer to a request. Other messages are kept in `unclaimed`.
     pub(crate) fn answer(&mut self, id: impl Into<Value>) -> Value {
         let id = id.into();
         let is_it = |message: &Value| message.get("method").is_none() && message["id"] == id;
@@ -281,7 +282,7 @@ impl Server {
             return self.unclaimed.remove(index).expect("it is there");
         }
         loop {
-            let Some(message) = self.read() else { self.ended_before(&id) };
+            let Some(message) = self.read() else { self.panic_at_end_of_output(&id) };
             if is_it(&message) {
                 return message;
             }
@@ -289,14 +290,14 @@ impl Server {
         }
     }
 
-    /// True when the answer to a request has been read, or can be without waiting.
+    /// Returns true if the answer to a request has arrived.
     pub(crate) fn has_answered(&mut self, id: i64) -> bool {
         let is_it = |message: &Value| message.get("method").is_none() && message["id"] == id;
         if self.unclaimed.iter().any(is_it) {
             return true;
         }
         loop {
-            let Output::Lines(lines) = &self.output else { panic!("nobody reads what the server writes") };
+            let Output::Lines(lines) = &self.output else { panic!("nothing reads stdout") };
             let Ok(line) = lines.try_recv() else { return false };
             let message = self.parsed(line);
             let found = is_it(&message);
@@ -307,13 +308,13 @@ impl Server {
         }
     }
 
-    /// Fails with what the server said at its end.
-    fn ended_before(&mut self, id: &Value) -> ! {
+    /// Panics with the exit status and the stderr of the server.
+    fn panic_at_end_of_output(&mut self, id: &Value) -> ! {
         let status = self.status();
         panic!("the stream ended before the answer to {id}: {status:?}\n{}", self.rest_of_stderr())
     }
 
-    /// How it ended, if it does.
+    /// Waits for the server to exit and returns its status, or `None` after [`DEADLINE`].
     fn status(&mut self) -> Option<ExitStatus> {
         let deadline = Instant::now() + DEADLINE;
         loop {
@@ -324,7 +325,8 @@ impl Server {
         }
     }
 
-    /// What it said on stderr; to the end, if a process that it has started does not hold that open.
+    /// Returns the unread stderr: up to its end, unless a process that the server started keeps the pipe open until
+    /// [`DEADLINE`].
     fn rest_of_stderr(&mut self) -> String {
         let deadline = Instant::now() + DEADLINE;
         let mut bytes = Vec::new();
@@ -334,7 +336,7 @@ impl Server {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Sends a request under an id of its own and returns the whole answer.
+    /// Sends a request under a new id and returns the complete message.
     pub(crate) fn request(&mut self, method: &str, params: Value) -> Value {
         let id = self.post(method, params);
         self.answer(id)
@@ -353,7 +355,7 @@ impl Server {
         self.send(&json!({"jsonrpc": "2.0", "method": method, "params": params}));
     }
 
-    /// Shakes hands; returns the result.
+    /// Sends `initialize` and `notifications/initialized`; returns the result of the first.
     pub(crate) fn initialize(&mut self, revision: &str) -> Value {
         let client = json!({"name": "raw", "version": "1"});
         let params = json!({"protocolVersion": revision, "capabilities": {}, "clientInfo": client});
@@ -362,75 +364,75 @@ impl Server {
         answer["result"].clone()
     }
 
-    /// Calls a tool: its text, and whether it is an error.
+    /// Calls a tool and returns its text and whether it is an error.
     pub(crate) fn call_tool(&mut self, name: &str, arguments: Value) -> (String, bool) {
         let id = self.post_call(name, arguments);
         self.outcome(id)
     }
 
-    /// Asks for a call of a tool and returns the request's id.
+    /// Sends a tool call and returns the request's id.
     pub(crate) fn post_call(&mut self, name: &str, arguments: Value) -> i64 {
         self.post("tools/call", json!({"name": name, "arguments": arguments}))
     }
 
-    /// Asks for the evaluation of `before` and `after` with a time limit, and returns the request's id once what comes
-    /// before `after` is over.
+    /// Sends an evaluation of `before` and `after` with a time limit, and returns the request's id once `before` has
+    /// been evaluated.
     pub(crate) fn post_running(&mut self, before: &str, after: &str, timeout: f64) -> i64 {
         let marker = self.home.join(format!("running-{}", self.next_id));
         let code = format!("{before} (with-open-file (s {marker:?} :direction :output)) {after}");
         let id = self.post_call("evaluate-lisp", json!({"code": code, "timeout": timeout}));
         let deadline = Instant::now() + DEADLINE;
         while std::fs::remove_file(&marker).is_err() {
-            assert!(Instant::now() < deadline, "it does not begin");
+            assert!(Instant::now() < deadline, "the evaluation does not begin");
             std::thread::sleep(Duration::from_millis(1));
         }
         id
     }
 
-    /// What a call of a tool answered.
+    /// Waits for the answer to a tool call and returns its text and whether it is an error.
     pub(crate) fn outcome(&mut self, id: i64) -> (String, bool) {
         outcome(&self.answer(id))
     }
 
-    /// Evaluates code that must succeed.
+    /// Evaluates code that must succeed and returns the answer.
     pub(crate) fn evaluate(&mut self, code: &str) -> String {
         let (text, is_error) = self.call_tool("evaluate-lisp", json!({"code": code}));
         assert!(!is_error, "{code} failed:\n{text}");
         text
     }
 
-    /// Waits for so long, in which the server must say nothing.
-    pub(crate) fn is_silent_for(&mut self, time: Duration) {
-        let Output::Lines(lines) = &self.output else { panic!("not read by a thread") };
-        assert_eq!(lines.recv_timeout(time), Err(RecvTimeoutError::Timeout), "the server said something");
+    /// Asserts that the server sends nothing for this time.
+    pub(crate) fn assert_silent_for(&mut self, time: Duration) {
+        let Output::Lines(lines) = &self.output else { panic!("no thread reads stdout") };
+        assert_eq!(lines.recv_timeout(time), Err(RecvTimeoutError::Timeout), "the server sent a message");
     }
 
-    /// True when the server still works; every test of bad input ends with this.
-    pub(crate) fn goes_on(&mut self) {
+    /// Asserts that the server still evaluates; every test of bad input ends with this.
+    pub(crate) fn assert_works(&mut self) {
         assert_eq!(self.evaluate("(+ 1 2)"), "=> 3");
     }
 
-    /// Closes stdin, waits for the end and checks what was left on stdout.
-    pub(crate) fn finish(mut self) -> End {
+    /// Closes stdin, waits for the exit and checks the remaining output.
+    pub(crate) fn finish(mut self) -> ServerExit {
         self.close();
         self.end()
     }
 
-    /// Waits for the end and checks what was left on stdout.
-    pub(crate) fn end(mut self) -> End {
+    /// Waits for the exit and checks the remaining output.
+    pub(crate) fn end(mut self) -> ServerExit {
         while !matches!(self.output, Output::Closed | Output::Unread(_)) && self.read().is_some() {}
         let status = self.status().expect("the server ends");
         let stderr = self.rest_of_stderr();
-        End { status, stderr, transcript: std::mem::take(&mut self.transcript), home: self.home.clone() }
+        ServerExit { status, stderr, transcript: std::mem::take(&mut self.transcript), home: self.home.clone() }
     }
 
-    /// Sends a line and returns the next one that the server writes, as it is.
+    /// Sends a line and returns the server's next line unparsed.
     pub(crate) fn round_trip(&mut self, line: &str) -> String {
         self.send_raw(line.as_bytes());
         String::from_utf8(self.read_line().expect("the server answers")).expect("stdout is UTF-8")
     }
 
-    /// Reads a line, or `None` at the end.
+    /// Reads a line, or returns `None` at the end of the output.
     fn read_line(&mut self) -> Option<Vec<u8>> {
         match &mut self.output {
             Output::Lines(lines) => match lines.recv_timeout(DEADLINE) {
@@ -442,20 +444,20 @@ impl Server {
                 let mut line = Vec::new();
                 (stdout.read_until(b'\n', &mut line).expect("the pipe can be read") > 0).then_some(line)
             }
-            Output::Unread(_) | Output::Closed => panic!("nobody reads what the server writes"),
+            Output::Unread(_) | Output::Closed => panic!("nothing reads stdout"),
         }
     }
 
-    /// Reads a line, which must be JSON-RPC.
+    /// Reads a line, which must be a JSON-RPC message, or returns `None` at the end of the output.
     fn read(&mut self) -> Option<Value> {
         let line = self.read_line()?;
         Some(self.parsed(line))
     }
 
-    /// Returns a line as the message that it must be, which the record gets, too.
+    /// Parses a line, asserts that it is a JSON-RPC message or batch, and adds it to the transcript.
     fn parsed(&mut self, line: Vec<u8>) -> Value {
         let text = String::from_utf8(line).expect("stdout is UTF-8");
-        assert!(text.ends_with('\n'), "a torn line: {text}");
+        assert!(text.ends_with('\n'), "an incomplete line: {text}");
         let message: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
         for message in message.as_array().unwrap_or(&vec![message.clone()]) {
             assert_eq!(message["jsonrpc"], "2.0", "{message}");
@@ -475,21 +477,21 @@ impl Drop for Server {
     }
 }
 
-/// Calls a tool that must succeed.
+/// Calls a tool that must succeed and returns its text.
 #[track_caller]
-pub(crate) fn good(server: &mut Server, tool: &str, arguments: Value) -> String {
+pub(crate) fn call_ok(server: &mut Server, tool: &str, arguments: Value) -> String {
     let (text, is_error) = server.call_tool(tool, arguments);
     assert!(!is_error, "{tool}:\n{text}");
     text
 }
 
-/// The text for a frame without local variables.
-pub(crate) const NO_LOCALS: &str = "No local variables: the code is SBCL's own, or SBCL kept none of them.";
+/// The answer for a frame without local variables.
+pub(crate) const NO_LOCALS: &str = "No local variables: the code is SBCL's own, or SBCL kept none.";
 
-/// The local variables of a frame of the held evaluation, a line each, and what is said after them.
+/// Returns the local variables of a frame of the held evaluation, one per line, and the notes after them.
 #[track_caller]
 pub(crate) fn frame_locals(server: &mut Server, frame: u64) -> String {
-    let text = good(server, "get-backtrace", json!({"from": frame, "max-frames": 1, "locals": true}));
+    let text = call_ok(server, "get-backtrace", json!({"from": frame, "max-frames": 1, "locals": true}));
     let is_about_frame =
         |line: &str| line.starts_with("Backtrace (live) for ") || line.starts_with(&format!("  {frame}: "));
     assert!(text.lines().take(2).all(is_about_frame), "{text}");
@@ -497,39 +499,39 @@ pub(crate) fn frame_locals(server: &mut Server, frame: u64) -> String {
     lines.map(|line| line.strip_prefix("     ").unwrap_or(line)).collect::<Vec<_>>().join("\n")
 }
 
-/// Ends the newest evaluation, which runs.
+/// Aborts the newest evaluation, which must be running.
 #[track_caller]
 pub(crate) fn abort_newest(server: &mut Server) {
-    let text = good(server, "check-evaluation", json!({}));
+    let text = call_ok(server, "check-evaluation", json!({}));
     let number = text.strip_prefix("Evaluation ").and_then(|rest| rest.split(':').next()).expect("its number");
-    good(server, "abort-evaluation", json!({"id": number}));
+    call_ok(server, "abort-evaluation", json!({"id": number}));
 }
 
-/// The end of an answer of check-evaluation about an evaluation that failed with this error.
+/// Returns the end of check-evaluation's answer about an evaluation that failed with error `number`.
 pub(crate) fn error_id(number: u64) -> String {
     format!("\n\nError id: E{number} (describe-last-error and get-backtrace take it as error-id)")
 }
 
-/// Calls a tool that must fail.
+/// Calls a tool that must fail and returns its text.
 #[track_caller]
-pub(crate) fn bad(server: &mut Server, tool: &str, arguments: Value) -> String {
+pub(crate) fn call_err(server: &mut Server, tool: &str, arguments: Value) -> String {
     let (text, is_error) = server.call_tool(tool, arguments);
     assert!(is_error, "{tool} succeeds:\n{text}");
     text
 }
 
-/// Evaluates code that must fail.
+/// Evaluates code that must fail and returns the report.
 #[track_caller]
-pub(crate) fn fail(server: &mut Server, code: &str) -> String {
-    bad(server, "evaluate-lisp", json!({"code": code}))
+pub(crate) fn evaluate_err(server: &mut Server, code: &str) -> String {
+    call_err(server, "evaluate-lisp", json!({"code": code}))
 }
 
-/// What describe-last-error says once no cancelled evaluation is still to end.
+/// Returns the answer of describe-last-error once no cancelled evaluation is still running.
 #[track_caller]
 pub(crate) fn last_error(server: &mut Server) -> String {
     let end = Instant::now() + DEADLINE;
     loop {
-        let text = good(server, "describe-last-error", json!({}));
+        let text = call_ok(server, "describe-last-error", json!({}));
         if !text.contains(" was cancelled and has not ended yet: ") {
             return text;
         }
@@ -537,7 +539,7 @@ pub(crate) fn last_error(server: &mut Server) -> String {
     }
 }
 
-/// The text of a tool's result, which is one block, and whether it is an error.
+/// Returns the text of a tool result, which must be one block, and whether it is an error.
 pub(crate) fn outcome(answer: &Value) -> (String, bool) {
     let result = &answer["result"];
     let content = result["content"].as_array().unwrap_or_else(|| panic!("not a tool's result: {answer}"));

@@ -1,4 +1,4 @@
-//! The command line: what a person sees.
+//! The command line as a person uses it.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -13,7 +13,7 @@ fn run(arguments: &[&str], input: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A command that does not read is free not to.
+    // Writing fails if the command exits without reading its input.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
 }
@@ -50,7 +50,7 @@ fn eval_prints_the_report_and_exits_with_1_on_an_error() {
     assert_eq!(limited.status.code(), Some(1));
     let stuck = run(&["eval", "--timeout", "0.2", "(sb-sys:without-interrupts (loop))"], "");
     assert!(stdout(&stuck).starts_with("[ERROR] TIMEOUT\n"), "{}", stdout(&stuck));
-    assert!(stdout(&stuck).contains("The Lisp image did not react to being interrupted ("), "{}", stdout(&stuck));
+    assert!(stdout(&stuck).contains("The Lisp image did not respond to an interrupt ("), "{}", stdout(&stuck));
     assert_eq!(stuck.status.code(), Some(1));
 }
 
@@ -104,7 +104,7 @@ fn sbcl_options_are_refused_with_a_one_line_hint() {
         assert!(complaint.contains(&format!("it has no option {option}. ")), "{complaint}");
         assert!(complaint.contains("sbcl-mcp eval CODE"), "{complaint}");
     }
-    // Code for `eval` may look like anything behind `--`.
+    // After `--`, code for `eval` may look like an option.
     assert_eq!(stdout(&run(&["eval", "--", "1"], "")), "=> 1\n");
 }
 
@@ -161,13 +161,13 @@ fn every_command_runs_with_a_64_kilobyte_stack_limit() {
     }
 }
 
-/// From too little address space to enough: it works, or says in a line what is missing.
+/// With too little address space the command names the limit in one line; with enough it works.
 #[test]
 #[cfg(target_os = "linux")]
 fn eval_under_any_address_space_limit_works_or_names_the_limit() {
     let program = env!("CARGO_BIN_EXE_sbcl-mcp");
     let mut worked = Vec::new();
-    // In MiB. What is too little to load the program is the system's to say.
+    // In MiB. With less, the system cannot even load the program.
     for limit in [300, 600, 800, 900, 1000, 1100, 1200, 1300, 1370, 1390, 1500, 1800, 2500] {
         let script =
             format!("ulimit -v {}; exec '{program}' eval --heap 256M --control-stack 16M '(+ 1 2)'", limit << 10);
@@ -177,7 +177,7 @@ fn eval_under_any_address_space_limit_works_or_names_the_limit() {
             assert_eq!((stdout(&output), &*complaint), ("=> 3\n", ""), "{limit}");
             worked.push(limit);
         } else {
-            let told = format!("this process may use {limit} MiB: make them smaller");
+            let told = format!("this process is limited to {limit} MiB: make them smaller");
             assert_eq!(output.status.code(), Some(3), "{limit}: {complaint}");
             assert!(complaint.lines().count() == 1 && complaint.contains(&told), "{limit}: {complaint}");
             assert!(worked.is_empty(), "{worked:?} was enough, {limit} is not");
@@ -198,9 +198,9 @@ fn eval_read_only_denies_writing_files() {
 #[test]
 fn invalid_heap_stack_or_core_exits_with_3() {
     for (arguments, expected) in [
-        (&["--heap", "5"][..], "heap 5 is out of range: allowed is 128M to 64G"),
-        (&["--heap", "65G"], "heap 65G is out of range: allowed is 128M to 64G"),
-        (&["--control-stack", "1025K"], "control-stack 1025K is out of range: allowed is 2M to 4G"),
+        (&["--heap", "5"][..], "heap 5 is out of range; allowed: 128M to 64G"),
+        (&["--heap", "65G"], "heap 65G is out of range; allowed: 128M to 64G"),
+        (&["--control-stack", "1025K"], "control-stack 1025K is out of range; allowed: 2M to 4G"),
         (&["--core", "/nowhere"], "/nowhere"),
     ] {
         let output = run(&[&["eval"], arguments, &["1"]].concat(), "");
@@ -210,7 +210,7 @@ fn invalid_heap_stack_or_core_exits_with_3() {
     }
 }
 
-/// The lines of a doctor's report that begin with this word, as thing and finding.
+/// Returns the lines of a `doctor` report that begin with `word`, as pairs of check and finding.
 fn found(report: &Output, word: &str) -> Vec<(String, String)> {
     let lines = stdout(report).lines().filter_map(|line| line.strip_prefix(word));
     lines.map(|line| (line[..18].trim().to_owned(), line[18..].trim().to_owned())).collect()
@@ -244,8 +244,8 @@ fn doctor_reports_failures_with_a_working_remedy() {
     let things: Vec<_> = fails.iter().map(|(thing, _)| thing.as_str()).collect();
     assert_eq!(things, ["address space", "start"], "{}", stdout(&report));
     assert!(fails[1].1.contains("SBCL needs 10880 MiB of address space"), "{}", fails[1].1);
-    assert!(stdout(&report).ends_with("\n\n2 things fail.\n"));
-    // What it says helps.
+    assert!(stdout(&report).ends_with("\n\n2 checks failed.\n"));
+    // The remedy works.
     let (_, remedy) = stdout(&report).split_once("-> start it with ").unwrap();
     let (remedy, _) = remedy.split_once(',').unwrap();
     let script = format!("ulimit -v 4000000; exec '{BINARY}' doctor {remedy}");
@@ -272,10 +272,10 @@ fn doctor_reports_unwritable_directories_missing_home_and_init_file() {
         let report = doctor().env(variable, value).output().unwrap();
         let fails = found(&report, "FAILS");
         assert_eq!((report.status.code(), fails.len()), (Some(1), 1), "{}", stdout(&report));
-        assert!(fails[0].0 == what && fails[0].1.contains("cannot be written: "), "{fails:?}");
-        assert!(stdout(&report).contains(&format!("-> set {variable} to a directory that can be\n")));
+        assert!(fails[0].0 == what && fails[0].1.contains("is not writable: "), "{fails:?}");
+        assert!(stdout(&report).contains(&format!("-> set {variable} to a writable directory\n")));
     }
-    // Without a home directory there is another place for everything.
+    // Without a home directory, all files go to another directory.
     for home in [Some(nowhere), None] {
         let mut command = doctor();
         command
@@ -288,7 +288,7 @@ fn doctor_reports_unwritable_directories_missing_home_and_init_file() {
         if home.is_some() {
             let notes = found(&report, "note ");
             let is = |what: &str, text: &str| notes.iter().any(|(thing, found)| thing == what && found.contains(text));
-            assert!(is("home", "/dev/null/home is no directory") && is("ASDF", "sbcl-mcp-"), "{}", stdout(&report));
+            assert!(is("home", "/dev/null/home is not a directory") && is("ASDF", "sbcl-mcp-"), "{}", stdout(&report));
         }
     }
     let init = Scratch::new();
@@ -303,7 +303,7 @@ fn doctor_reports_unwritable_directories_missing_home_and_init_file() {
 #[test]
 #[cfg(target_os = "linux")]
 fn start_on_a_terminal_prints_the_client_configuration() {
-    // `script` gives it a terminal, and passes on what comes to that.
+    // `script` provides a terminal and forwards the output.
     let output = Command::new("script").args(["-qec", BINARY, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
     let text = stdout(&output).replace('\r', "");
     assert!(text.contains(&format!("sbcl-mcp {} (SBCL {}): ", sbcl::VERSION, sbcl::SBCL_VERSION)), "{text}");
@@ -313,7 +313,7 @@ fn start_on_a_terminal_prints_the_client_configuration() {
     assert!(text.contains(&format!("claude mcp add --scope user sbcl -- {BINARY}\n")), "{text}");
 }
 
-/// What the help of a command calls options and commands.
+/// Returns the option and command names in a command's help.
 fn words_of_help(arguments: &[&str]) -> Vec<String> {
     let help = run(&[arguments, &["--help"]].concat(), "");
     let name = |word: &str| word.split(['[', '=']).next().unwrap_or_default().to_owned();
@@ -334,7 +334,7 @@ fn manual_pages_name_every_option_in_the_help() {
             assert!(plain.contains(&option), "{option} is not in {page}");
         }
     }
-    // Of a hidden command there is no page, nor a word of a hidden option.
+    // Hidden commands have no manual page, and no page mentions a hidden option.
     let mut pages: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|file| file.unwrap().path()).collect();
     pages.sort();
     for page in pages {
@@ -361,7 +361,7 @@ fn shell_completions_contain_every_option_in_the_help() {
             assert!(!text.contains(hidden), "{hidden} in those of {shell}");
         }
     }
-    // As bash uses them.
+    // Runs the completions as bash does.
     let script = format!(
         "source <({BINARY} completions bash); COMP_WORDS=(sbcl-mcp --struct); COMP_CWORD=1; \
          \"$(complete -p sbcl-mcp | sed 's/.*-F \\([^ ]*\\).*/\\1/')\" sbcl-mcp --struct sbcl-mcp; \

@@ -1,18 +1,17 @@
-//! The same code through the binary and through the SBCL that its core was made with: the verdicts have to agree.
+//! The same code evaluated by the binary and by the SBCL that made its core: the verdicts must agree.
 //!
-//! A file in `tests/differential/` holds a theme. In it, a line `== name` begins a case; the lines after it are the
-//! code of one call of evaluate-lisp. A line `--` begins another call. Lines that begin with one of these words say
-//! more:
+//! A file in `tests/differential/` holds the cases of one theme. A line `== name` begins a case; the lines after it are
+//! the code of one call of evaluate-lisp. A line `--` begins another call. Lines with these prefixes change a case:
 //!
-//! - `fresh:` both sides start anew before this case; otherwise it goes on where the one before left off
-//! - `each:` every line after it is a call of its own
-//! - `differs:` how the contract has the binary answer something else here; then it has to
+//! - `fresh:` both sides start anew before this case; otherwise it continues in the state of the previous case
+//! - `each:` every following line is a call
+//! - `differs:` the reason why the contract requires another answer from the binary; the answers must then differ
 //!
-//! A line that begins with `#;` is a comment. `@SCRATCH@` in code stands for a directory that is empty when each
-//! side begins. The programs of `tests/corpus/` run through the same comparison.
+//! A line that begins with `#;` is a comment. `@SCRATCH@` in code stands for a directory that is empty when each side
+//! begins. The programs of `tests/corpus/` run through the same comparison.
 //!
-//! A verdict is the answer of evaluate-lisp without its backtrace, and the restarts. `driver.lisp` gives bare SBCL's in
-//! the same layout. What cannot be the same twice is made so in [`normalized`], and nowhere else.
+//! A verdict is the answer of evaluate-lisp without its backtrace and restarts. `driver.lisp` prints bare SBCL's
+//! verdicts in the same layout. [`normalized`] removes what differs between any two runs; nothing else does.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -27,19 +26,19 @@ use sbcl::report::unescape_markers;
 use sbcl_core::{Bare, Recipe};
 use serde_json::json;
 
-/// What stands in code for the directory that it may write to.
+/// The placeholder in code for the directory that it may write to.
 const SCRATCH: &str = "@SCRATCH@";
 
-/// How long bare SBCL may take for a call.
+/// The time limit of a call for bare SBCL.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The end of each answer of the driver's.
+/// The character that ends each answer of the driver.
 const ANSWER_END: char = '\u{1f}';
 
-/// The SBCL to compare with. None with `SBCL_MCP_PREBUILT`, which has a library and a core only.
+/// The SBCL to compare with. `None` with `SBCL_MCP_PREBUILT`, which provides only a library and a core.
 static BARE: LazyLock<Option<Bare>> = LazyLock::new(|| {
     let recipe = Recipe::in_checkout(Path::new(env!("CARGO_MANIFEST_DIR")));
-    recipe.build().expect("what the binary was built with is there").bare
+    recipe.build().expect("the build of the binary is cached").bare
 });
 
 fn directory(name: &str) -> PathBuf {
@@ -54,7 +53,7 @@ struct Case {
     calls: Vec<String>,
     fresh: bool,
     differs: Option<String>,
-    /// Each line is a call.
+    /// True if each line is a call.
     each: bool,
 }
 
@@ -98,7 +97,7 @@ fn load(theme: &str) -> Vec<Case> {
     cases
 }
 
-/// A program of the corpus as a case: its code, and where it stands in [`CORPUS_DIFFERS`].
+/// Loads the programs of a corpus file as cases, with the differences that [`CORPUS_DIFFERS`] lists.
 fn load_corpus(theme: &str) -> Vec<Case> {
     let path = directory("corpus").join(theme).with_extension("txt");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -124,7 +123,7 @@ fn load_corpus(theme: &str) -> Vec<Case> {
     cases
 }
 
-/// Programs of the corpus on which bare SBCL is no judge, and why.
+/// Corpus programs whose verdict differs from bare SBCL's, with the reason.
 const CORPUS_DIFFERS: &[(&str, &str)] = &[
     ("too many arguments", IGNORES),
     ("a compiled call with too many arguments", IGNORES),
@@ -151,7 +150,7 @@ const HEAP: &str = "the heaps differ in size, and the message has it";
 
 // Bare SBCL
 
-/// A bare SBCL that runs `driver.lisp`.
+/// A process of bare SBCL that runs `driver.lisp`.
 struct Driver {
     child: Child,
     stdin: ChildStdin,
@@ -170,7 +169,7 @@ impl Driver {
             .arg(directory("differential/driver.lisp"))
             .args(["--eval", "(differential::serve)", "--quit"])
             .env("SBCL_HOME", &bare.home)
-            .env("HOME", captures.parent().expect("the captures are in the workplace"))
+            .env("HOME", captures.parent().expect("the captures are in the shared directory"))
             .env("DIFFERENTIAL_STDOUT", captures.join("stdout"))
             .env("DIFFERENTIAL_STDERR", captures.join("stderr"))
             .stdin(Stdio::piped())
@@ -202,7 +201,7 @@ impl Driver {
         self.child.try_wait().expect("a child").is_some()
     }
 
-    /// The verdict on code; that it ended or hangs is one, too.
+    /// Returns the verdict on code. A process that ended or does not answer is a verdict, too.
     fn verdict(&mut self, code: &str) -> String {
         const GONE: &str = "SBCL is gone, or does not answer";
         let literal = format!("\"{}\"\n", code.replace('\\', "\\\\").replace('"', "\\\""));
@@ -226,7 +225,7 @@ impl Drop for Driver {
 
 // The binary
 
-/// The binary's verdict on code, in the driver's layout.
+/// Returns the binary's verdict on code, in the driver's layout.
 fn verdict(server: &mut Server, code: &str) -> String {
     let (answer, is_error) = server.call_tool("evaluate-lisp", json!({ "code": code }));
     if !is_error {
@@ -249,9 +248,9 @@ fn verdict(server: &mut Server, code: &str) -> String {
 
 // Comparing
 
-/// A verdict without what cannot be the same twice: what the server itself says, addresses, numbers of threads and of
-/// symbols without a package, the names of the standard streams, the places of warnings and of what is missing at the
-/// end of the code, which only the contract has.
+/// Returns a verdict without the parts that differ between runs or that only the contract requires: the server's own
+/// messages, addresses, thread numbers, the numbers of uninterned symbols, the names of the standard streams, the
+/// locations of warnings and of what is missing at the end of the code.
 fn normalized(verdict: &str) -> String {
     let verdict = &*unescape_markers(verdict);
     let verdict = match verdict.strip_prefix("[notice]") {
@@ -270,7 +269,7 @@ fn normalized(verdict: &str) -> String {
             continue;
         }
         let line = if section == "[warnings]" { without_place(line) } else { line };
-        // A line of a message that looks like a value.
+        // A line of a message that looks like a value is escaped.
         let line = match line.strip_prefix('\\') {
             Some(rest) if rest.trim_start_matches('\\').starts_with("=> ") => rest,
             _ => line,
@@ -281,7 +280,7 @@ fn normalized(verdict: &str) -> String {
     STANDARD_STREAMS.iter().fold(result, |text, name| text.replace(name, "#<a standard stream>"))
 }
 
-/// How the lines begin that the binary adds to a condition's own message.
+/// Prefixes of the lines that the binary adds to a condition's message.
 const HINTS: [&str; 9] = [
     "The code ends at line ",
     "The reader had come to line ",
@@ -294,7 +293,7 @@ const HINTS: [&str; 9] = [
     "The object was made by an earlier definition",
 ];
 
-/// How the standard streams print: the binary's are its own, and bare SBCL's differ by how they are reached.
+/// Printed forms of the standard streams: the binary has its own, and bare SBCL's depend on how they are reached.
 const STANDARD_STREAMS: [&str; 9] = [
     "#<SBCL-HOST::EMPTY-STREAM {}>",
     "#<SBCL-HOST::HOST-STREAM {}>",
@@ -307,7 +306,7 @@ const STANDARD_STREAMS: [&str; 9] = [
     "#<SB-SYS:FD-STREAM for \"standard output\" {}>",
 ];
 
-/// A warning without its place, ` (line 3)` or ` (src/a.lisp:12, in (DEFUN F))`.
+/// Returns a warning without its source location, ` (line 3)` or ` (src/a.lisp:12, in (DEFUN F))`.
 fn without_place(line: &str) -> &str {
     let is_place = |text: &str| {
         let place = text.split([',', ')']).next().unwrap_or("");
@@ -318,8 +317,8 @@ fn without_place(line: &str) -> &str {
     starts.map_or(line, |(start, _)| &line[..start])
 }
 
-/// Appends a line without addresses, `{1001234ABC}`, and without the numbers of threads, `tid=123`, and of symbols
-/// without a package, `#:G123`.
+/// Appends a line without addresses (`{1001234ABC}`), thread numbers (`tid=123`) and the numbers of uninterned symbols
+/// (`#:G123`).
 fn push_without_identity(result: &mut String, line: &str) {
     let mut rest = line;
     while let Some(start) = ["{", "#:", "tid="].iter().filter_map(|what| rest.find(what)).min() {
@@ -344,7 +343,7 @@ fn push_without_identity(result: &mut String, line: &str) {
     result.push_str(rest);
 }
 
-/// Bare SBCL's verdict without the compiler's own words on stderr, which the contract keeps out of answers.
+/// Returns bare SBCL's verdict without the compiler's messages on stderr, which the contract keeps out of answers.
 fn without_chatter(verdict: &str) -> String {
     let Some((before, rest)) = split_at_line(verdict, "[stderr]") else { return verdict.to_owned() };
     let end = ["[warnings]", "[ERROR] ", "=> ", "; No values"].iter().filter_map(|next| find_line(rest, next)).min();
@@ -367,17 +366,17 @@ fn split_at_line<'a>(text: &'a str, prefix: &str) -> Option<(&'a str, &'a str)> 
     find_line(text, prefix).map(|start| text.split_at(start))
 }
 
-/// Where the two sides write: one path for both, for paths are printed, so they take turns.
-struct Workplace(Scratch);
+/// The working directory of both sides. Paths are printed, so both must use the same one, in turns.
+struct SharedDirectory(Scratch);
 
-impl Workplace {
+impl SharedDirectory {
     fn new() -> Self {
         let path = Scratch::new();
         path.directory("captures");
         Self(path)
     }
 
-    /// The directory for the code, empty.
+    /// Returns the directory for the code, emptied.
     fn emptied(&self) -> String {
         let files = self.0.join("files");
         let _ = std::fs::remove_dir_all(&files);
@@ -386,11 +385,12 @@ impl Workplace {
     }
 }
 
-/// Runs cases on both sides; each difference as a text.
+/// Runs cases on both sides and describes each difference.
 fn differences(cases: &[Case], bare: &Bare) -> Vec<String> {
-    let scratch = Workplace::new();
+    let scratch = SharedDirectory::new();
     let mut found = Vec::new();
-    // Both sides of a stretch of cases share their state, one after the other, for they share the directory.
+    // Within a stretch of cases each side keeps its state. The sides run one after the other because they share the
+    // directory.
     for stretch in cases.chunk_by(|_, next| !next.fresh) {
         let code = |call: &str, files: &str| call.trim_end().replace(SCRATCH, files);
         let files = scratch.emptied();
@@ -432,7 +432,7 @@ fn difference(case: &Case, ours: &[String], judged: &[String]) -> String {
     text
 }
 
-/// A verdict with its long lines cut.
+/// Returns a verdict with its long lines cut.
 fn shown(verdict: &str) -> String {
     verdict.lines().fold(String::new(), |text, line| text + &line.chars().take(500).collect::<String>() + "\n")
 }

@@ -1,6 +1,6 @@
-//! Random bytes as protocol, random text as code: whatever comes, the server answers and goes on.
+//! Random bytes as protocol and random text as code: the server must answer and keep working.
 //!
-//! `SBCL_MCP_FUZZ_CASES` sets how many cases each test tries.
+//! `SBCL_MCP_FUZZ_CASES` sets the number of cases of each test.
 
 #![cfg(unix)]
 
@@ -14,7 +14,7 @@ use proptest::sample::select;
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 use serde_json::{Value, json};
 
-/// Cases of a test, unless the environment says otherwise.
+/// Returns the number of cases of a test: `usual`, unless the environment sets it.
 fn cases(usual: u32) -> u32 {
     match std::env::var("SBCL_MCP_FUZZ_CASES") {
         Ok(text) => text.parse().expect("SBCL_MCP_FUZZ_CASES is a number"),
@@ -22,8 +22,8 @@ fn cases(usual: u32) -> u32 {
     }
 }
 
-/// Tries `check` on random input, with one server for all cases until one fails, and a fresh one while that is made
-/// smaller.
+/// Runs `check` on random input. All cases share one server until one fails; each step of shrinking that case starts
+/// its own.
 fn fuzz<S: Strategy>(usual: u32, input: S, check: impl Fn(&mut Server, &S::Value))
 where
     S::Value: std::fmt::Debug,
@@ -31,7 +31,7 @@ where
     let server = Mutex::new(None);
     let config = Config {
         cases: cases(usual),
-        // Each step may take a second, where the code does.
+        // A step may take a second if its code does.
         max_shrink_iters: 200,
         failure_persistence: None,
         ..Config::default()
@@ -67,7 +67,7 @@ fn prepared() -> Server {
 
 // ---- The protocol
 
-/// The lines that a client may send.
+/// Returns lines that a client may send.
 fn messages() -> Vec<Value> {
     let meta = json!({"progressToken": 7, "io.modelcontextprotocol/protocolVersion": "2026-07-28"});
     vec![
@@ -86,7 +86,7 @@ fn messages() -> Vec<Value> {
     ]
 }
 
-/// Pieces that are put into a line, or in the place of a part of it.
+/// Byte sequences that are inserted into a line or replace a part of it.
 const PIECES: [&[u8]; 24] = [
     b"{",
     b"}",
@@ -114,7 +114,7 @@ const PIECES: [&[u8]; 24] = [
     b"[[[[[[[[",
 ];
 
-/// What is done to a line: at a place (as a part of the whole), so many bytes go and a piece comes.
+/// A change of a line: the relative position (0 to 1), the number of bytes to remove, and the bytes to insert.
 type Change = (f64, usize, &'static [u8]);
 
 fn changed(line: &[u8], changes: &[Change]) -> Vec<u8> {
@@ -146,25 +146,25 @@ fn protocol_input() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![6 => mutated_line(), 2 => bytes, 1 => nested]
 }
 
-/// Sends the bytes as lines, and asks for a sign of life.
-fn survives_bytes(server: &mut Server, bytes: &[u8]) {
+/// Sends the bytes as lines and asserts that the server still answers.
+fn assert_survives_bytes(server: &mut Server, bytes: &[u8]) {
     server.send_raw(bytes);
     server.send_raw(b"\n");
     let pong = server.request("ping", json!({}));
     assert_eq!(pong["result"], json!({}), "{pong}");
-    server.goes_on();
+    server.assert_works();
 }
 
 #[test]
 fn random_bytes_leave_the_protocol_working() {
     fuzz(800, prop::collection::vec(protocol_input(), 1..4), |server, lines| {
-        survives_bytes(server, &lines.join(&b'\n'));
+        assert_survives_bytes(server, &lines.join(&b'\n'));
     });
 }
 
 // ---- The code
 
-/// Code to begin with: every corner of the reader and much of the language.
+/// Seeds for random code: every corner of the reader and much of the language.
 const SEEDS: [&str; 24] = [
     "(defun g (x &optional (y 2) &key z) (list x y z))",
     "(let ((x 1)) (declare (type fixnum x)) (setf x (+ x 1)) (values x 'a :b))",
@@ -192,7 +192,7 @@ const SEEDS: [&str; 24] = [
     "(sb-thread:join-thread (sb-thread:make-thread (lambda () (print 1))))",
 ];
 
-/// Tokens that are put into code, or in the place of a part of it.
+/// Tokens that are inserted into code or replace a part of it.
 const TOKENS: [&[u8]; 40] = [
     b"(",
     b")",
@@ -257,8 +257,8 @@ fn dispatches() -> impl Strategy<Value = String> {
     })
 }
 
-/// An answer, and the session works. What changes how code is read or printed is undone first.
-fn survives_code(server: &mut Server, code: &str) {
+/// Asserts that the code is answered and the session still works. Settings of reader and printer are restored first.
+fn assert_survives_code(server: &mut Server, code: &str) {
     let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 1}));
     assert_eq!(is_error, text.contains("[ERROR] "), "{code}: {text}");
     let undo = "(cl:setf cl:*print-base* 10. cl:*print-circle* cl:nil cl:*print-case* :upcase cl:*read-eval* cl:t)";
@@ -272,30 +272,30 @@ fn survives_code(server: &mut Server, code: &str) {
 #[test]
 fn random_code_is_answered_and_leaves_the_session_working() {
     let code = prop_oneof![4 => mutated_code(), 2 => reader_syntax(), 2 => dispatches(), 1 => any::<String>()];
-    fuzz(500, code, |server, code| survives_code(server, code));
+    fuzz(500, code, |server, code| assert_survives_code(server, code));
 }
 
-// ---- The order of things
+// ---- Schedules of requests
 
-/// What a client, or somebody else, does.
+/// An action of a client, or of somebody who kills the image.
 #[derive(Debug, Clone)]
-enum Act {
-    /// Asks for something, under an id of its own.
-    Ask(usize),
-    /// Cancels what was asked so many requests ago.
+enum Step {
+    /// Sends the program with this index under a new id.
+    Send(usize),
+    /// Cancels the request sent this number of requests ago.
     Cancel(usize),
-    /// The same, and asks for something else under that id at once.
+    /// Cancels such a request and at once sends another program under the same id.
     Reuse(usize, usize),
-    /// Says something that wants no answer.
-    Say(usize),
-    /// Says nothing for so many milliseconds.
+    /// Sends the noise line with this index.
+    SendNoise(usize),
+    /// Waits this number of milliseconds.
     Wait(u64),
     /// Kills the process that holds Lisp.
     Kill,
 }
 
-/// Code, `@` standing for a number, and its time limit. What succeeds has the number for its value.
-const CODES: [(&str, f64); 7] = [
+/// Programs with their time limits. `@` stands for a number, which is the value of each program that succeeds.
+const PROGRAMS: [(&str, f64); 7] = [
     ("@", 30.0),
     ("(progn (sleep 0.02) @)", 30.0),
     ("(progn (dotimes (i 3000) (print i)) @)", 30.0),
@@ -304,11 +304,11 @@ const CODES: [(&str, f64); 7] = [
     ("(list (loop))", 600.0),
     ("; <2 MiB>\n@", 30.0),
 ];
-/// Of these, one that runs until it is cancelled.
+/// The index of the program that runs until it is cancelled.
 const ENDLESS: usize = 5;
 
-/// Lines that ask for nothing, and whether they are answered with an error about nobody's request.
-const SAYINGS: [(&[u8], bool); 10] = [
+/// Lines that are no request, and whether the server answers them with an error without an id.
+const NOISE_LINES: [(&[u8], bool); 10] = [
     (br#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#, false),
     (br#"{"jsonrpc":"2.0","method":"notifications/nothing/known","params":{"x":[1,2]}}"#, false),
     (br#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"nobody's"}}"#, false),
@@ -321,93 +321,93 @@ const SAYINGS: [(&[u8], bool); 10] = [
     (br#"{"jsonrpc":"2.0"}"#, true),
 ];
 
-fn schedule() -> impl Strategy<Value = (bool, Vec<Act>)> {
-    let act = prop_oneof![
-        // Of what does not end, little.
-        16 => select(vec![0, 0, 0, 1, 1, 2, 3, 4, 5, 6]).prop_map(Act::Ask),
-        6 => (0_usize..4).prop_map(Act::Cancel),
-        4 => (0_usize..4, select(vec![0, 1, 3])).prop_map(|(back, what)| Act::Reuse(back, what)),
-        8 => (0..SAYINGS.len()).prop_map(Act::Say),
-        4 => (0_u64..40).prop_map(Act::Wait),
-        1 => (500_u64..3000).prop_map(Act::Wait),
-        1 => Just(Act::Kill),
+fn schedule() -> impl Strategy<Value = (bool, Vec<Step>)> {
+    let step = prop_oneof![
+        // Endless programs are rare.
+        16 => select(vec![0, 0, 0, 1, 1, 2, 3, 4, 5, 6]).prop_map(Step::Send),
+        6 => (0_usize..4).prop_map(Step::Cancel),
+        4 => (0_usize..4, select(vec![0, 1, 3])).prop_map(|(back, program)| Step::Reuse(back, program)),
+        8 => (0..NOISE_LINES.len()).prop_map(Step::SendNoise),
+        4 => (0_u64..40).prop_map(Step::Wait),
+        1 => (500_u64..3000).prop_map(Step::Wait),
+        1 => Just(Step::Kill),
     ];
-    (any::<bool>(), prop::collection::vec(act, 1..25))
+    (any::<bool>(), prop::collection::vec(step, 1..25))
 }
 
-/// A request, as the client knows it.
+/// A request that was sent, as the client knows it.
 #[derive(Debug)]
-struct Asked {
+struct Request {
     id: i64,
-    /// What its code was, and its number.
-    what: usize,
+    /// The index of its program.
+    program: usize,
     number: usize,
     cancelled: bool,
-    /// The image was killed before it was cancelled.
+    /// True if the image was killed before the request was cancelled.
     killed: bool,
 }
 
-fn ask(server: &mut Server, asked: &mut Vec<Asked>, id: i64, what: usize) {
-    let number = asked.len();
-    let (code, timeout) = CODES[what];
+fn send_program(server: &mut Server, requests: &mut Vec<Request>, id: i64, program: usize) {
+    let number = requests.len();
+    let (code, timeout) = PROGRAMS[program];
     let code = code.replace('@', &number.to_string()).replace("<2 MiB>", &"x".repeat(2 << 20));
     let params = json!({"name": "evaluate-lisp", "arguments": {"code": code, "timeout": timeout}});
     server.send(&json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}));
-    asked.push(Asked { id, what, number, cancelled: false, killed: false });
+    requests.push(Request { id, program, number, cancelled: false, killed: false });
 }
 
-/// Plays a schedule; then everything that was asked and not cancelled has one answer, its own, nothing else was said, and
-/// the image is the same unless it was killed.
-fn plays(alone: bool, acts: &[Act]) {
-    let mode: &[&str] = if alone { &["serve", "--no-supervisor"] } else { &["serve"] };
+/// Runs a schedule and asserts that every request that was not cancelled has exactly one answer, its own; that the
+/// server sent nothing else; and that the image is the same unless it was killed.
+fn run_schedule(without_supervisor: bool, steps: &[Step]) {
+    let mode: &[&str] = if without_supervisor { &["serve", "--no-supervisor"] } else { &["serve"] };
     let mut server = Server::start_with(mode);
     server.initialize("2025-11-25");
     server.evaluate("(defvar *image* 1)");
     server.evaluate("(setf *image* 2)");
-    let mut asked: Vec<Asked> = Vec::new();
+    let mut requests: Vec<Request> = Vec::new();
     let (mut errors, mut killed) = (0, false);
-    for act in acts {
-        match *act {
-            Act::Ask(what) => {
-                let id = i64::try_from(asked.len()).unwrap();
-                ask(&mut server, &mut asked, id, what);
+    for step in steps {
+        match *step {
+            Step::Send(program) => {
+                let id = i64::try_from(requests.len()).unwrap();
+                send_program(&mut server, &mut requests, id, program);
             }
-            Act::Cancel(back) | Act::Reuse(back, _) => {
-                let Some(place) = asked.len().checked_sub(back + 1) else { continue };
-                let id = asked[place].id;
-                // The id is the last one's that was asked under it.
-                let Some(last) = asked.iter_mut().rev().find(|last| last.id == id) else { continue };
+            Step::Cancel(back) | Step::Reuse(back, _) => {
+                let Some(place) = requests.len().checked_sub(back + 1) else { continue };
+                let id = requests[place].id;
+                // The cancellation applies to the last request with this id.
+                let Some(last) = requests.iter_mut().rev().find(|last| last.id == id) else { continue };
                 last.cancelled = true;
                 server.notify("notifications/cancelled", json!({"requestId": id}));
-                if let Act::Reuse(_, what) = *act {
-                    ask(&mut server, &mut asked, id, what);
+                if let Step::Reuse(_, program) = *step {
+                    send_program(&mut server, &mut requests, id, program);
                 }
             }
-            Act::Say(which) => {
-                let (line, refused) = SAYINGS[which];
+            Step::SendNoise(which) => {
+                let (line, refused) = NOISE_LINES[which];
                 server.send_raw(&[line, b"\n"].concat());
                 errors += usize::from(refused);
             }
-            Act::Wait(time) => std::thread::sleep(Duration::from_millis(time)),
-            Act::Kill =>
+            Step::Wait(time) => std::thread::sleep(Duration::from_millis(time)),
+            Step::Kill =>
             {
                 #[cfg(target_os = "linux")]
-                if !alone {
+                if !without_supervisor {
                     crate::processes::signal(crate::processes::worker(&server), "-KILL");
                     killed = true;
-                    asked.iter_mut().filter(|one| !one.cancelled).for_each(|one| one.killed = true);
+                    requests.iter_mut().filter(|request| !request.cancelled).for_each(|request| request.killed = true);
                 }
             }
         }
     }
-    for endless in asked.iter_mut().filter(|one| one.what == ENDLESS && !one.cancelled) {
+    for endless in requests.iter_mut().filter(|request| request.program == ENDLESS && !request.cancelled) {
         endless.cancelled = true;
         server.notify("notifications/cancelled", json!({"requestId": endless.id}));
     }
     let image = server.call_tool("evaluate-lisp", json!({"code": "*image*"})).0;
-    server.goes_on();
-    let crate::client::End { stderr, transcript, .. } = server.finish();
-    // A kill while the definition is restored is taken for its fault.
+    server.assert_works();
+    let crate::client::ServerExit { stderr, transcript, .. } = server.finish();
+    // A kill during the replay of the definition may be blamed on it.
     assert!(killed || image.ends_with("=> 2"), "{image}\n{stderr}");
     let mut answers: HashMap<i64, Vec<&Value>> = HashMap::new();
     for message in &transcript {
@@ -417,40 +417,41 @@ fn plays(alone: bool, acts: &[Act]) {
             None => errors -= 1,
         }
     }
-    assert_eq!(errors, 0, "answers to what was nobody's request");
-    for one in &asked {
-        let of_id = answers.get(&one.id).map_or(&[][..], Vec::as_slice);
+    assert_eq!(errors, 0, "errors without a request");
+    for request in &requests {
+        let of_id = answers.get(&request.id).map_or(&[][..], Vec::as_slice);
         let is_its = |answer: &&&Value| {
             let (text, is_error) = crate::client::outcome(answer);
             if is_error {
-                text.contains(&format!("failed {}\n", one.number))
+                text.contains(&format!("failed {}\n", request.number))
             } else {
-                text.ends_with(&format!("=> {}", one.number))
+                text.ends_with(&format!("=> {}", request.number))
             }
         };
-        if one.cancelled && one.what == ENDLESS && !one.killed {
-            let uses = asked.iter().filter(|other| other.id == one.id).count();
-            assert!(of_id.len() < uses, "{one:?} was answered: {of_id:?}");
-        } else if !one.cancelled && matches!(one.what, 0..=3 | 6) && !one.killed {
-            assert_eq!(of_id.iter().filter(is_its).count(), 1, "{one:?}: {of_id:?}");
+        if request.cancelled && request.program == ENDLESS && !request.killed {
+            let uses = requests.iter().filter(|other| other.id == request.id).count();
+            assert!(of_id.len() < uses, "{request:?} was answered: {of_id:?}");
+        } else if !request.cancelled && matches!(request.program, 0..=3 | 6) && !request.killed {
+            assert_eq!(of_id.iter().filter(is_its).count(), 1, "{request:?}: {of_id:?}");
         }
     }
     for (id, of_id) in &answers {
-        let uses: Vec<_> = asked.iter().filter(|one| one.id == *id).collect();
+        let uses: Vec<_> = requests.iter().filter(|request| request.id == *id).collect();
         if !uses.is_empty() {
-            let owed = uses.iter().filter(|one| !one.cancelled).count();
+            let owed = uses.iter().filter(|request| !request.cancelled).count();
             assert!((owed..=uses.len()).contains(&of_id.len()), "{uses:?}: {of_id:?}");
         }
     }
-    let unanswered = asked.iter().find(|one| !one.cancelled && !answers.contains_key(&one.id));
+    let unanswered = requests.iter().find(|request| !request.cancelled && !answers.contains_key(&request.id));
     assert!(unanswered.is_none(), "{unanswered:?}");
 }
 
 #[test]
 fn random_calls_cancellations_noise_and_kills_get_one_answer_per_call() {
     let config = Config { cases: cases(40), max_shrink_iters: 30, failure_persistence: None, ..Config::default() };
-    let outcome = TestRunner::new(config).run(&schedule(), |(alone, acts)| {
-        std::panic::catch_unwind(|| plays(alone, &acts)).map_err(|reason| TestCaseError::fail(panic_text(&*reason)))
+    let outcome = TestRunner::new(config).run(&schedule(), |(without_supervisor, steps)| {
+        std::panic::catch_unwind(|| run_schedule(without_supervisor, &steps))
+            .map_err(|reason| TestCaseError::fail(panic_text(&*reason)))
     });
     if let Err(error) = outcome {
         panic!("{error}");

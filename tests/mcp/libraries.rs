@@ -1,4 +1,4 @@
-//! The Lisp libraries that Debian installs, and a cache with their compiled files for each test that loads them.
+//! The Lisp libraries that Debian installs, with a cache of their compiled files for each test that loads them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,13 +8,13 @@ use serde_json::json;
 
 use crate::client::{Scratch, Server};
 
-/// Where Debian installs Lisp systems.
+/// The directory in which Debian installs Lisp systems.
 pub(crate) const INSTALLED: &str = "/usr/share/common-lisp/source";
 
-/// The systems that tests load, each by the name of its directory.
+/// The systems that tests load, by the names of their directories.
 const SYSTEMS: [&str; 5] = ["alexandria", "esrap", "fiveam", "rt", "slime"];
 
-/// True when the Lisp system in this directory is installed. A test that needs another one is left out, but not in CI.
+/// Returns true if the Lisp system in this directory is installed. Otherwise the test is skipped; in CI it fails.
 pub(crate) fn installed(system: &str) -> bool {
     let there = Path::new(INSTALLED).join(system).exists();
     assert!(there || std::env::var_os("CI").is_none(), "scripts/setup.sh test installs {system}");
@@ -24,8 +24,7 @@ pub(crate) fn installed(system: &str) -> bool {
     there
 }
 
-/// A cache directory with the compiled files of [`SYSTEMS`]. They are compiled once, whatever uses them, and kept with the
-/// build.
+/// A cache directory with the compiled files of [`SYSTEMS`], compiled once and kept in the target directory.
 static COMPILED: LazyLock<PathBuf> = LazyLock::new(|| {
     let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("compiled-libraries");
     if !kept.exists() {
@@ -39,20 +38,20 @@ static COMPILED: LazyLock<PathBuf> = LazyLock::new(|| {
             assert!(!is_error, "{text}");
         }
         server.finish();
-        // Another test program may have been first.
+        // Another test process may have created the directory first.
         let _ = std::fs::rename(cache.join("cache"), &kept);
     }
     kept
 });
 
-/// Starts a server whose own cache has the installed libraries compiled; nothing has been said yet.
+/// Starts a server whose cache contains the compiled installed libraries, without sending anything.
 pub(crate) fn start_with(arguments: &[&str]) -> Server {
     let server = Server::start_with(arguments);
     copy_to(&server);
     server
 }
 
-/// Puts the compiled libraries into the cache of a server that has not used it yet.
+/// Copies the compiled libraries into the cache of a server that has not used it yet.
 pub(crate) fn copy_to(server: &Server) {
     let cache = server.home().join("XDG_CACHE_HOME");
     let copied = Command::new("cp").arg("-a").arg(COMPILED.join(".")).arg(cache).status();

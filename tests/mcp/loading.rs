@@ -1,20 +1,20 @@
-//! The tool load: systems through ASDF, and files.
+//! The load tool: systems through ASDF, and files.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
-use crate::client::{BINARY, Scratch, Server, bad, good};
+use crate::client::{BINARY, Scratch, Server, call_err, call_ok};
 use sbcl_core::Recipe;
 use serde_json::json;
 
-/// A directory with systems, and one for their fasls. Both are removed at the end.
-struct Place {
+/// A working directory with systems, and a cache for their fasls.
+struct Project {
     root: Scratch,
 }
 
-impl Place {
+impl Project {
     fn new() -> Self {
         let root = Scratch::new();
         for directory in ["work", "cache", "home"] {
@@ -27,7 +27,7 @@ impl Place {
         self.root.join("work").join(name)
     }
 
-    /// Writes a file of the working directory, with directories.
+    /// Writes a file in the working directory, creating its parent directories.
     fn write(&self, name: &str, text: impl AsRef<[u8]>) -> &Self {
         let path = self.path(name);
         std::fs::create_dir_all(path.parent().expect("below the root")).expect("a directory");
@@ -35,7 +35,7 @@ impl Place {
         self
     }
 
-    /// A system of these files, loaded in this order.
+    /// Writes a system of these files, loaded in this order.
     fn system(&self, name: &str, files: &[(&str, &str)]) -> &Self {
         let components: Vec<_> = files.iter().map(|(file, _)| format!("(:file \"{file}\")")).collect();
         let definition = format!("(defsystem \"{name}\" :serial t :components ({}))", components.join(" "));
@@ -46,7 +46,7 @@ impl Place {
         self
     }
 
-    /// A program that works here and has its fasls and its home here.
+    /// Returns a command that runs `program` in the working directory, with the project's cache and home.
     fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.root.join("work"));
@@ -54,7 +54,7 @@ impl Place {
         command
     }
 
-    /// Has the fasls of a system made by another image.
+    /// Compiles a system in another image.
     fn build(&self, system: &str) -> &Self {
         load(&mut self.server(), json!({"system": system, "directory": system}));
         self
@@ -71,19 +71,19 @@ impl Place {
     }
 }
 
-/// Loads what must come to load.
+/// Loads a system or file, which must succeed, and returns the answer.
 #[track_caller]
 fn load(server: &mut Server, arguments: serde_json::Value) -> String {
-    without_times(&good(server, "load-system", arguments))
+    without_times(&call_ok(server, "load-system", arguments))
 }
 
-/// Loads what must fail.
+/// Loads a system or file, which must fail, and returns the report.
 #[track_caller]
-fn fails(server: &mut Server, arguments: serde_json::Value) -> String {
-    bad(server, "load-system", arguments)
+fn load_err(server: &mut Server, arguments: serde_json::Value) -> String {
+    call_err(server, "load-system", arguments)
 }
 
-/// An answer with its seconds as `T s`.
+/// Returns an answer with its seconds replaced by `T s`.
 fn without_times(text: &str) -> String {
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     for line in &mut lines {
@@ -96,16 +96,16 @@ fn without_times(text: &str) -> String {
     lines.join("\n")
 }
 
-/// What is in front of an answer's backtrace.
-fn front(text: &str) -> &str {
+/// Returns the part of an answer before its backtrace.
+fn before_backtrace(text: &str) -> &str {
     text.split("\n\n[Backtrace]").next().unwrap_or(text)
 }
 
 const PACKAGE: &str = "(defpackage :app (:use :cl) (:export #:run))";
 
-/// A system that loads.
-fn app(place: &Place) {
-    place.system(
+/// Writes a system that loads.
+fn app(project: &Project) {
+    project.system(
         "app",
         &[
             ("package", PACKAGE),
@@ -119,29 +119,29 @@ fn app(place: &Place) {
 
 #[test]
 fn system_loads_from_its_directory_and_recompiles_changed_files() {
-    let place = Place::new();
-    app(&place);
-    let mut server = place.server();
+    let project = Project::new();
+    app(&project);
+    let mut server = project.server();
     let text = load(&mut server, json!({"system": "app", "directory": "app"}));
     assert_eq!(text, "Loaded app: 3 files, 3 compiled, T s\nDefined in app/app.asd");
     assert_eq!(server.evaluate("(app:run)"), "=> 2");
-    // Functions know where they are.
+    // Loaded functions have source locations.
     server.evaluate("(handler-bind ((error #'invoke-debugger)) 1)");
-    let frames = bad(&mut server, "evaluate-lisp", json!({"code": "(app::add :x)"}));
+    let frames = call_err(&mut server, "evaluate-lisp", json!({"code": "(app::add :x)"}));
     assert!(frames.contains("(APP::ADD :X)"), "{frames}");
-    let frames = good(&mut server, "get-backtrace", json!({}));
+    let frames = call_ok(&mut server, "get-backtrace", json!({}));
     assert!(frames.contains("at app/a.lisp:4: (1+ x))"), "{frames}");
-    // What is up to date says so, and its directory stays known.
+    // An up-to-date system is reported as such, and its directory is remembered.
     assert_eq!(load(&mut server, json!({"system": "app"})), "app is up to date: 3 files, T s");
     let text = load(&mut server, json!({"system": "app", "force": "self"}));
     assert_eq!(text, "Loaded app: 3 files, 3 compiled, T s");
-    // The next image finds the fasls.
-    let mut server = place.server();
+    // Another image finds the fasls.
+    let mut server = project.server();
     let text = load(&mut server, json!({"path": "app/app.asd"}));
     assert_eq!(text, "Loaded app: 3 files, T s\nDefined in app/app.asd");
     assert_eq!(server.evaluate("(app:run)"), "=> 2");
-    // A changed file is seen, with what comes after it.
-    place.write("app/a.lisp", "(in-package :app)\n\n(defun add (x)\n  (+ 10 x))\n");
+    // A changed file and the files after it are compiled again.
+    project.write("app/a.lisp", "(in-package :app)\n\n(defun add (x)\n  (+ 10 x))\n");
     let text = load(&mut server, json!({"system": ":APP"}));
     assert_eq!(text, "Loaded app: 2 files, 2 compiled, T s");
     assert_eq!(server.evaluate("(app:run)"), "=> 11");
@@ -149,28 +149,28 @@ fn system_loads_from_its_directory_and_recompiles_changed_files() {
 
 #[test]
 fn asd_file_is_found_above_and_below_the_directory_and_by_system_name() {
-    let place = Place::new();
-    app(&place);
-    place.write("app/deep/down/x.txt", "");
-    place.write(
+    let project = Project::new();
+    app(&project);
+    project.write("app/deep/down/x.txt", "");
+    project.write(
         "several/several.asd",
         "(defsystem \"several\")\n(defsystem \"several/tests\" :components ((:file \"t\")))",
     );
-    place.write("odd/odd.asd", "(defsystem \"odd\")\n(asdf:defsystem #:other-name)");
-    place.write("several/t.lisp", "(defun cl-user::from-tests () :tests)");
+    project.write("odd/odd.asd", "(defsystem \"odd\")\n(asdf:defsystem #:other-name)");
+    project.write("several/t.lisp", "(defun cl-user::from-tests () :tests)");
     for arguments in [
         json!({"system": "app", "directory": "app/deep/down"}),
         json!({"system": "app", "directory": "."}),
         json!({"system": "app"}),
         json!({"path": "app"}),
         json!({"directory": "app"}),
-        json!({"path": place.path("app/app.asd")}),
-        json!({"system": "#:APP", "directory": place.path("app")}),
+        json!({"path": project.path("app/app.asd")}),
+        json!({"system": "#:APP", "directory": project.path("app")}),
     ] {
-        let text = load(&mut place.server(), arguments.clone());
+        let text = load(&mut project.server(), arguments.clone());
         assert!(text.ends_with("\nDefined in app/app.asd"), "{arguments}: {text}");
     }
-    let mut server = place.server();
+    let mut server = project.server();
     let text = load(&mut server, json!({"system": "several/tests", "directory": "several"}));
     assert_eq!(text, "Loaded several/tests: 1 file, 1 compiled, T s\nDefined in several/several.asd");
     assert_eq!(server.evaluate("(from-tests)"), "=> :TESTS");
@@ -180,25 +180,25 @@ fn asd_file_is_found_above_and_below_the_directory_and_by_system_name() {
         "{text}"
     );
     assert_eq!(text.matches("contains definition for system").count(), 1, "{text}");
-    // Several in one directory.
-    place.write("several/more.asd", "(defsystem \"more\")");
-    let text = fails(&mut server, json!({"path": "several"}));
-    assert!(text.ends_with("has several .asd files: name a system of more, several."), "{text}");
+    // Several system definitions in one directory.
+    project.write("several/more.asd", "(defsystem \"more\")");
+    let text = load_err(&mut server, json!({"path": "several"}));
+    assert!(text.ends_with("has several .asd files: name one of the systems more, several."), "{text}");
     for (arguments, message) in [
         (json!({}), "load-system needs the argument system or path."),
         (json!({"system": "a", "path": "b"}), "load-system takes system or path, not both."),
         (json!({"system": "app", "directory": "nowhere"}), "directory: there is no directory "),
         (json!({"system": "app", "force": "yes"}), "load-system: force must be one of none, self, all, not \"yes\"."),
     ] {
-        let text = fails(&mut server, arguments);
+        let text = load_err(&mut server, arguments);
         assert!(text.starts_with(message), "{text}");
     }
 }
 
 #[test]
 fn warnings_name_file_line_column_and_form() {
-    let place = Place::new();
-    place.system(
+    let project = Project::new();
+    project.system(
         "notes",
         &[
             ("a", "(defpackage :notes (:use :cl))\n(in-package :notes)\n\n(defun pad (n)\n  (let ((m 1))\n    (nowhere)))\n"),
@@ -209,7 +209,7 @@ fn warnings_name_file_line_column_and_form() {
             ),
         ],
     );
-    let mut server = place.server();
+    let mut server = project.server();
     let text = load(&mut server, json!({"system": "notes", "directory": "notes"}));
     let expected = "Loaded notes: 2 files, 2 compiled, 5 warnings, T s
 Defined in notes/notes.asd
@@ -224,8 +224,8 @@ notes/b.lisp:4:3 in (DEFUN CALL): STYLE-WARNING: The function PAD is called with
 notes/b.lisp:6:1 in (WARN): NOTES::MINE: Condition NOTES::MINE was signalled.
 notes/a.lisp:6:5 in (DEFUN NOTES::PAD): STYLE-WARNING: undefined function: NOTES::NOWHERE";
     assert_eq!(text, expected);
-    // Long output is cut: the evaluation has it.
-    place.write("notes/long.lisp", "(dotimes (i 1000) (format t \"line ~d~%\" i))");
+    // Long output is cut; check-evaluation has all of it.
+    project.write("notes/long.lisp", "(dotimes (i 1000) (format t \"line ~d~%\" i))");
     let text = load(&mut server, json!({"path": "notes/long.lisp"}));
     assert!(text.starts_with("Loaded notes/long.lisp: 1 file, T s\n\n[stdout]\nline 0\n"), "{text}");
     assert!(text.len() < 2_000 && text.contains("\"part\": \"output\"") && text.ends_with("line 999"), "{text}");
@@ -233,8 +233,8 @@ notes/a.lisp:6:5 in (DEFUN NOTES::PAD): STYLE-WARNING: undefined function: NOTES
 
 #[test]
 fn failed_load_names_file_line_form_and_condition() {
-    let place = Place::new();
-    let mut server = place.server();
+    let project = Project::new();
+    let mut server = project.server();
     let package = ("p", "(defpackage :broken (:use :cl))");
     let cases: &[(&str, &[u8], &[&str])] = &[
         (
@@ -280,23 +280,23 @@ fn failed_load_names_file_line_form_and_condition() {
         ),
     ];
     for (name, text, expected) in cases {
-        place.system(name, &[package, ("a", "")]);
-        place.write(&format!("{name}/a.lisp"), text);
+        project.system(name, &[package, ("a", "")]);
+        project.write(&format!("{name}/a.lisp"), text);
         let arguments = json!({"system": name, "directory": name});
-        // Again, too: what does not compile leaves nothing behind that loads.
+        // The second attempt fails as well: a failed compilation leaves no fasl that loads.
         for _ in 0..2 {
-            let answer = fails(&mut server, arguments.clone());
+            let answer = load_err(&mut server, arguments.clone());
             for part in *expected {
-                assert!(front(&answer).contains(part), "{name} lacks {part:?}:\n{answer}");
+                assert!(before_backtrace(&answer).contains(part), "{name} lacks {part:?}:\n{answer}");
             }
             assert!(!answer.contains("EVAL"), "{answer}");
             assert!(answer.matches("in (DEFUN F)").count() <= 1, "each is told once:\n{answer}");
-            let described = good(&mut server, "describe-last-error", json!({}));
+            let described = call_ok(&mut server, "describe-last-error", json!({}));
             let last = expected.last().unwrap().trim();
             assert!(described.contains(last), "{described}");
             assert!(described.contains(". RETRY - ") && described.contains(". ABORT - "), "{described}");
         }
-        place.write(&format!("{name}/a.lisp"), "(in-package :broken)\n(defun f () :mended)\n");
+        project.write(&format!("{name}/a.lisp"), "(in-package :broken)\n(defun f () :mended)\n");
         load(&mut server, arguments);
         assert_eq!(server.evaluate("(broken::f)"), "=> :MENDED", "{name}");
         assert!(crate::client::last_error(&mut server).starts_with("No error information available."));
@@ -305,56 +305,62 @@ fn failed_load_names_file_line_form_and_condition() {
 
 #[test]
 fn missing_file_or_system_is_reported_with_the_requiring_system() {
-    let place = Place::new();
-    let mut server = place.server();
-    place.write("no-file/no-file.asd", "(defsystem \"no-file\" :components ((:file \"gone\")))");
-    let text = fails(&mut server, json!({"system": "no-file", "directory": "no-file"}));
-    assert!(front(&text).contains("no-file/gone.lisp"), "{text}");
-    assert!(front(&text).contains("ASDF was compiling #<CL-SOURCE-FILE \"no-file\" \"gone\">."), "{text}");
+    let project = Project::new();
+    let mut server = project.server();
+    project.write("no-file/no-file.asd", "(defsystem \"no-file\" :components ((:file \"gone\")))");
+    let text = load_err(&mut server, json!({"system": "no-file", "directory": "no-file"}));
+    assert!(before_backtrace(&text).contains("no-file/gone.lisp"), "{text}");
+    assert!(before_backtrace(&text).contains("ASDF was compiling #<CL-SOURCE-FILE \"no-file\" \"gone\">."), "{text}");
 
-    place.write("wants/wants.asd", "(defsystem \"wants\" :depends-on (\"no-fiel\"))");
-    let text = fails(&mut server, json!({"system": "wants", "directory": "wants"}));
+    project.write("wants/wants.asd", "(defsystem \"wants\" :depends-on (\"no-fiel\"))");
+    let text = load_err(&mut server, json!({"system": "wants", "directory": "wants"}));
     let expected = "[ERROR] ASDF/FIND-COMPONENT:MISSING-DEPENDENCY\n\
                     Component \"no-fiel\" not found, required by #<SYSTEM \"wants\">\nDid you mean no-file?\nNot found in ";
     assert!(text.starts_with(expected), "{text}");
-    assert!(front(&text).ends_with("\nNeither Quicklisp nor OCICL is installed for this user, to fetch it."), "{text}");
+    assert!(
+        before_backtrace(&text).ends_with("\nNeither Quicklisp nor OCICL is installed for this user, to fetch it."),
+        "{text}"
+    );
 
-    let text = fails(&mut server, json!({"system": "wnats"}));
+    let text = load_err(&mut server, json!({"system": "wnats"}));
     assert!(
         text.starts_with("[ERROR] ASDF/FIND-COMPONENT:MISSING-COMPONENT\nComponent \"wnats\" not found\n"),
         "{text}"
     );
     assert!(text.contains("\nDid you mean wants?\nNot found in "), "{text}");
     assert!(
-        text.contains(&format!("{}, above it and one level below", place.path("").display()).replace("/,", ",")),
+        text.contains(&format!("{}, above it and one level below", project.path("").display()).replace("/,", ",")),
         "{text}"
     );
 
-    place.write(
+    project.write(
         "circle/circle.asd",
         "(defsystem \"circle\" :components ((:file \"a\" :depends-on (\"b\")) (:file \"b\" :depends-on (\"a\"))))",
     );
-    place.write("circle/a.lisp", "1").write("circle/b.lisp", "1");
-    let text = fails(&mut server, json!({"system": "circle", "directory": "circle"}));
+    project.write("circle/a.lisp", "1").write("circle/b.lisp", "1");
+    let text = load_err(&mut server, json!({"system": "circle", "directory": "circle"}));
     assert!(text.starts_with("[ERROR] ASDF/ACTION:CIRCULAR-DEPENDENCY\nCircular dependency: "), "{text}");
 
-    place.write("bad-asd/bad-asd.asd", "(defsystem \"bad-asd\"\n  :components ((:file \"a\"))\n");
-    let text = fails(&mut server, json!({"system": "bad-asd", "directory": "bad-asd"}));
+    project.write("bad-asd/bad-asd.asd", "(defsystem \"bad-asd\"\n  :components ((:file \"a\"))\n");
+    let text = load_err(&mut server, json!({"system": "bad-asd", "directory": "bad-asd"}));
     assert!(text.starts_with("[ERROR] ASDF/FIND-SYSTEM:LOAD-SYSTEM-DEFINITION-ERROR\n"), "{text}");
-    assert!(front(&text).contains("bad-asd/bad-asd.asd") && front(&text).contains("end of file"), "{text}");
-    server.goes_on();
+    assert!(
+        before_backtrace(&text).contains("bad-asd/bad-asd.asd") && before_backtrace(&text).contains("end of file"),
+        "{text}"
+    );
+    server.assert_works();
 }
 
 #[test]
 fn quicklisp_fetches_systems_not_found_by_asdf() {
-    let place = Place::new();
-    app(&place);
-    place.write("app/app.asd", "(defsystem \"app\" :depends-on (\"fetched\"))");
-    place.write("dist/fetched/fetched.asd", "(defsystem \"fetched\" :components ((:file \"f\")))");
-    place.write("dist/fetched/f.lisp", "(defun cl-user::fetched () :fetched)");
-    let dist = place.path("dist/fetched/");
+    let project = Project::new();
+    app(&project);
+    project.write("app/app.asd", "(defsystem \"app\" :depends-on (\"fetched\"))");
+    project.write("dist/fetched/fetched.asd", "(defsystem \"fetched\" :components ((:file \"f\")))");
+    project.write("dist/fetched/f.lisp", "(defun cl-user::fetched () :fetched)");
+    let dist = project.path("dist/fetched/");
     std::fs::write(
-        place.root.join("home/.sbclrc"),
+        project.root.join("home/.sbclrc"),
         format!(
             "(defpackage :ql (:use :cl) (:export #:quickload))
              (defun ql:quickload (name &key silent)
@@ -365,11 +371,11 @@ fn quicklisp_fetches_systems_not_found_by_asdf() {
         ),
     )
     .expect("the home is ours");
-    let mut server = place.server_with(&["--user-init"]);
+    let mut server = project.server_with(&["--user-init"]);
     let text = load(&mut server, json!({"system": "app", "directory": "app"}));
     assert!(text.starts_with("Loaded app: 1 file, 1 compiled, T s\nWith fetched\n"), "{text}");
     assert_eq!(server.evaluate("(fetched)"), "=> :FETCHED");
-    let text = fails(&mut server, json!({"system": "unheard-of"}));
+    let text = load_err(&mut server, json!({"system": "unheard-of"}));
     assert!(text.contains("unheard-of is in no dist"), "{text}");
 }
 
@@ -377,29 +383,30 @@ fn quicklisp_fetches_systems_not_found_by_asdf() {
 
 #[test]
 fn a_source_file_is_compiled_form_by_form() {
-    let place = Place::new();
-    place.write("one.lisp", "(defun later ()\n  (defined-below))\n\n(defun defined-below ()\n  (error \"here\"))\n");
-    let mut server = place.server();
+    let project = Project::new();
+    project.write("one.lisp", "(defun later ()\n  (defined-below))\n\n(defun defined-below ()\n  (error \"here\"))\n");
+    let mut server = project.server();
     assert_eq!(load(&mut server, json!({"path": "one.lisp"})), "Loaded one.lisp: 1 file, T s");
     assert_eq!(server.evaluate("(compiled-function-p #'later)"), "=> T");
-    bad(&mut server, "evaluate-lisp", json!({"code": "(later)"}));
-    let frames = good(&mut server, "get-backtrace", json!({}));
+    call_err(&mut server, "evaluate-lisp", json!({"code": "(later)"}));
+    let frames = call_ok(&mut server, "get-backtrace", json!({}));
     assert!(frames.contains("(DEFINED-BELOW)\n     at one.lisp:5: (error \"here\"))"), "{frames}");
-    // What the compiler makes a run-time error of loads, as under bare SBCL.
-    place.write("two.lisp", "(defmacro bad () (error \"macro\"))\n(defun two ()\n  (bad))\n");
+    // A form that the compiler replaces by a run-time error loads, as in bare SBCL.
+    project.write("two.lisp", "(defmacro bad () (error \"macro\"))\n(defun two ()\n  (bad))\n");
     let text = load(&mut server, json!({"path": "two.lisp"}));
     assert!(text.starts_with("Loaded two.lisp: 1 file, 1 compile-time error, T s\n\n[warnings]\ntwo.lisp:3:3 in (DEFUN TWO): COMPILE-TIME-ERROR: "), "{text}");
-    // Errors have their place.
-    place.write("three.lisp", "(defvar *a* 1)\n\n(defun three ()\n  (car *a*))\n(defvar *b*\n  (three))\n");
-    let text = fails(&mut server, json!({"path": "three.lisp"}));
+    // Errors have a source location.
+    project.write("three.lisp", "(defvar *a* 1)\n\n(defun three ()\n  (car *a*))\n(defvar *b*\n  (three))\n");
+    let text = load_err(&mut server, json!({"path": "three.lisp"}));
     assert!(
-        front(&text).contains("[ERROR] TYPE-ERROR\nThe value 1 is not of type LIST\nIn three.lisp:5, in (DEFVAR *B*)."),
+        before_backtrace(&text)
+            .contains("[ERROR] TYPE-ERROR\nThe value 1 is not of type LIST\nIn three.lisp:5, in (DEFVAR *B*)."),
         "{text}"
     );
-    let text = fails(&mut server, json!({"path": "nowhere.lisp"}));
+    let text = load_err(&mut server, json!({"path": "nowhere.lisp"}));
     assert!(text.starts_with("[ERROR] ") && text.contains("nowhere.lisp"), "{text}");
-    // The package is the call's, and the session's stays.
-    place.write("four.lisp", "(defun four () 4)");
+    // The `package` argument applies to this call only.
+    project.write("four.lisp", "(defun four () 4)");
     server.evaluate("(defpackage :other (:use :cl))");
     load(&mut server, json!({"path": "four.lisp", "package": "OTHER"}));
     assert_eq!(server.evaluate("(list (other::four) (package-name *package*))"), "=> (4 \"COMMON-LISP-USER\")");
@@ -407,14 +414,14 @@ fn a_source_file_is_compiled_form_by_form() {
 
 #[test]
 fn fasl_of_another_sbcl_or_incomplete_fasl_is_rebuilt_from_source() {
-    let place = Place::new();
-    place.write("one.lisp", "(defun one () 1)");
-    let mut server = place.server();
-    server.evaluate(&format!("(compile-file {:?})", place.path("one.lisp")));
+    let project = Project::new();
+    project.write("one.lisp", "(defun one () 1)");
+    let mut server = project.server();
+    server.evaluate(&format!("(compile-file {:?})", project.path("one.lisp")));
     assert_eq!(load(&mut server, json!({"path": "one.fasl"})), "Loaded one.fasl: 1 file, T s");
     assert_eq!(server.evaluate("(one)"), "=> 1");
     let date = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).expect("a date");
-    // What depends on a fasl that is newer would be compiled, too.
+    // The date must not change: files that depend on a newer fasl would be compiled, too.
     let overwrite = |path: &Path, bytes: &[u8], date: SystemTime| {
         std::fs::write(path, bytes).expect("it is ours");
         File::options().append(true).open(path).expect("a file").set_modified(date).expect("it is ours");
@@ -429,37 +436,37 @@ fn fasl_of_another_sbcl_or_incomplete_fasl_is_rebuilt_from_source() {
         }
         overwrite(path, &fasl, date(path));
     };
-    spoil(&place.path("one.fasl"));
-    place.write("one.lisp", "(defun one () :anew)");
+    spoil(&project.path("one.fasl"));
+    project.write("one.lisp", "(defun one () :anew)");
     let text = load(&mut server, json!({"path": "one.fasl"}));
     assert!(text.contains("one.fasl was made by another SBCL: its source was loaded in its place."), "{text}");
     assert_eq!(server.evaluate("(one)"), "=> :ANEW");
 
-    app(&place);
+    app(&project);
     load(&mut server, json!({"system": "app", "directory": "app"}));
-    let find = Command::new("find").arg(place.root.join("cache")).args(["-name", "a.fasl"]).output().expect("find");
+    let find = Command::new("find").arg(project.root.join("cache")).args(["-name", "a.fasl"]).output().expect("find");
     let fasl = String::from_utf8(find.stdout).expect("a name");
     let fasl = Path::new(fasl.trim());
     let compiled = date(fasl);
     spoil(fasl);
-    let mut server = place.server();
+    let mut server = project.server();
     let text = load(&mut server, json!({"system": "app", "directory": "app"}));
     assert!(text.starts_with("Loaded app: 3 files, 1 compiled, T s"), "{text}");
     assert_eq!(server.evaluate("(app:run)"), "=> 2");
 
-    // Nothing, a part of the header, code that ends too early.
+    // An empty file, a part of the header, and code that ends too early.
     let whole = std::fs::read(fasl).expect("a fasl");
     for length in [0, 20, 200, whole.len() / 2, whole.len() - 1] {
         overwrite(fasl, &whole[..length], compiled);
-        let mut server = place.server();
+        let mut server = project.server();
         let text = load(&mut server, json!({"system": "app", "directory": "app"}));
         assert!(text.starts_with("Loaded app: 3 files, 1 compiled, T s"), "{length}: {text}");
         assert_eq!(server.evaluate("(app:run)"), "=> 2");
     }
     overwrite(fasl, &whole[..200], compiled);
-    let text = fails(&mut place.server(), json!({"path": fasl}));
-    assert!(front(&text).contains("a.fasl"), "{text}");
-    overwrite(&place.path("one.fasl"), &whole[..200], compiled);
+    let text = load_err(&mut project.server(), json!({"path": fasl}));
+    assert!(before_backtrace(&text).contains("a.fasl"), "{text}");
+    overwrite(&project.path("one.fasl"), &whole[..200], compiled);
     let text = load(&mut server, json!({"path": "one.fasl"}));
     assert!(text.contains("one.fasl is not whole: its source was loaded in its place."), "{text}");
     assert_eq!(server.evaluate("(one)"), "=> :ANEW");
@@ -467,11 +474,11 @@ fn fasl_of_another_sbcl_or_incomplete_fasl_is_rebuilt_from_source() {
 
 #[test]
 fn unbalanced_file_error_hints_at_the_misplaced_parenthesis() {
-    let place = Place::new();
-    let mut server = place.server();
-    place.write("few.lisp", "(defun a (x)\n  (list x)\n\n(defun b (y)\n  (list y))\n");
-    place.write("many.lisp", "(defun a (x)\n  (list x)))\n\n(defun b (y)\n  (list y))\n");
-    place.write("fine.lisp", "(defun a () (with-input-from-string (in \"(\") (read in)))\n(a)\n");
+    let project = Project::new();
+    let mut server = project.server();
+    project.write("few.lisp", "(defun a (x)\n  (list x)\n\n(defun b (y)\n  (list y))\n");
+    project.write("many.lisp", "(defun a (x)\n  (list x)))\n\n(defun b (y)\n  (list y))\n");
+    project.write("fine.lisp", "(defun a () (with-input-from-string (in \"(\") (read in)))\n(a)\n");
     for (file, hint) in [
         (
             "few.lisp",
@@ -480,7 +487,7 @@ fn unbalanced_file_error_hints_at_the_misplaced_parenthesis() {
         ("many.lisp", Some("line 2: one ) too many at 2:12")),
         ("fine.lisp", None),
     ] {
-        let text = fails(&mut server, json!({"path": file}));
+        let text = load_err(&mut server, json!({"path": file}));
         let said = text.lines().find_map(|line| line.strip_prefix("By the indentation, "));
         assert_eq!(said, hint, "{text}");
     }
@@ -490,7 +497,7 @@ fn unbalanced_file_error_hints_at_the_misplaced_parenthesis() {
 
 #[test]
 fn reload_names_stale_definitions_and_defvars_with_old_values() {
-    let place = Place::new();
+    let project = Project::new();
     let before = "(in-package :app)
 (defvar *limit* 10)
 (defvar *same* 1)
@@ -514,10 +521,10 @@ fn reload_names_stale_definitions_and_defvars_with_old_values() {
 (defgeneric meth (x))
 (defmethod meth ((x integer)) 1)
 ";
-    place.system("app", &[("package", PACKAGE), ("a", before), ("b", "(in-package :app)")]).build("app");
-    let mut server = place.server();
+    project.system("app", &[("package", PACKAGE), ("a", before), ("b", "(in-package :app)")]).build("app");
+    let mut server = project.server();
     load(&mut server, json!({"system": "app", "directory": "app"}));
-    place.write("app/a.lisp", after).write("app/b.lisp", "(in-package :app)\n(defun moved () 2)");
+    project.write("app/a.lisp", after).write("app/b.lisp", "(in-package :app)\n(defun moved () 2)");
     let text = load(&mut server, json!({"system": "app"}));
     let expected = "[notice]
 APP::*LIMIT* keeps the value that it had: its DEFVAR in app/a.lisp has changed, and gives none to a variable that has one. \
@@ -528,14 +535,14 @@ app/a.lisp no longer defines what is still there from before: function APP::GONE
 Loaded app: 2 files, 2 compiled, T s";
     assert_eq!(text, expected);
     assert_eq!(server.evaluate("(list app::*limit* app::*parameter* (app::moved))"), "=> (10 2 2)");
-    // Told once: nothing has changed since.
+    // The notice comes once, since nothing has changed afterwards.
     let text = load(&mut server, json!({"system": "app", "force": "self"}));
     assert_eq!(text, "Loaded app: 3 files, 3 compiled, T s");
-    // Files, too; and what is gone is not told of.
-    place.write("f.lisp", "(defvar *v* 1)\n(defun f () 1)\n(defun g () 1)");
+    // The same holds for files; and definitions that were removed from the image are not named.
+    project.write("f.lisp", "(defvar *v* 1)\n(defun f () 1)\n(defun g () 1)");
     load(&mut server, json!({"path": "f.lisp"}));
     server.evaluate("(makunbound '*v*) (fmakunbound 'g)");
-    place.write("f.lisp", "(defvar *v* 2)");
+    project.write("f.lisp", "(defvar *v* 2)");
     let text = load(&mut server, json!({"path": "f.lisp"}));
     insta::assert_snapshot!(text, @r"
     [notice]
@@ -546,37 +553,37 @@ Loaded app: 2 files, 2 compiled, T s";
     assert_eq!(server.evaluate("*v*"), "=> 2");
 }
 
-// ---- The session
+// ---- Error state and recovery
 
 #[test]
 fn load_sets_the_error_state_like_an_evaluation() {
-    let place = Place::new();
-    app(&place);
-    place
+    let project = Project::new();
+    app(&project);
+    project
         .write("bad.lisp", "(error \"first\")")
         .write("held.lisp", "(defvar *x* (restart-case (error \"held\") (use-value (v) v)))");
-    let mut server = place.server();
-    fails(&mut server, json!({"path": "bad.lisp"}));
+    let mut server = project.server();
+    load_err(&mut server, json!({"path": "bad.lisp"}));
     assert!(crate::client::last_error(&mut server).starts_with("Error: SIMPLE-ERROR\n  first\n"));
-    let shown = good(&mut server, "check-evaluation", json!({}));
+    let shown = call_ok(&mut server, "check-evaluation", json!({}));
     assert!(shown.contains("(cl:load #P\"") && shown.contains("bad.lisp"), "{shown}");
     load(&mut server, json!({"system": "app", "directory": "app"}));
     assert!(crate::client::last_error(&mut server).starts_with("No error information available."));
-    // Held where it fails, and gone on with.
-    let text = fails(&mut server, json!({"path": "held.lisp", "on-error": "debug"}));
+    // A load can be held where it fails, and resumed.
+    let text = load_err(&mut server, json!({"path": "held.lisp", "on-error": "debug"}));
     assert!(text.contains("\n[Debugger]\nHeld. Restarts:\n  1. USE-VALUE"), "{text}");
-    let text = good(&mut server, "invoke-restart", json!({"restart": "USE-VALUE", "values": "7"}));
+    let text = call_ok(&mut server, "invoke-restart", json!({"restart": "USE-VALUE", "values": "7"}));
     assert!(without_times(&text).ends_with("Loaded held.lisp: 1 file, T s"), "{text}");
     assert_eq!(server.evaluate("*x*"), "=> 7");
-    // A time limit, and the user's printer variables.
-    place.write("slow.lisp", "(loop)");
-    let text = fails(&mut server, json!({"path": "slow.lisp", "timeout": 0.3}));
+    // A time limit, and unusual printer variables.
+    project.write("slow.lisp", "(loop)");
+    let text = load_err(&mut server, json!({"path": "slow.lisp", "timeout": 0.3}));
     assert!(text.starts_with("[ERROR] TIMEOUT\n"), "{text}");
     server.evaluate("(setf *print-base* 2 *print-radix* t *print-case* :capitalize *print-length* 1 *read-base* 3)");
     let text = load(&mut server, json!({"system": "app", "force": "all"}));
     assert_eq!(text, "Loaded app: 3 files, 3 compiled, T s");
-    // After a reset nothing is known of files that were loaded.
-    good(&mut server, "reset-session", json!({}));
+    // A reset forgets the loaded files.
+    call_ok(&mut server, "reset-session", json!({}));
     let text = load(&mut server, json!({"system": "app", "directory": "app"}));
     assert_eq!(text, "Loaded app: 3 files, T s\nDefined in app/app.asd");
 }
@@ -584,10 +591,10 @@ fn load_sets_the_error_state_like_an_evaluation() {
 #[cfg(target_os = "linux")]
 #[test]
 fn loaded_systems_and_files_are_restored_after_image_loss() {
-    let place = Place::new();
-    app(&place);
-    place.write("one.lisp", "(defun one () 1)");
-    let mut server = place.server();
+    let project = Project::new();
+    app(&project);
+    project.write("one.lisp", "(defun one () 1)");
+    let mut server = project.server();
     load(&mut server, json!({"system": "app", "directory": "app"}));
     load(&mut server, json!({"path": "one.lisp"}));
     crate::processes::kill_worker(&server);
@@ -597,32 +604,33 @@ fn loaded_systems_and_files_are_restored_after_image_loss() {
 
 #[test]
 fn progress_notifications_name_files_being_compiled_and_loaded() {
-    let place = Place::new();
-    app(&place);
-    // A report comes every quarter of a second.
-    place.write("app/b.lisp", "(in-package :app)\n(eval-when (:compile-toplevel) (sleep 1.5))\n(defun run () (add 1))");
-    let mut server = place.server();
+    let project = Project::new();
+    app(&project);
+    // Progress is reported every quarter of a second.
+    project
+        .write("app/b.lisp", "(in-package :app)\n(eval-when (:compile-toplevel) (sleep 1.5))\n(defun run () (add 1))");
+    let mut server = project.server();
     let arguments = json!({"system": "app", "directory": "app"});
     let id = server
         .post("tools/call", json!({"name": "load-system", "arguments": arguments, "_meta": {"progressToken": 5}}));
-    let mut told = String::new();
+    let mut messages = String::new();
     let answer = loop {
         let message = server.receive().expect("an answer");
         if message["id"] == id {
             break message;
         }
         assert_eq!(message["method"], "notifications/progress", "{message}");
-        told += message["params"]["message"].as_str().unwrap_or_default();
+        messages += message["params"]["message"].as_str().unwrap_or_default();
     };
     assert!(answer["result"]["content"][0]["text"].as_str().unwrap().starts_with("Loaded app: 3 files"), "{answer}");
-    assert!(told.contains("compiling app/a.lisp\nloading app/a.lisp\ncompiling app/b.lisp"), "{told}");
+    assert!(messages.contains("compiling app/a.lisp\nloading app/a.lisp\ncompiling app/b.lisp"), "{messages}");
 }
 
 #[test]
 fn load_answers_with_structured_content() {
-    let place = Place::new();
-    app(&place);
-    let mut server = place.server_with(&["--structured-content"]);
+    let project = Project::new();
+    app(&project);
+    let mut server = project.server_with(&["--structured-content"]);
     let call = |server: &mut Server, arguments| {
         server.request("tools/call", json!({"name": "load-system", "arguments": arguments}))
     };
@@ -634,7 +642,7 @@ fn load_answers_with_structured_content() {
     assert_eq!(loaded, expected);
     let answer = call(&mut server, json!({"system": "app"}));
     assert_eq!(answer["result"]["structuredContent"]["loaded"]["upToDate"], true);
-    place.write("app/b.lisp", "(in-package :app)\n(defun run () (car 1))");
+    project.write("app/b.lisp", "(in-package :app)\n(defun run () (car 1))");
     let answer = call(&mut server, json!({"system": "app", "force": "self"}));
     let content = &answer["result"]["structuredContent"];
     assert!(
@@ -648,40 +656,40 @@ fn load_answers_with_structured_content() {
     );
 }
 
-// ---- Where things cannot be written
+// ---- Unwritable directories
 
 #[test]
 fn systems_load_without_a_writable_home_or_cache() {
-    let place = Place::new();
-    app(&place);
-    // Fasls go to the cache: the directory may be read-only, and there may be no home.
-    let mut command = place.command(BINARY);
-    command.env_remove("HOME").env("XDG_CACHE_HOME", place.path("app/app.asd/no-directory"));
+    let project = Project::new();
+    app(&project);
+    // Fasls go to the cache: the system's directory may be read-only, and there may be no home directory.
+    let mut command = project.command(BINARY);
+    command.env_remove("HOME").env("XDG_CACHE_HOME", project.path("app/app.asd/no-directory"));
     let mut server = Server::start_command(&mut command);
     server.initialize("2025-11-25");
     let text = load(&mut server, json!({"system": "app", "directory": "app"}));
     assert!(text.starts_with("Loaded app: 3 files, 3 compiled, T s"), "{text}");
     let mut names: Vec<_> =
-        std::fs::read_dir(place.path("app")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        std::fs::read_dir(project.path("app")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["a.lisp", "app.asd", "b.lisp", "package.lisp"]);
-    // A user's own output translations hold.
-    let translations = place.root.join("home/.config/common-lisp");
+    // The user's output translations apply.
+    let translations = project.root.join("home/.config/common-lisp");
     std::fs::create_dir_all(&translations).unwrap();
-    let fasls = place.root.join("fasls");
+    let fasls = project.root.join("fasls");
     std::fs::write(
         translations.join("asdf-output-translations.conf"),
         format!("(:output-translations (t {fasls:?}) :ignore-inherited-configuration)"),
     )
     .unwrap();
-    let mut server = place.server();
+    let mut server = project.server();
     load(&mut server, json!({"system": "app", "directory": "app"}));
     assert!(fasls.is_dir());
 }
 
-// ---- Beside bare SBCL
+// ---- Comparison with bare SBCL
 
-/// What bare SBCL makes of loading a system: the value of (load-verdict) in `VERDICT`.
+/// Defines (load-verdict), which returns bare SBCL's outcome of loading a system.
 const VERDICT: &str = "(defun load-verdict (directory name)
   (let ((asdf:*central-registry* (list directory))
         (*standard-output* (make-broadcast-stream))
@@ -696,7 +704,7 @@ const VERDICT: &str = "(defun load-verdict (directory name)
 #[test]
 fn load_verdicts_agree_with_bare_sbcl() {
     let recipe = Recipe::in_checkout(Path::new(env!("CARGO_MANIFEST_DIR")));
-    let Some(bare) = recipe.build().expect("what the binary was built with is there").bare else {
+    let Some(bare) = recipe.build().expect("the build of the binary is cached").bare else {
         eprintln!("skipped: there is no bare SBCL to compare with");
         return;
     };
@@ -717,11 +725,11 @@ fn load_verdicts_agree_with_bare_sbcl() {
         ("constant", "(defconstant +c+ (list 1))\n(defconstant +c+ (list 2))"),
         ("inline-type", "(declaim (ftype (function (fixnum) fixnum) f))\n(defun f (x) \"no\")"),
     ] {
-        let place = Place::new();
-        place.system(name, &[("a", &format!("{package}{text}"))]);
-        let directory = format!("{}/", place.path(name).display());
+        let project = Project::new();
+        project.system(name, &[("a", &format!("{package}{text}"))]);
+        let directory = format!("{}/", project.path(name).display());
         let code = format!("{VERDICT} (load-verdict #p{directory:?} {name:?})");
-        let output = place
+        let output = project
             .command(&bare.program)
             .arg("--core")
             .arg(&bare.core)
@@ -731,13 +739,13 @@ fn load_verdicts_agree_with_bare_sbcl() {
             .arg("--eval")
             .arg(format!("(progn (terpri) (princ (load-verdict #p{directory:?} {name:?})) (terpri))"))
             .env("SBCL_HOME", &bare.home)
-            .env("XDG_CACHE_HOME", place.root.join("bare"))
+            .env("XDG_CACHE_HOME", project.root.join("bare"))
             .stderr(Stdio::null())
             .output()
             .expect("bare SBCL starts");
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
         let verdict = printed.lines().rev().find(|line| !line.is_empty()).unwrap_or_default().to_owned();
-        let mut server = place.server();
+        let mut server = project.server();
         let (text, is_error) = server.call_tool("load-system", json!({"system": name, "directory": name}));
         if is_error {
             let kind = text.split("[ERROR] ").nth(1).and_then(|rest| rest.lines().next()).expect("an error");
@@ -745,7 +753,7 @@ fn load_verdicts_agree_with_bare_sbcl() {
                 server.evaluate(&format!("(let ((*package* (find-package :keyword))) (prin1-to-string '{kind}))"));
             assert_eq!(kind, format!("=> {verdict:?}"), "{name}:\n{text}");
         } else {
-            // Loaded already: the verdict is what there is.
+            // The system is loaded already, so only the verdict is compared.
             assert_eq!(server.evaluate(&code).lines().last(), Some(&*format!("=> {verdict:?}")), "{name}:\n{text}");
         }
     }
@@ -761,8 +769,8 @@ fn installed_libraries_load_without_output_and_are_then_up_to_date() {
         libraries.iter().filter(|(name, ..)| Path::new(&format!("/usr/share/common-lisp/systems/{name}.asd")).exists());
     let mut count = 0;
     for (name, code, value) in there {
-        let place = Place::new();
-        let mut server = place.server();
+        let project = Project::new();
+        let mut server = project.server();
         let text = load(&mut server, json!({"system": name}));
         assert!(text.contains(&format!("Loaded {name}: ")) && text.contains(" compiled, "), "{text}");
         assert!(!text.contains("[stdout]") && !text.contains("[stderr]"), "{text}");
@@ -778,15 +786,15 @@ fn installed_libraries_load_without_output_and_are_then_up_to_date() {
 
 #[test]
 fn load_with_background_answers_at_once_and_can_be_waited_for() {
-    let place = Place::new();
-    app(&place);
-    let mut server = place.server();
-    let text = good(&mut server, "load-system", json!({"system": "app", "directory": "app", "background": true}));
-    assert!(text.starts_with("Evaluation 1 goes on in the background."), "{text}");
-    let text = without_times(&good(&mut server, "check-evaluation", json!({"id": 1, "wait": 60})));
+    let project = Project::new();
+    app(&project);
+    let mut server = project.server();
+    let text = call_ok(&mut server, "load-system", json!({"system": "app", "directory": "app", "background": true}));
+    assert!(text.starts_with("Evaluation 1 continues in the background."), "{text}");
+    let text = without_times(&call_ok(&mut server, "check-evaluation", json!({"id": 1, "wait": 60})));
     assert_eq!(text, "Loaded app: 3 files, 3 compiled, T s\nDefined in app/app.asd");
     assert_eq!(server.evaluate("(app:run)"), "=> 2");
-    // What is over in time is answered as ever.
+    // A load that ends within `wait` is answered as usual.
     let text = load(&mut server, json!({"system": "app", "wait": 60}));
     assert_eq!(text, "app is up to date: 3 files, T s");
 }

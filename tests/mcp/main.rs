@@ -1,49 +1,49 @@
-//! Everything that drives the server's binary: one module a theme. `cargo test --release --test mcp debugger::` runs one,
-//! `cargo test --release --test mcp plain` what runs without a supervisor.
+//! Tests that drive the server's binary, one module per theme. `cargo test --release --test mcp debugger::` runs one
+//! theme, `cargo test --release --test mcp plain` the tests without a supervisor.
 
-/// The tests run side by side in one process, and some of them time answers. With the allocator of glibc, a thread that
-/// allocates without a pause can keep the lock of an arena from another thread for a second.
+/// The tests run concurrently in one process, and some of them time answers. With glibc's allocator, a thread that
+/// allocates without a pause can keep another thread waiting for the lock of an arena for a second.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 mod client;
 mod libraries;
-mod mode;
 mod processes;
+mod server_mode;
 
-mod answers;
-mod ask;
+mod answer_limits;
 mod attach;
-mod away;
 mod background;
 mod check;
-mod checkpoint_copies;
+mod checkpoint_fork;
 mod checkpoints;
+mod code_search;
 mod command_line;
 mod commands;
 mod confinement;
 mod debugger;
 mod differential;
+mod elicitation;
 mod error_details;
-mod finding;
 mod fuzz;
+mod hostile_code;
 mod loading;
 mod mcp_protocol;
-mod places;
 mod plain_process;
-mod programs;
+mod portability;
 mod recording;
 mod recovery;
 mod reloading;
 mod repl;
+mod run_program;
+mod run_tests;
+mod session_states;
 mod sessions;
 mod soak;
+mod source_locations;
 mod stalls;
-mod states;
 mod structured;
 mod supervisor;
-mod survival;
-mod testing;
 mod tool_sets;
 mod tracing;
 mod transport;

@@ -1,11 +1,11 @@
-//! The protocol, line by line, against the real binary.
+//! The MCP protocol line by line, against the binary.
 
 use std::fs::File;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::client::{BINARY, DEADLINE, Scratch, Server, outcome};
-use crate::mode::{Mode, both_modes};
+use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::{Value, json};
 
@@ -36,7 +36,7 @@ const TOOLS: [&str; 20] = [
 
 const NO_ERROR: &str = "No error information available.\n(No error has occurred since the last successful evaluation)";
 
-// ---- Revisions and what the server says of itself
+// ---- Revisions and tool descriptions
 
 #[apply(both_modes)]
 fn initialize_accepts_every_supported_revision(mode: Mode) {
@@ -50,7 +50,7 @@ fn initialize_accepts_every_supported_revision(mode: Mode) {
         assert!(result["capabilities"]["tools"].is_object());
         let instructions = result["instructions"].as_str().unwrap();
         assert!(instructions.contains("describe-last-error") && instructions.len() <= 2_000, "{}", instructions.len());
-        server.goes_on();
+        server.assert_works();
         assert_eq!(server.request("ping", json!({}))["result"], json!({}));
         assert!(server.finish().status.success());
     }
@@ -61,11 +61,11 @@ fn initialize_offers_2025_11_25_for_an_unsupported_revision(mode: Mode) {
     for revision in ["1999-01-01", "2026-07-28", "3000-01-01", "?"] {
         let mut server = mode.start();
         assert_eq!(server.initialize(revision)["protocolVersion"], "2025-11-25", "{revision}");
-        server.goes_on();
+        server.assert_works();
     }
 }
 
-/// The next worker could not be given it.
+/// A larger `initialize` could not be handed to the next worker.
 #[apply(both_modes)]
 fn initialize_of_more_than_a_mebibyte_is_refused(mode: Mode) {
     let mut server = mode.start();
@@ -75,7 +75,7 @@ fn initialize_of_more_than_a_mebibyte_is_refused(mode: Mode) {
     let error = &server.request("initialize", params)["error"];
     assert_eq!(error["code"], -32602);
     let message = error["message"].as_str().unwrap();
-    assert!(message.ends_with("and 1048576 is the limit: send smaller capabilities"), "{message}");
+    assert!(message.ends_with("the limit is 1048576: send smaller capabilities"), "{message}");
     server.initialize("2025-11-25");
     assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
 }
@@ -101,7 +101,7 @@ fn revision_2026_07_28_works_without_initialize(mode: Mode) {
         assert_eq!(outcome(&answer), (expected.to_owned(), false));
         assert_eq!(answer["result"]["resultType"], "complete");
     }
-    // A call straight away, and one that does not say what it speaks.
+    // A call as the first message, and one without a protocol version.
     let mut direct = mode.start();
     let call = json!({"name": "describe-last-error", "arguments": {}, "_meta": meta});
     assert_eq!(outcome(&direct.request("tools/call", call)).0, NO_ERROR);
@@ -135,13 +135,13 @@ fn tools_list_has_schema_and_annotations_of_every_tool(mode: Mode) {
     assert_eq!(tools[0]["inputSchema"]["required"], json!(["code"]));
     assert_eq!(tools[0]["_meta"]["anthropic/alwaysLoad"], true);
     assert_eq!(server.request("tools/list", json!({}))["result"], first["result"]);
-    // As clients write it that have nothing to say.
+    // Clients may omit `params`.
     server.send(&json!({"jsonrpc": "2.0", "id": "list", "method": "tools/list"}));
     assert_eq!(server.answer("list")["result"], first["result"]);
     assert_eq!(server.request("tools/list", json!({"cursor": "x"}))["error"]["code"], -32602);
 }
 
-// ---- Before the opening request
+// ---- Before initialize
 
 #[apply(both_modes)]
 fn messages_before_initialize_do_not_end_the_server(mode: Mode) {
@@ -161,11 +161,11 @@ fn messages_before_initialize_do_not_end_the_server(mode: Mode) {
         assert_eq!(answer["error"]["code"], -32602, "{answer}");
     }
     assert_eq!(server.initialize("2025-06-18")["protocolVersion"], "2025-06-18");
-    server.goes_on();
+    server.assert_works();
     assert!(server.finish().status.success());
 }
 
-// ---- Lines that are no messages
+// ---- Invalid lines
 
 #[apply(both_modes)]
 fn malformed_json_is_answered_with_a_parse_error(mode: Mode) {
@@ -187,7 +187,7 @@ fn malformed_json_is_answered_with_a_parse_error(mode: Mode) {
         assert_eq!(answer["id"], id, "{answer}");
         assert!(answer["error"]["message"].as_str().unwrap().contains("not valid JSON"), "{answer}");
     }
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -200,7 +200,7 @@ fn invalid_utf8_is_answered_with_a_parse_error(mode: Mode) {
     let answer = server.answer(31);
     assert_eq!(answer["error"]["code"], -32700, "{answer}");
     assert!(answer["error"]["message"].as_str().unwrap().contains("not valid UTF-8"), "{answer}");
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -228,7 +228,7 @@ fn id_is_echoed_unchanged_or_refused_with_null(mode: Mode) {
             assert!(message.contains(expected), "{id}: {answer}");
         }
     }
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -257,7 +257,7 @@ fn json_other_than_a_request_is_answered_as_invalid_request(mode: Mode) {
     }
     let unknown = server.request("no/such/method", json!({}));
     assert_eq!(unknown["error"]["code"], -32601, "{unknown}");
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -273,7 +273,7 @@ fn unsolicited_responses_and_unknown_notifications_are_ignored(mode: Mode) {
     server.notify("notifications/cancelled", json!({"requestId": {}}));
     server.notify("notifications/cancelled", json!({}));
     server.notify("notifications/roots/list_changed", json!({}));
-    server.goes_on();
+    server.assert_works();
     let end = server.finish();
     assert_eq!(end.transcript.len(), 2, "{:?}", end.transcript);
 }
@@ -291,7 +291,7 @@ fn blank_lines_crlf_bom_and_split_lines_are_accepted(mode: Mode) {
     }
     server.send_raw(b"rpc\":\"2.0\",\"id\":5,\"method\":\"ping\"}\n");
     assert_eq!(server.answer(5)["result"], json!({}));
-    server.goes_on();
+    server.assert_works();
 }
 
 // ---- Long lines
@@ -301,7 +301,7 @@ fn line_of_20_mebibytes_is_answered(mode: Mode) {
     let mut server = mode.ready();
     let long = "x".repeat(20 << 20);
     assert_eq!(server.evaluate(&format!("(length \"{long}\")")), format!("=> {}", long.len()));
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -325,10 +325,11 @@ fn line_over_64_mebibytes_is_refused_with_its_request_id(mode: Mode) {
         assert_eq!(answer["id"], id, "{answer}");
         assert!(answer["error"]["message"].as_str().unwrap().contains("64 MiB"), "{answer}");
     }
-    server.goes_on();
+    server.assert_works();
 }
 
-/// The id is in the part that one image reads, or in the part that the next one does; other requests wait meanwhile.
+/// The id is in the part that the lost image reads or in the part that the next image reads; other requests wait
+/// meanwhile.
 #[test]
 fn line_over_64_mebibytes_is_refused_across_an_image_replacement() {
     let mut server = Mode::Plain.start();
@@ -346,14 +347,14 @@ fn line_over_64_mebibytes_is_refused_across_an_image_replacement() {
             server.send_raw(chunk.as_bytes());
         }
         let text = outcome(&server.answer(stuck)).0;
-        assert!(text.contains("did not react to being interrupted"), "{text}");
+        assert!(text.contains("did not respond to an interrupt"), "{text}");
         assert!(outcome(&server.answer(queued)).0.ends_with("=> 3"));
         server.send_raw(format!("{end}\n").as_bytes());
         let answer = server.receive().unwrap();
         assert_eq!(answer["error"]["code"], -32600, "{answer}");
         assert_eq!(answer["id"], id, "{answer}");
     }
-    server.goes_on();
+    server.assert_works();
 }
 
 // ---- Calls with wrong arguments
@@ -376,7 +377,7 @@ fn malformed_tool_calls_and_unknown_tools_are_invalid_params(mode: Mode) {
         let answer = server.request("tools/call", params.clone());
         assert_eq!(answer["error"]["code"], -32602, "{params}: {answer}");
     }
-    // An unknown tool: near names, and all there are.
+    // The error for an unknown tool names similar tools and all tools.
     for (name, near) in [
         ("evaluate-lips", " Did you mean evaluate-lisp"),
         ("Evaluate_Lisp", " Did you mean evaluate-lisp"),
@@ -389,7 +390,7 @@ fn malformed_tool_calls_and_unknown_tools_are_invalid_params(mode: Mode) {
         assert!(message.starts_with(&format!("There is no tool \"{name}\".{near}")), "{message}");
         assert!(message.contains(" There are: evaluate-lisp, load-system, run-tests, "), "{message}");
     }
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -425,7 +426,7 @@ fn invalid_tool_arguments_are_refused_with_the_allowed_values(mode: Mode) {
         ("check-evaluation", json!({"action": "stop"}), vec!["\"action\"", "It takes: id, wait, part, from, limit."]),
         ("check-evaluation", json!({"id": 12}), vec!["No evaluations yet."]),
         ("invoke-restart", json!({"restart": 0}), vec!["a number from 1, or a name"]),
-        ("resume-from-frame", json!({"frame": -1}), vec!["a frame's number, from 0"]),
+        ("resume-from-frame", json!({"frame": -1}), vec!["a frame number, from 0"]),
         ("resume-from-frame", json!({"frame": 1}), vec!["No evaluation is held"]),
         ("abort-evaluation", json!({"id": 12}), vec!["No evaluations yet."]),
         ("reset-session", json!({"really": true}), vec!["\"really\"", "It takes no arguments."]),
@@ -458,7 +459,7 @@ fn invalid_tool_arguments_are_refused_with_the_allowed_values(mode: Mode) {
       on-error: abort
     "); }
     assert!(!is_error);
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -480,7 +481,7 @@ fn empty_code_has_no_values_and_an_unknown_package_is_an_error(mode: Mode) {
     }
     let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": "1", "package": "NO-SUCH-PACKAGE"}));
     assert!(is_error && text.starts_with("[ERROR] ") && text.contains("PACKAGE"), "{text}");
-    server.goes_on();
+    server.assert_works();
 }
 
 // ---- Order, concurrency, cancellation
@@ -514,7 +515,7 @@ fn other_tools_answer_while_an_evaluation_runs(mode: Mode) {
     assert!(!server.call_tool("list-definitions", json!({})).1);
     assert!(server.call_tool("describe-symbol", json!({"name": "car"})).0.starts_with("COMMON-LISP:CAR [FUNCTION]"));
     server.notify("notifications/cancelled", json!({"requestId": long}));
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -531,14 +532,14 @@ fn a_cancelled_request_gets_no_answer(mode: Mode) {
 
     let alone = server.post_running("", "(loop)", 600.0);
     server.notify("notifications/cancelled", json!({"requestId": alone}));
-    // The error state follows once the code has been stopped.
+    // The error state changes once the code has been stopped.
     let is_cancelled =
         |server: &mut Server| server.call_tool("describe-last-error", json!({})).0.starts_with("Error: CANCELLED");
     let end = Instant::now() + DEADLINE;
     while !is_cancelled(&mut server) {
         assert!(Instant::now() < end, "it goes on");
     }
-    server.goes_on();
+    server.assert_works();
     let end = server.finish();
     for id in [running, queued, alone] {
         assert!(end.transcript.iter().all(|message| message["id"] != id), "{id} was answered");
@@ -554,10 +555,10 @@ fn duplicate_id_of_a_pending_request_is_refused(mode: Mode) {
     server.send(&ping);
     assert_eq!(server.answer("same")["error"]["code"], -32600);
     server.notify("notifications/cancelled", json!({"requestId": "same"}));
-    server.goes_on();
+    server.assert_works();
     server.send(&ping);
     assert_eq!(server.answer("same")["result"], json!({}));
-    // A number and its digits are two ids.
+    // A number and a string of its digits are different ids.
     server.send_raw(
         b"{\"jsonrpc\":\"2.0\",\"id\":\"7\",\"method\":\"ping\"}\n{\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"ping\"}\n",
     );
@@ -565,7 +566,7 @@ fn duplicate_id_of_a_pending_request_is_refused(mode: Mode) {
     assert_eq!(server.answer("7")["result"], json!({}));
 }
 
-/// Evaluations that are over at once, and such that outlast the patience of the thread that reads.
+/// Evaluations that end at once, and evaluations that outlast the event loop's busy polling.
 const SHORT_AND_LONG: [&str; 4] =
     ["(+ 1 2)", "(progn (sleep 0.001) 3)", "(progn (sleep 0.002) 3)", "(progn (sleep 0.004) 3)"];
 
@@ -605,9 +606,9 @@ fn cancellation_racing_with_the_answer_is_harmless(mode: Mode) {
             wait += step;
         }
     }
-    // Both happen: the cancellation was kept close to the answer.
+    // Both outcomes occur, because the cancellation is sent close to the answer.
     assert!((1..200).contains(&answered), "{answered} of 200 were answered");
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -615,7 +616,7 @@ fn progress_notification_never_follows_the_answer(mode: Mode) {
     let mut server = mode.start();
     server.initialize("2025-11-25");
     for round in 0..20 {
-        // It ends about when what it printed is reported.
+        // The evaluation ends about when its output is reported.
         let seconds = 0.245 + f64::from(round) * 0.0005;
         let arguments = json!({"code": format!("(progn (print :here) (sleep {seconds}) 3)")});
         let call = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": {"progressToken": round}});
@@ -644,7 +645,7 @@ fn progress_token_receives_increasing_progress_notifications(mode: Mode) {
     };
     assert_eq!(outcome(&answer).0, "=> NIL");
     assert!(!reports.is_empty() && reports.is_sorted(), "{reports:?}");
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -664,7 +665,7 @@ fn progress_notifications_carry_output_as_printed(mode: Mode) {
     };
     assert_eq!(messages, ["begun", "ended"]);
     assert!(outcome(&answer).0.contains("[stdout]"), "{answer}");
-    server.goes_on();
+    server.assert_works();
 }
 
 // ---- Batches
@@ -701,13 +702,13 @@ fn a_batch_is_answered_in_one_line(mode: Mode) {
     assert_eq!(of(json!(3))[0]["error"]["code"], -32602);
     assert!(outcome(of(json!(4))[0]).1);
 
-    // A batch that wants no answers gets none.
+    // A batch of notifications gets no answer.
     server.send(&json!([{"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}]));
-    server.goes_on();
+    server.assert_works();
     server.finish();
 }
 
-// ---- The end
+// ---- Shutdown
 
 #[apply(both_modes)]
 fn requests_before_end_of_input_are_answered(mode: Mode) {
@@ -769,7 +770,7 @@ fn end_of_input_ends_the_server_during_evaluations(mode: Mode) {
     let queued = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 0}));
     assert_eq!(server.request("ping", json!({}))["result"], json!({}));
     server.close();
-    // No answer would be worse than this one.
+    // A missing answer would be worse than this error.
     for id in [long, queued] {
         let answer = server.answer(id);
         assert!(answer["error"]["message"].as_str().unwrap().contains("shutting down"), "{answer}");
@@ -808,7 +809,7 @@ fn client_that_does_not_read_does_not_block_the_server(mode: Mode) {
     let client =
         json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "r", "version": "1"}});
     server.send(&json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": client}));
-    // Far more than a pipe holds. That the last line is taken shows that the server goes on reading.
+    // The answers are far larger than a pipe. If the last line is accepted, the server still reads.
     let code = r#"(progn (write-string (make-string 90000 :initial-element #\x)) (values))"#;
     for id in 1..=200 {
         let params = json!({"name": "evaluate-lisp", "arguments": {"code": code}});
@@ -816,12 +817,12 @@ fn client_that_does_not_read_does_not_block_the_server(mode: Mode) {
     }
     server.send_raw(&vec![b' '; 1 << 20]);
     server.send_raw(b"\n");
-    server.read_on();
+    server.start_reading();
     for id in 0..=200 {
         let answer = server.answer(id);
         assert!(id == 0 || outcome(&answer).0.contains(&"x".repeat(90_000)), "{id}");
     }
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -834,7 +835,7 @@ fn stray_writes_to_stdout_do_not_reach_the_client(mode: Mode) {
     ] {
         assert!(server.evaluate(code).ends_with("=> 3"), "{code}");
     }
-    server.goes_on();
+    server.assert_works();
     let end = server.finish();
     assert!(end.status.success());
 }

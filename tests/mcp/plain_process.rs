@@ -1,12 +1,12 @@
-//! A process without a supervisor: what does not react to being interrupted is answered and abandoned, and the process ends only
-//! when nothing can go on beside it.
+//! A server without a supervisor: an evaluation that cannot be interrupted is answered and abandoned, and the process
+//! ends only when its stuck thread blocks everything.
 
 use crate::client::Server;
-use crate::mode::Mode;
+use crate::server_mode::Mode;
 use serde_json::json;
 
-/// The exit status of a process in which nothing goes on.
-const STANDSTILL: i32 = 88;
+/// The exit status of a process in which a stuck thread blocks everything.
+const BLOCKED_STATUS: i32 = 88;
 
 fn plain() -> Server {
     let mut server = Mode::Plain.start_with(&["--heap", "512M", "--cleanup", "0.5"]);
@@ -14,12 +14,12 @@ fn plain() -> Server {
     server
 }
 
-/// Evaluates code within half a second.
-fn stuck(server: &mut Server, code: &str) -> (String, bool) {
+/// Evaluates code with a time limit of half a second.
+fn evaluate_stuck(server: &mut Server, code: &str) -> (String, bool) {
     server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 0.5}))
 }
 
-/// The code is answered with TIMEOUT, as abandoned, and everything goes on beside it.
+/// The code is answered with TIMEOUT as abandoned, and further requests are served.
 #[rstest::rstest]
 #[case::loops("(sb-sys:without-interrupts (loop))")]
 #[case::sleeps("(sb-sys:without-interrupts (sleep 1000))")]
@@ -59,9 +59,9 @@ fn stuck(server: &mut Server, code: &str) -> (String, bool) {
     "(progn (set-macro-character #\\! (lambda (s c) (declare (ignore s c)) (sb-sys:without-interrupts (loop))))
             (read-from-string \"!x\"))"
 )]
-fn stuck_evaluation_is_abandoned_and_everything_goes_on_beside_it(#[case] code: &str) {
+fn stuck_evaluation_is_abandoned_and_other_requests_still_work(#[case] code: &str) {
     let mut server = plain();
-    let (text, is_error) = stuck(&mut server, code);
+    let (text, is_error) = evaluate_stuck(&mut server, code);
     assert!(is_error && text.contains("TIMEOUT") && text.contains("Its thread was abandoned"), "{text}");
     let (text, _) = server.call_tool("describe-last-error", json!({}));
     assert!(text.contains("TIMEOUT"), "{text}");
@@ -83,7 +83,7 @@ fn stuck_evaluation_is_abandoned_and_everything_goes_on_beside_it(#[case] code: 
     assert_eq!(server.finish().status.code(), Some(0));
 }
 
-/// The process tells whoever waits why it ends, and has a status of its own.
+/// The process reports to waiting clients why it ends, and exits with its own status.
 #[rstest::rstest]
 #[case::collections_inhibited("(sb-sys:without-gcing (loop))", "(gc :full t)", "the garbage collector")]
 #[case::world_lock(
@@ -99,25 +99,25 @@ fn stuck_evaluation_is_abandoned_and_everything_goes_on_beside_it(#[case] code: 
 #[case::thread_lock(
     "(sb-thread:with-mutex (sb-thread::*make-thread-lock*) (sb-sys:without-interrupts (loop)))",
     "(+ 1 2)",
-    "a lock that starting a thread needs"
+    "a lock that is needed to start a thread"
 )]
-fn process_ends_when_nothing_can_go_on_beside_what_is_stuck(#[case] code: &str, #[case] next: &str, #[case] why: &str) {
+fn process_exits_when_a_stuck_thread_blocks_all_others(#[case] code: &str, #[case] next: &str, #[case] why: &str) {
     let mut server = plain();
-    let (text, is_error) = stuck(&mut server, code);
+    let (text, is_error) = evaluate_stuck(&mut server, code);
     assert!(is_error && text.contains("TIMEOUT"), "{text}");
     let answer = server.request("tools/call", json!({"name": "evaluate-lisp", "arguments": {"code": next}}));
     let message = answer["error"]["message"].as_str().unwrap_or_else(|| panic!("{answer}"));
-    assert!(message.starts_with("the server ends: Lisp ") && message.contains(why), "{message}");
+    assert!(message.starts_with("the server stops: Lisp ") && message.contains(why), "{message}");
     let end = server.finish();
-    assert_eq!(end.status.code(), Some(STANDSTILL));
+    assert_eq!(end.status.code(), Some(BLOCKED_STATUS));
     assert!(end.stderr.contains(why), "{}", end.stderr);
 }
 
 #[test]
-fn four_threads_may_be_abandoned_and_not_five() {
+fn process_exits_at_the_fifth_abandoned_thread() {
     let mut server = plain();
     for _ in 0..4 {
-        let (text, _) = stuck(&mut server, "(sb-sys:without-interrupts (loop (sleep 1)))");
+        let (text, _) = evaluate_stuck(&mut server, "(sb-sys:without-interrupts (loop (sleep 1)))");
         assert!(text.contains("Its thread was abandoned"), "{text}");
     }
     assert_eq!(server.evaluate("(+ 1 2)"), "=> 3");
@@ -125,16 +125,16 @@ fn four_threads_may_be_abandoned_and_not_five() {
     let answer = server.request("tools/call", call);
     let message = answer["error"]["message"].as_str().unwrap_or_else(|| panic!("{answer}"));
     assert!(message.contains("4 evaluations"), "{message}");
-    assert_eq!(server.finish().status.code(), Some(STANDSTILL));
+    assert_eq!(server.finish().status.code(), Some(BLOCKED_STATUS));
 }
 
 #[test]
-fn abandoned_thread_that_ends_by_itself_makes_room_for_another() {
+fn abandoned_thread_that_ends_no_longer_counts_toward_the_limit() {
     let mut server = plain();
     assert_eq!(server.evaluate("(defvar *end* nil)"), "=> *END*");
     for round in 0..6 {
         assert_eq!(server.evaluate("(setf *end* nil)"), "=> NIL");
-        let (text, _) = stuck(&mut server, "(sb-sys:without-interrupts (loop until *end* do (sleep 0.01)))");
+        let (text, _) = evaluate_stuck(&mut server, "(sb-sys:without-interrupts (loop until *end* do (sleep 0.01)))");
         assert!(text.contains("Its thread was abandoned"), "{round}: {text}");
         let gone = "(progn (setf *end* t)
                            (loop while (find \"abandoned\" (sb-thread:list-all-threads)
@@ -147,11 +147,11 @@ fn abandoned_thread_that_ends_by_itself_makes_room_for_another() {
 }
 
 #[test]
-fn reset_names_the_evaluation_that_it_could_not_end_however_often_it_is_asked_for() {
+fn every_repeated_reset_names_the_evaluation_that_it_could_not_end() {
     let mut server = plain();
     assert_eq!(server.evaluate("(defun f () 1)"), "=> F");
-    stuck(&mut server, "(sb-sys:without-interrupts (loop (sleep 1)))");
-    // SBCL ends a process in which nine interruptions wait for a thread.
+    evaluate_stuck(&mut server, "(sb-sys:without-interrupts (loop (sleep 1)))");
+    // SBCL ends the process when nine interruptions are pending for a thread.
     for _ in 0..12 {
         let (text, is_error) = server.call_tool("reset-session", json!({}));
         assert!(!is_error && text.contains("Could not be ended: 1 evaluation that did not react"), "{text}");
@@ -181,9 +181,9 @@ fn stuck_inspection_and_background_evaluation_are_abandoned_too() {
 }
 
 #[test]
-fn what_needs_the_supervisor_says_so() {
+fn features_that_need_the_supervisor_are_refused_with_that_reason() {
     let mut server = Mode::Plain.start_unread(&["--session", "mine"]);
-    server.read_on();
+    server.start_reading();
     let answer = server.request(
         "initialize",
         json!({"protocolVersion": "2025-06-18", "capabilities": {},

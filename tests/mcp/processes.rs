@@ -1,4 +1,4 @@
-//! The server's processes, as /proc shows them.
+//! The server's processes, from /proc.
 
 use std::collections::HashMap;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::client::{DEADLINE, Server};
 
-/// All processes that run: their parents and names.
+/// Returns all running processes with their parents and names.
 pub(crate) fn processes() -> HashMap<u32, (u32, String)> {
     let mut found = HashMap::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -21,23 +21,23 @@ pub(crate) fn processes() -> HashMap<u32, (u32, String)> {
     found
 }
 
-/// The children of a process.
+/// Returns the child processes of a process.
 pub(crate) fn children(parent: u32) -> Vec<u32> {
     processes().into_iter().filter(|(_, (of, _))| *of == parent).map(|(pid, _)| pid).collect()
 }
 
-/// True for a process that runs.
+/// Returns true for a running process.
 pub(crate) fn is_alive(pid: u32) -> bool {
     processes().contains_key(&pid)
 }
 
-/// Sends a signal, by its name with a dash.
+/// Sends a signal, given as an option of kill(1).
 pub(crate) fn signal(pid: u32, signal: &str) {
     let _ = Command::new("kill").args([signal, &pid.to_string()]).status();
 }
 
-/// Waits until it holds.
-pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+/// Waits until `holds` returns true; `what` describes the condition.
+pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + DEADLINE;
     while !holds() {
         assert!(Instant::now() < end, "{what}");
@@ -45,29 +45,29 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// The process that holds Lisp.
+/// Returns the worker process of a server.
 pub(crate) fn worker(server: &Server) -> u32 {
     let mut found = None;
-    until("there is a worker", || {
+    wait_until("there is a worker", || {
         found = children(server.pid()).first().copied();
         found.is_some()
     });
     found.unwrap()
 }
 
-/// Kills the process that holds Lisp.
+/// Kills the worker and waits until it is gone.
 pub(crate) fn kill_worker(server: &Server) {
     let pid = worker(server);
     signal(pid, "-KILL");
-    until("the worker is gone", || !is_alive(pid));
+    wait_until("the worker is gone", || !is_alive(pid));
 }
 
-/// Stops the process that holds Lisp: each of its threads, which may be a millisecond after the signal was sent. Where
-/// the supervisor has already ended it, it was stopped.
+/// Stops all threads of the worker, which may happen a millisecond after the signal, or finds it ended by the
+/// supervisor, which happens only to a stopped worker.
 pub(crate) fn stop_worker(server: &Server) {
     let pid = worker(server);
     signal(pid, "-STOP");
-    until("the worker is stopped", || {
+    wait_until("the worker is stopped", || {
         let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
         tasks.flatten().all(|task| {
             let stat = std::fs::read_to_string(task.path().join("stat"));
@@ -76,21 +76,21 @@ pub(crate) fn stop_worker(server: &Server) {
     });
 }
 
-/// Has the process that Lisp is in write no file beyond so many bytes, or any again. As on a full disk, an error tells
-/// it so, not a signal, where Lisp has evaluated [`NO_SIGXFSZ`].
-pub(crate) fn limit_files(lisp: u32, bytes: Option<u64>) {
+/// Limits the size of the files that the process may write, or removes the limit. As on a full disk, a write fails with
+/// an error instead of a signal if Lisp has evaluated [`NO_SIGXFSZ`].
+pub(crate) fn limit_file_size(lisp: u32, bytes: Option<u64>) {
     use rustix::process::{Pid, Resource, Rlimit, prlimit};
     let pid = Pid::from_raw(i32::try_from(lisp).unwrap());
     prlimit(pid, Resource::Core, Rlimit { current: Some(0), maximum: None }).unwrap();
     prlimit(pid, Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
 }
 
-/// Ignores SIGXFSZ.
+/// Makes the process ignore SIGXFSZ.
 pub(crate) const NO_SIGXFSZ: &str = r#"(sb-alien:alien-funcall
   (sb-alien:extern-alien "signal" (function sb-alien:unsigned-long sb-alien:int sb-alien:unsigned-long)) 25 1)"#;
 
-/// Has the system refuse to copy the process that this is evaluated in, as when there is no memory: a seccomp filter of
-/// the evaluating thread's, for clone(2) without CLONE_VM.
+/// Makes the system refuse to fork the process, as when there is no memory: a seccomp filter of the evaluating thread
+/// for clone(2) without CLONE_VM.
 pub(crate) const NO_FORK: &str = r#"
 (let ((filter (make-array 6 :element-type '(unsigned-byte 64)
                             :initial-contents '(#x0000000000000020                       ; load the call's number

@@ -1,16 +1,16 @@
-//! `--record`, which writes a session to a file, and `replay`, which plays it.
+//! `--record` writes a session to a file; `replay` plays it back.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use crate::client::{BINARY, Scratch, Server};
-use crate::mode::{Mode, both_modes};
-use crate::processes::{kill_worker, until};
+use crate::processes::{kill_worker, wait_until};
+use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::{Value, json};
 
-/// A file of the test's own, which need not exist.
+/// A recording of the test, which need not exist yet.
 struct Recording {
     mode: Mode,
     file: PathBuf,
@@ -27,7 +27,7 @@ impl Recording {
         self.file.to_str().unwrap()
     }
 
-    /// Its header, and its records.
+    /// Returns the header and the records.
     fn read(&self) -> (Value, Vec<Value>) {
         let text = std::fs::read_to_string(&self.file).unwrap();
         let mut lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -38,9 +38,9 @@ impl Recording {
         Command::new(BINARY).args(["replay", self.path()]).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// Plays it, which must find no difference in so many answers.
+    /// Replays the recording, which must find no difference in `answers` answers.
     #[track_caller]
-    fn replays(&self, answers: usize) {
+    fn assert_replays(&self, answers: usize) {
         let output = self.replay();
         let text = String::from_utf8(output.stdout).unwrap();
         assert_eq!(output.status.code(), Some(0), "{text}");
@@ -65,10 +65,10 @@ fn record_writes_every_line_and_replay_compares_every_answer(mode: Mode) {
     let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": "(f 1) ; ünïcode", "capture-time": true}));
     assert!(is_error, "{text}");
     server.call_tool("describe-last-error", json!({}));
-    // What is measured, what is made anew, and where scratch files are, differ each time.
+    // Measured times, addresses of new objects and the scratch directory differ each time.
     server.call_tool("evaluate-lisp", json!({"code": "(values (make-hash-table) (lambda ()))", "capture-time": true}));
     server.call_tool("check-evaluation", json!({}));
-    // Two at once, and what is no message.
+    // Two concurrent calls, and a line that is no message.
     let (first, second) = (
         server.post_call("evaluate-lisp", json!({"code": "(sleep 0.2) (princ 1)"})),
         server.post_call("evaluate-lisp", json!({"code": "(princ 2)"})),
@@ -110,9 +110,9 @@ fn record_writes_every_line_and_replay_compares_every_answer(mode: Mode) {
     assert!(asked.contains(&"what\u{FFFD}".to_owned()));
     let times: Vec<f64> = records.iter().map(|record| record["at"].as_f64().unwrap()).collect();
     assert!(times.is_sorted() && times[0] >= 0.0);
-    recording.replays(10);
+    recording.assert_replays(10);
 
-    // What is not the same is shown.
+    // Differences are shown.
     let text = std::fs::read_to_string(&recording.file).unwrap();
     let changed = text.replace(r#"(princ 2)"#, r#"(princ 3)"#);
     assert_ne!(text, changed);
@@ -124,12 +124,12 @@ fn record_writes_every_line_and_replay_compares_every_answer(mode: Mode) {
         "evaluate-lisp: the answer differs\n  - 2\n  - \n  - => 2\n  + 3\n  + \n  + => 3\n10 answers, 1 difference.\n";
     assert!(text.ends_with(expected), "{text}");
 
-    // One that was cut short is played as far as it goes.
+    // A truncated recording is replayed up to its end.
     std::fs::write(&recording.file, &changed[..changed.find("(princ 3)").unwrap()]).unwrap();
     let output = recording.replay();
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{text}");
-    assert!(text.contains(" is no record: the recording ends before it\n6 answers, all the same.\n"), "{text}");
+    assert!(text.contains(" is not a record: the recording ends before it\n6 answers, all the same.\n"), "{text}");
 }
 
 #[apply(both_modes)]
@@ -150,8 +150,9 @@ fn replay_repeats_elicitations_and_cancellations(mode: Mode) {
     let result = json!({"action": "accept", "content": {"restart": choice, "values": "42"}});
     server.send(&json!({"jsonrpc": "2.0", "id": question["id"], "result": result}));
     assert!(server.outcome(call).0.ends_with("=> 42"));
-    // It loops when it is cancelled, then as now: another thread has seen that, and says so. What is played is cancelled
-    // after the same time, which is long enough for it to begin on a busy machine.
+    // The evaluation must be looping when it is cancelled, in the recording and in the replay: another thread observes
+    // the loop and announces it. The replay cancels after the same time, long enough for the loop to begin on a busy
+    // machine.
     let marker = server.home().join("loops");
     server.evaluate(
         "(defvar *loops* nil)
@@ -160,13 +161,13 @@ fn replay_repeats_elicitations_and_cancellations(mode: Mode) {
          (defun spin (file) (sb-thread:make-thread #'announce :arguments file) (setf *loops* t) (loop))",
     );
     let call = server.post_call("evaluate-lisp", json!({"code": format!("(spin {marker:?})")}));
-    until("it loops", || marker.exists());
+    wait_until("the evaluation loops", || marker.exists());
     server.notify("notifications/cancelled", json!({"requestId": call}));
     assert!(crate::client::last_error(&mut server).contains("CANCELLED"));
-    server.goes_on();
-    // What is played writes where it did.
+    server.assert_works();
+    // The replay writes the same file, so its directory must still exist.
     let end = server.finish();
-    recording.replays(5);
+    recording.assert_replays(5);
     drop(end);
 }
 
@@ -182,7 +183,7 @@ fn a_lost_image_does_not_end_the_recording() {
     assert!(records.last().unwrap()["line"].as_str().unwrap().contains("=> 1"));
 }
 
-/// In one process it goes on in the process that another image makes of this one (execve).
+/// Without a supervisor, the recording continues after the execve(2) that starts another image.
 #[test]
 fn restore_reset_and_image_replacement_do_not_end_the_recording() {
     let recording = Recording::new(Mode::Supervised, "another");
@@ -193,24 +194,25 @@ fn restore_reset_and_image_replacement_do_not_end_the_recording() {
     assert!(server.call_tool("checkpoint", json!({"action": "restore", "name": "one"})).0.contains("Restored"));
     assert_eq!(server.evaluate("*x*"), "=> 1");
     server.call_tool("reset-session", json!({}));
-    assert!(crate::client::fail(&mut server, "*x*").contains("UNBOUND-VARIABLE"));
-    // What cannot be interrupted costs the image, too.
+    assert!(crate::client::evaluate_err(&mut server, "*x*").contains("UNBOUND-VARIABLE"));
+    // An evaluation that cannot be interrupted costs the image.
     let code = "(sb-sys:without-interrupts (loop))";
     let (text, _) = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 0.5}));
     assert!(text.contains("[ERROR] TIMEOUT"), "{text}");
-    server.goes_on();
+    server.assert_works();
     let end = server.finish();
     let (header, records) = recording.read();
     assert_eq!(header["sbcl-mcp"], sbcl::VERSION);
     let said = records.iter().filter(|record| record["from"] == "server");
     let said: Vec<Value> = said.map(|record| serde_json::from_str(record["line"].as_str().unwrap()).unwrap()).collect();
     assert_eq!(said, end.transcript);
-    // As many as were sent, and each once: what was read before the image was lost, and not answered, is in it already.
+    // Each request is recorded once. A request that was read but not answered before the image was lost is not recorded
+    // again.
     let asked = records.iter().filter(|record| record["from"] == "client").count();
     assert_eq!(asked, said.len() + 1, "one of them is a notification");
     let times: Vec<f64> = records.iter().map(|record| record["at"].as_f64().unwrap()).collect();
     assert!(times.is_sorted(), "{times:?}");
-    recording.replays(said.len());
+    recording.assert_replays(said.len());
 }
 
 #[apply(both_modes)]
@@ -225,23 +227,23 @@ fn record_option_overwrites_only_earlier_recordings(mode: Mode) {
         assert!(said.starts_with(&format!("sbcl-mcp: {path} ")) && said.contains(reason), "{said}");
     };
     std::fs::write(&recording.file, "(defun precious ())\n").unwrap();
-    refused(recording.path(), "has something else than a recording in it");
+    refused(recording.path(), "contains something other than a recording");
     assert_eq!(std::fs::read_to_string(&recording.file).unwrap(), "(defun precious ())\n");
     std::fs::remove_file(&recording.file).unwrap();
     assert!(Command::new("mkfifo").arg(&recording.file).status().unwrap().success());
     refused(recording.path(), "cannot be recorded to");
     std::fs::remove_file(&recording.file).unwrap();
-    refused("/dev/full", "it is no regular file");
-    refused("/nonexistent/file", "cannot be recorded to: No such file");
-    // Another recording is replaced, and kept from others.
+    refused("/dev/full", "it is not a regular file");
+    refused("/nonexistent/file", "cannot record to /nonexistent/file: No such file");
+    // An earlier recording is replaced, and its mode excludes other users.
     for _ in 0..2 {
         let mut server = recorded(&recording);
-        server.goes_on();
+        server.assert_works();
         server.finish();
         assert_eq!(recording.read().1.len(), 5);
         std::fs::set_permissions(&recording.file, PermissionsExt::from_mode(0o644)).unwrap();
     }
-    recording.replays(2);
+    recording.assert_replays(2);
 }
 
 #[apply(both_modes)]
@@ -255,11 +257,11 @@ fn replay_of_an_unreadable_recording_exits_with_3(mode: Mode) {
     assert!(status == Some(3) && said.contains("cannot be read: No such file"), "{said}");
     std::fs::write(&recording.file, "{}\n").unwrap();
     let (status, said) = run(&recording.file);
-    assert!(status == Some(3) && said.contains("is no recording of sbcl-mcp's"), "{said}");
+    assert!(status == Some(3) && said.contains("is not a recording made by sbcl-mcp"), "{said}");
     // A server that does not start answers nothing.
     std::fs::remove_file(&recording.file).unwrap();
     let mut server = recorded(&recording);
-    server.goes_on();
+    server.assert_works();
     server.finish();
     let output = Command::new(BINARY).args(["replay", recording.path(), "--", "--heap", "5"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();

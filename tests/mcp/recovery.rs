@@ -1,5 +1,5 @@
-//! What may go wrong between supervisor and worker costs an image at most: one answer for every request, and the server
-//! stays.
+//! Failures between supervisor and worker: each costs at most an image, every request has one answer, and the server
+//! keeps running.
 
 #![cfg(target_os = "linux")]
 
@@ -9,21 +9,22 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use crate::attach::Runtime;
-use crate::client::{BINARY, DEADLINE, Scratch, Server, good, outcome};
-use crate::mode::Mode;
-use crate::processes::{children, is_alive, kill_worker, signal, stop_worker, until, worker};
+use crate::attach::RuntimeDirectory;
+use crate::client::{BINARY, DEADLINE, Scratch, Server, call_ok, outcome};
+use crate::processes::{children, is_alive, kill_worker, signal, stop_worker, wait_until, worker};
+use crate::server_mode::Mode;
 use serde_json::{Value, json};
 
-/// How often each id is answered in what a server said.
-fn answers(transcript: &[Value], id: i64) -> usize {
+/// Returns the number of answers to request `id` in a transcript.
+fn count_answers(transcript: &[Value], id: i64) -> usize {
     transcript.iter().filter(|message| message.get("method").is_none() && message["id"] == id).count()
 }
 
-// ---- What is no reason to give an image up
+// ---- Harmless events that must not cost the image
 
-/// So many looks of the watchdog's pass after a notification that nobody answers; 600 are ten minutes.
-fn idle_for(looks: u32) {
+/// Checks that the worker is kept for `looks` intervals of the watchdog after notifications without answers; 600
+/// correspond to ten minutes.
+fn assert_worker_kept_while_idle(looks: u32) {
     let interval = Duration::from_millis(50);
     let mut server = Server::start_with(&["--watch-interval", "50"]);
     server.initialize("2025-11-25");
@@ -33,10 +34,10 @@ fn idle_for(looks: u32) {
     let end = Instant::now() + interval * looks;
     let mut stray = 0;
     while Instant::now() < end {
-        // As a client does whose user moves around in it: now and then.
+        // A client notifies now and then when its user navigates.
         server.notify("notifications/roots/list_changed", json!({}));
         stray += 1;
-        server.is_silent_for(interval * looks / 5);
+        server.assert_silent_for(interval * looks / 5);
     }
     assert!(stray >= 5);
     assert_eq!(server.evaluate("*x*"), "=> 99");
@@ -45,13 +46,13 @@ fn idle_for(looks: u32) {
 
 #[test]
 fn unanswered_notifications_do_not_replace_an_idle_worker() {
-    idle_for(150);
+    assert_worker_kept_while_idle(150);
 }
 
 #[test]
 #[ignore = "half a minute; a shorter one runs every time"]
 fn ten_minutes_of_idleness_do_not_replace_the_worker() {
-    idle_for(600);
+    assert_worker_kept_while_idle(600);
 }
 
 #[test]
@@ -64,14 +65,14 @@ fn worker_ignores_sigterm_sigint_sighup_and_sigusr1() {
         let code = format!("(progn (sb-posix:kill (sb-posix:getpid) {number}) *x*)");
         assert_eq!(server.evaluate(&code), "=> 99", "{number}");
     }
-    // The first is in its own process group, the second in the worker's.
+    // The first shell is in its own process group, the second in the worker's.
     for code in [
         r#"(progn (sb-ext:run-program "/bin/sh" '("-c" "kill 0")) *x*)"#,
         r#"(progn (sb-alien:alien-funcall (sb-alien:extern-alien "system" (function sb-alien:int sb-alien:c-string)) "trap : TERM; kill 0") *x*)"#,
     ] {
         assert_eq!(server.evaluate(code), "=> 99", "{code}");
     }
-    // A child's end is told while the handler of the signal runs: SBCL gave up then, one time in twelve.
+    // The child ends while the signal's handler runs, in which SBCL once gave up one time in twelve.
     let both = r#"(sb-alien:alien-funcall (sb-alien:extern-alien "system" (function sb-alien:int sb-alien:c-string)) "trap : TERM; kill 0")"#;
     assert_eq!(server.evaluate(&format!("(progn (dotimes (i 100) {both}) *x*)")), "=> 99");
     assert_eq!(worker(&server), before);
@@ -79,7 +80,7 @@ fn worker_ignores_sigterm_sigint_sighup_and_sigusr1() {
     assert_eq!(server.end().status.code(), Some(143));
 }
 
-// ---- What is handed over
+// ---- Recovery state
 
 #[test]
 fn failing_code_of_34_mebibytes_keeps_its_error_after_image_loss() {
@@ -88,10 +89,10 @@ fn failing_code_of_34_mebibytes_keeps_its_error_after_image_loss() {
     for _ in 0..3 {
         assert!(server.call_tool("evaluate-lisp", json!({"code": code})).1);
     }
-    let described = good(&mut server, "describe-last-error", json!({"error-id": "E1"}));
+    let described = call_ok(&mut server, "describe-last-error", json!({"error-id": "E1"}));
     assert!(described.len() < 10_000, "{} bytes", described.len());
     kill_worker(&server);
-    assert_eq!(good(&mut server, "describe-last-error", json!({"error-id": "E1"})), described);
+    assert_eq!(call_ok(&mut server, "describe-last-error", json!({"error-id": "E1"})), described);
     assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
 }
 
@@ -102,16 +103,16 @@ fn definition_too_long_for_the_recovery_log_is_reported() {
     server.evaluate(&format!("(defparameter *long* (length \"{}\"))", "\u{1}".repeat(3 << 19)));
     kill_worker(&server);
     let text = server.evaluate("(list (f) (boundp '*long*))");
-    assert!(text.contains("Restored: 1 of 2 forms") && text.contains("- (defparameter *long* (length \""), "{text}");
-    // Six for each control character, and two for each quotation mark.
-    let reason = format!("(it takes {} bytes as JSON, more than the 8323072 that are kept)", (9 << 20) + 35);
+    assert!(text.contains("Restored: 1 of 2 defining forms") && text.contains("- (defparameter *long* (length \""), "{text}");
+    // Six bytes for each control character, and two for each quotation mark.
+    let reason = format!("(it takes {} bytes as JSON; the limit is 8323072)", (9 << 20) + 35);
     assert!(text.contains(&reason), "{text}");
-    // Nothing ran.
+    // The report mentions no running evaluation.
     assert!(text.contains(" after their definition, threads and open files. ("), "{text}");
     assert!(text.ends_with("=> (7 NIL)"), "{text}");
-    assert!(good(&mut server, "list-definitions", json!({})).contains(&reason));
+    assert!(call_ok(&mut server, "list-definitions", json!({})).contains(&reason));
     server.evaluate("(defparameter *long* 1)");
-    assert!(!good(&mut server, "list-definitions", json!({})).contains("Not restored"));
+    assert!(!call_ok(&mut server, "list-definitions", json!({})).contains("Not restored"));
 }
 
 #[test]
@@ -125,21 +126,21 @@ fn redefined_functions_do_not_push_live_definitions_out_of_the_recovery_log() {
     kill_worker(&server);
     let text = server.evaluate("(list (keep) (big))");
     assert!(text.contains("Restored: all ") && text.ends_with("=> (:KEPT 5)"), "{text}");
-    assert!(!good(&mut server, "list-definitions", json!({})).contains("Not Restored"));
+    assert!(!call_ok(&mut server, "list-definitions", json!({})).contains("Not Restored"));
 
-    // Live definitions that take more than there is room for.
+    // Live definitions that exceed the log's limit.
     for round in 0..5 {
         server.evaluate(&format!("(defvar *v{round}* (length {large:?}))"));
     }
     kill_worker(&server);
     let text = server.evaluate("(list (fboundp 'keep) (boundp '*v4*))");
-    let line = "- (defun keep () :kept) (there was no room for it)";
+    let line = "- (defun keep () :kept) (it was dropped to save space)";
     assert!(text.contains("Not restored:") && text.contains(line) && text.ends_with("=> (NIL T)"), "{text}");
     assert!(text.len() < 5_000, "{} bytes", text.len());
-    let listed = |server: &mut Server| good(server, "list-definitions", json!({}));
+    let listed = |server: &mut Server| call_ok(server, "list-definitions", json!({}));
     let text = listed(&mut server);
     assert!(text.contains("[Not Restored]") && text.contains("(defun keep () :kept)"), "{text}");
-    // It is named again after the next loss, until it is defined again.
+    // The form is named again after the next loss, until it is redefined.
     kill_worker(&server);
     let text = server.evaluate("1");
     assert!(text.contains("Not restored earlier") && text.contains(line), "{text}");
@@ -163,9 +164,9 @@ fn unrestored_form_is_listed_until_all_that_it_defined_is_defined_again_or_remov
     kill_worker(&server);
     let text = server.evaluate("1");
     assert!(text.contains("- (define-both "), "{text}");
-    let is_listed = |server: &mut Server| good(server, "list-definitions", json!({})).contains("(define-both ");
+    let is_listed = |server: &mut Server| call_ok(server, "list-definitions", json!({})).contains("(define-both ");
     assert!(is_listed(&mut server));
-    // By another operator, and from another package.
+    // Another operator redefines the function, from another package.
     server.evaluate("(in-package :cl-user) (setf (fdefinition 'app::both) (lambda () 2))");
     assert!(is_listed(&mut server));
     server.evaluate("(fmakunbound '(setf app::both))");
@@ -177,8 +178,8 @@ fn unrestored_form_is_listed_until_all_that_it_defined_is_defined_again_or_remov
 
 // ---- Cancelled requests
 
-/// A server whose definitions are restored for as long as `gate` is there: a form waits, having written `marker`.
-fn slow_to_restore(gate: &Path, marker: &Path) -> Server {
+/// Starts a server whose replay lasts while the file `gate` exists: a form writes `marker` and then waits.
+fn server_with_slow_replay(gate: &Path, marker: &Path) -> Server {
     let mut server = Server::ready();
     server.evaluate(&format!(
         "(progn (with-open-file (s {:?} :direction :output :if-exists :supersede)) \
@@ -194,26 +195,26 @@ fn slow_to_restore(gate: &Path, marker: &Path) -> Server {
 fn call_cancelled_during_a_restore_sends_no_answer() {
     let scratch = Scratch::new();
     let (gate, marker) = (scratch.join("gate"), scratch.join("marker"));
-    let mut server = slow_to_restore(&gate, &marker);
+    let mut server = server_with_slow_replay(&gate, &marker);
     let lost = server.post_running("", "(sleep 1000)", 0.0);
     let queued = server.post_call("evaluate-lisp", json!({"code": "1"}));
     let behind = server.post_call("evaluate-lisp", json!({"code": "(f)"}));
     kill_worker(&server);
-    until("it is being restored", || marker.exists());
+    wait_until("the session is being restored", || marker.exists());
     for id in [lost, queued] {
         server.notify("notifications/cancelled", json!({"requestId": id}));
     }
-    // The ids are free again.
+    // The ids can be used again.
     let again = json!({"jsonrpc": "2.0", "id": queued, "method": "ping"});
     server.send(&again);
-    // It is answered while the image is being restored: what came before it has been heard by then.
+    // The ping is answered during the replay, after everything sent before it has been read.
     assert_eq!(server.answer(queued)["result"], json!({}));
     std::fs::remove_file(&gate).unwrap();
     let text = server.outcome(behind).0;
     assert!(text.starts_with("[notice]\nThe Lisp image was killed by signal 9") && text.ends_with("=> 7"), "{text}");
-    server.goes_on();
+    server.assert_works();
     let transcript = server.finish().transcript;
-    assert_eq!((answers(&transcript, lost), answers(&transcript, queued)), (0, 1));
+    assert_eq!((count_answers(&transcript, lost), count_answers(&transcript, queued)), (0, 1));
 }
 
 #[test]
@@ -231,7 +232,7 @@ fn cancellation_unread_by_a_killed_worker_still_sends_no_answer() {
     let text = server.evaluate("(f)");
     assert!(text.starts_with("[notice]\nThe Lisp image was") && text.ends_with("=> 7"), "{text}");
     let transcript = server.finish().transcript;
-    assert_eq!(answers(&transcript, lost), 0);
+    assert_eq!(count_answers(&transcript, lost), 0);
     let batch = transcript.iter().find_map(Value::as_array).unwrap();
     assert_eq!(batch.iter().map(|answer| &answer["id"]).collect::<Vec<_>>(), [2]);
 }
@@ -240,22 +241,22 @@ fn cancellation_unread_by_a_killed_worker_still_sends_no_answer() {
 fn describe_last_error_reports_a_cancellation_that_replaced_the_image() {
     let scratch = Scratch::new();
     let (gate, marker) = (scratch.join("gate"), scratch.join("marker"));
-    let mut server = slow_to_restore(&gate, &marker);
+    let mut server = server_with_slow_replay(&gate, &marker);
     let id = server.post_running("(sb-sys:without-interrupts", "(loop))", 0.0);
     server.notify("notifications/cancelled", json!({"requestId": id}));
-    let text = good(&mut server, "describe-last-error", json!({}));
+    let text = call_ok(&mut server, "describe-last-error", json!({}));
     assert!(
         text.starts_with("[notice]\nEvaluation ") && text.contains(" was cancelled and has not ended yet: "),
         "{text}"
     );
-    until("it is being restored", || marker.exists());
+    wait_until("the session is being restored", || marker.exists());
     let question = server.post_call("describe-last-error", json!({}));
     let late = server.post_call("get-backtrace", json!({"max-frames": 3}));
-    // Others are answered meanwhile.
-    assert!(good(&mut server, "configure-limits", json!({})).contains("timeout"));
+    // Other tools answer meanwhile.
+    assert!(call_ok(&mut server, "configure-limits", json!({})).contains("timeout"));
     std::fs::remove_file(&gate).unwrap();
     let text = server.outcome(question).0;
-    assert!(text.starts_with("Error: CANCELLED") && text.contains("did not react to being interrupted"), "{text}");
+    assert!(text.starts_with("Error: CANCELLED") && text.contains("did not respond to an interrupt"), "{text}");
     let text = server.outcome(late).0;
     assert!(text.contains("CANCELLED"), "{text}");
 }
@@ -272,28 +273,28 @@ fn definitions_made_in_the_debugger_are_replayed_without_the_held_form() {
     ));
     let (text, failed) = server.call_tool("evaluate-lisp", json!({"code": "(pay)", "on-error": "debug"}));
     assert!(failed && text.starts_with("[ERROR] UNDEFINED-FUNCTION"), "{text}");
-    good(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(defun settle () :settled)"}));
-    assert_eq!(good(&mut server, "invoke-restart", json!({"restart": "continue"})), "=> :SETTLED");
+    call_ok(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(defun settle () :settled)"}));
+    assert_eq!(call_ok(&mut server, "invoke-restart", json!({"restart": "continue"})), "=> :SETTLED");
     for _ in 0..2 {
         kill_worker(&server);
         let text = server.evaluate("(settle)");
         assert!(
-            text.contains("Restored: all 2 forms that defined something.") && text.ends_with("=> :SETTLED"),
+            text.contains("Restored: all 2 defining forms.") && text.ends_with("=> :SETTLED"),
             "{text}"
         );
     }
     assert_eq!(std::fs::read_to_string(&paid).unwrap(), "paid\n");
-    // One that defined something itself is repeated, with what it did besides.
+    // A form that makes a definition is replayed as a whole, with its other effects.
     let text = "(progn (defvar *account* 1) (incf *account*) (settle))";
     server.evaluate(text);
     kill_worker(&server);
     assert!(server.evaluate("*account*").ends_with("=> 2"));
 }
 
-// ---- Workers that do not come up
+// ---- Workers that fail to start
 
-/// A server over pipes of its own.
-fn bare(arguments: &[&str], home: Option<&std::path::Path>) -> Child {
+/// Starts a server over new pipes.
+fn spawn_server(arguments: &[&str], home: Option<&std::path::Path>) -> Child {
     let mut command = Command::new(BINARY);
     command.args(arguments).envs(home.map(|home| ("HOME", home)));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
@@ -317,7 +318,7 @@ fn lines(bytes: &[u8]) -> Vec<Value> {
 
 #[test]
 fn failed_start_answers_every_pending_request_with_the_reason() {
-    let mut child = bare(&["--heap", "1M"], None);
+    let mut child = spawn_server(&["--heap", "1M"], None);
     let mut stdin = child.stdin.take().unwrap();
     let requests = [request(1, "initialize", &opening()), request(2, "tools/list", &json!({}))].concat();
     stdin.write_all(requests.as_bytes()).unwrap();
@@ -326,7 +327,7 @@ fn failed_start_answers_every_pending_request_with_the_reason() {
     assert_eq!(answers.iter().map(|answer| answer["id"].clone()).collect::<Vec<_>>(), [json!(1), json!(2)]);
     for answer in &answers {
         let message = answer["error"]["message"].as_str().unwrap();
-        assert!(message.contains("cannot start: heap 1M is out of range: allowed is 128M to 64G"), "{message}");
+        assert!(message.contains("cannot start: heap 1M is out of range; allowed: 128M to 64G"), "{message}");
     }
     assert_eq!(output.status.code(), Some(1));
 }
@@ -337,7 +338,7 @@ fn crash_loop_writing_to_the_pipes_answers_each_request_once() {
     let init =
         "(loop for fd from 3 to 1023 do (sb-unix:unix-write fd (coerce #(1 2 3) '(vector (unsigned-byte 8))) 0 3))";
     std::fs::write(home.join(".sbclrc"), init).unwrap();
-    let mut child = bare(&["--user-init"], Some(&home));
+    let mut child = spawn_server(&["--user-init"], Some(&home));
     let mut stdin = child.stdin.take().unwrap();
     let requests: String = (1..=5).map(|id| request(id, "initialize", &opening())).collect();
     stdin.write_all(requests.as_bytes()).unwrap();
@@ -351,7 +352,7 @@ fn crash_loop_writing_to_the_pipes_answers_each_request_once() {
     assert_eq!(output.status.code(), Some(1));
 }
 
-/// Limits how many descriptors the supervisor may have.
+/// Limits the number of descriptors of the supervisor.
 fn limit_descriptors(server: &Server, limit: u64) {
     use rustix::process::{Pid, Resource, Rlimit, prlimit};
     let pid = Pid::from_raw(i32::try_from(server.pid()).unwrap());
@@ -364,11 +365,11 @@ fn worker_start_is_retried_until_descriptors_are_available() {
     server.evaluate("(defun f () 7)");
     limit_descriptors(&server, 8);
     kill_worker(&server);
-    until("there is no worker", || children(server.pid()).is_empty());
+    wait_until("there is no worker", || children(server.pid()).is_empty());
     let waits = server.post_call("evaluate-lisp", json!({"code": "(f)"}));
     limit_descriptors(&server, 1024);
     assert!(server.outcome(waits).0.ends_with("=> 7"));
-    server.goes_on();
+    server.assert_works();
 }
 
 #[test]
@@ -381,7 +382,7 @@ fn failed_worker_start_answers_the_lost_call_and_ends_the_server() {
     assert!(message.contains("cannot be started") && message.contains("Too many open files"), "{message}");
     let end = server.end();
     assert_eq!(end.status.code(), Some(1));
-    assert_eq!(answers(&end.transcript, waits), 1);
+    assert_eq!(count_answers(&end.transcript, waits), 1);
 }
 
 // ---- A client that does not read stderr
@@ -389,7 +390,7 @@ fn failed_worker_start_answers_the_lost_call_and_ends_the_server() {
 #[test]
 fn full_stderr_pipe_does_not_block_recovery_or_exit() {
     for ending in ["end", "-TERM"] {
-        let mut child = bare(&[], None);
+        let mut child = spawn_server(&[], None);
         let (mut stdin, mut stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let call = |code: &str| json!({"name": "evaluate-lisp", "arguments": {"code": code}});
         let fill = "(let ((fd (sb-unix:unix-open \"/proc/self/fd/2\" (logior sb-unix:o_wronly #o4000) 0)) \
@@ -425,7 +426,7 @@ fn full_stderr_pipe_does_not_block_recovery_or_exit() {
     }
 }
 
-// ---- What Lisp writes to descriptors that are not its own
+// ---- Lisp code that uses the server's descriptors
 
 #[test]
 fn stray_writes_to_low_descriptors_do_not_harm_the_worker() {
@@ -440,7 +441,7 @@ fn stray_writes_to_low_descriptors_do_not_harm_the_worker() {
     assert_eq!(worker(&server), before);
 }
 
-/// Defines a function that writes a frame to the supervisor: what no code does by accident.
+/// Defines a function that writes a frame to the supervisor, which no code does by accident.
 const FORGE: &str = r#"
 (defun forge (kind line length &optional (payload ""))
   (let ((frame (concatenate '(vector (unsigned-byte 8)) (list #xfe 83 77 kind)
@@ -477,49 +478,50 @@ fn forged_frames_to_the_supervisor_lose_at_most_the_image() {
         let mut server = Server::start_with(&["--watch-interval", "50"]);
         server.initialize("2025-11-25");
         server.evaluate(FORGE);
-        // While nothing is asked, which is when it is noticed on its own.
+        // The frame is written while the evaluation thread sleeps.
         server.evaluate(&format!("(sb-thread:make-thread (lambda () (sleep 0.1) {code}))"));
         let text = server.call_tool("evaluate-lisp", json!({"code": "(sleep 0.5)"})).0;
         assert!(text.contains("=> NIL") || text.contains("IMAGE-LOST"), "{what}: {text}");
         let text = server.evaluate("(not (null (fboundp 'forge)))");
         assert!(text.ends_with("=> T"), "{what}: {text}");
-        server.goes_on();
+        server.assert_works();
         let end = server.finish();
         assert!(end.status.success(), "{what}: {}", end.stderr);
     }
 }
 
-/// Nothing is replaced by a default: limits that cannot be read leave the limits as they are.
+/// An unreadable event changes nothing: unreadable limits, for example, are not replaced by defaults.
 #[test]
 fn events_that_cannot_be_read_are_reported_and_change_nothing() {
     let mut server = Server::ready();
-    good(&mut server, "configure-limits", json!({"timeout": 77}));
+    call_ok(&mut server, "configure-limits", json!({"timeout": 77}));
     server.evaluate(FORGE);
     // The notice comes with this answer or a later one.
     let mut text = server.evaluate("(event \"null\")");
-    until("the client is told", || {
-        let is_told = text.contains("The supervisor could not read what the image reported (");
+    wait_until("the client gets the notice", || {
+        let is_told = text.contains("The supervisor could not read a report from the image (");
         if !is_told {
             text = server.evaluate("1");
         }
         is_told
     });
-    assert!(text.contains("the next image may lack it."), "{text}");
-    // However many there are, one notice has to do.
+    assert!(text.contains("the next image may lack that change."), "{text}");
+    // One notice covers all unreadable events.
     for payload in ["{}", "[1", r#"{\"changed\":{\"limits\":null}}"#, r#"{\"changed\":{\"defined\":{}}}"#] {
         assert!(server.evaluate(&format!("(dotimes (i 100) (event \"{payload}\"))")).ends_with("=> NIL"));
     }
     kill_worker(&server);
     let text = server.evaluate("(not (null (fboundp 'event)))");
-    assert!(text.contains("Restored: all 2 forms") && text.ends_with("=> T"), "{text}");
-    assert!(good(&mut server, "configure-limits", json!({})).contains("77"));
+    assert!(text.contains("Restored: all 2 defining forms") && text.ends_with("=> T"), "{text}");
+    assert!(call_ok(&mut server, "configure-limits", json!({})).contains("77"));
     let end = server.finish();
     assert_eq!(end.stderr.matches("the worker reported an event that cannot be read: ").count(), 1, "{}", end.stderr);
-    let notices = end.transcript.iter().filter(|message| message.to_string().contains("could not read what the image"));
+    let notices =
+        end.transcript.iter().filter(|message| message.to_string().contains("could not read a report from the image"));
     assert_eq!(notices.count(), 1);
 }
 
-/// Returns the number under which the worker has the pipe that the supervisor writes requests to.
+/// Returns the worker's descriptor of the pipe to which the supervisor writes requests.
 fn requests_pipe(server: &Server) -> i32 {
     let worker = worker(server);
     let descriptors = |pid: u32| {
@@ -543,9 +545,9 @@ fn requests_pipe(server: &Server) -> i32 {
 
 #[test]
 fn request_that_lisp_code_reads_from_the_pipe_is_answered_while_others_evaluate() {
-    let runtime = Runtime::new(Mode::Supervised);
+    let runtime = RuntimeDirectory::new(Mode::Supervised);
     let mut server = runtime.server(&[]);
-    let (mut victim, mut other) = (runtime.join(&server), runtime.join(&server));
+    let (mut victim, mut other) = (runtime.attach(&server), runtime.attach(&server));
     let (pipe, marker) = (requests_pipe(&server), runtime.directory.join("marker"));
     server.evaluate(&format!(
         "(sb-thread:make-thread
@@ -567,7 +569,7 @@ fn request_that_lisp_code_reads_from_the_pipe_is_answered_while_others_evaluate(
             }
         });
         ask.send(()).unwrap();
-        until("a request is read by the code", || {
+        wait_until("the code has read a request", || {
             if answers.try_recv().is_ok() {
                 ask.send(()).unwrap();
             }
@@ -582,7 +584,7 @@ fn request_that_lisp_code_reads_from_the_pipe_is_answered_while_others_evaluate(
             }
             other.call("evaluate-lisp", json!({"code": "(+ 1 1)"}));
         };
-        // It has not begun in the image that is lost.
+        // The request had not begun in the lost image.
         assert!(text.ends_with("=> 42"), "{text}");
     });
     assert!(other.evaluate("(+ 1 2)").ends_with("=> 3"));
@@ -593,7 +595,7 @@ fn request_that_lisp_code_reads_from_the_pipe_is_answered_while_others_evaluate(
 #[test]
 fn request_at_which_two_workers_stalled_is_answered_and_not_repeated() {
     let directory = Scratch::new();
-    // Searching these takes longer than the watchdog waits, which looks very often here.
+    // Searching these files takes longer than the watchdog waits with this short interval.
     let text = "defsystem a\n".repeat((1 << 20) / 12);
     for n in 0..8 {
         directory.write(&format!("{n}.asd"), &text);
@@ -601,7 +603,7 @@ fn request_at_which_two_workers_stalled_is_answered_and_not_repeated() {
     let mut server = Server::start_with(&["--watch-interval", "20"]);
     server.initialize("2025-11-25");
     server.evaluate("(defun f () 42)");
-    // Each of these is refused after its search, so that nothing is evaluated meanwhile.
+    // Each call is refused after its search, so that no evaluation runs meanwhile.
     let arguments = json!({"system": "s", "directory": &*directory, "background": true, "on-error": "debug"});
     let params = json!({"name": "load-system", "arguments": arguments});
     let call = |id: usize| json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params});
@@ -611,7 +613,7 @@ fn request_at_which_two_workers_stalled_is_answered_and_not_repeated() {
     assert_eq!(answers.len(), 100);
     for answer in answers {
         let message = answer["error"]["message"].as_str().unwrap_or_else(|| panic!("{answer}"));
-        assert!(message.contains("The request is not repeated again."), "{message}");
+        assert!(message.contains("The request will not be retried."), "{message}");
     }
     let text = server.evaluate("(f)");
     assert!(text.contains("no longer answered") && text.ends_with("=> 42"), "{text}");
@@ -624,35 +626,35 @@ fn forked_child_that_prints_exits() {
     let mut server = Server::ready();
     let fork = r#"(progn (sb-alien:alien-funcall (sb-alien:extern-alien "fork" (function sb-alien:int)))
                          (dotimes (i 100) (print i)) (warn "x") 1)"#;
-    // In a thread of the code's own, too.
+    // The code also forks in a thread that it creates.
     let thread = format!("(sb-thread:join-thread (sb-thread:make-thread (lambda () {fork})))");
     for _ in 0..5 {
         assert!(server.evaluate(fork).ends_with("=> 1"));
         assert!(server.evaluate(&thread).ends_with("=> 1"));
     }
-    until("the children end by themselves", || children(worker(&server)).is_empty());
+    wait_until("the children end by themselves", || children(worker(&server)).is_empty());
     assert!(is_alive(worker(&server)));
 }
 
 #[test]
 fn forked_child_allocates_though_another_thread_was_ending() {
     let mut server = Server::ready();
-    // What a thread has allocated last is given back when it has been joined already.
+    // An ended thread's last allocation region is released when the thread is joined.
     let fork = r#"(dotimes (i 100)
                     (sb-thread:join-thread (sb-thread:make-thread (lambda () (loop repeat 3000 collect 1))))
                     (when (eql 0 (sb-alien:alien-funcall (sb-alien:extern-alien "fork" (function sb-alien:int))))
                       (loop repeat 50000 collect 1)
                       (sb-alien:alien-funcall (sb-alien:extern-alien "_exit" (function sb-alien:void sb-alien:int)) 0)))"#;
     for _ in 0..6 {
-        // The children have no thread that they could collect garbage with.
+        // The children have no thread that could collect garbage.
         assert_eq!(server.evaluate("(gc)"), "=> NIL");
         assert_eq!(server.evaluate(fork), "=> NIL");
     }
-    until("the children end by themselves", || children(worker(&server)).is_empty());
+    wait_until("the children end by themselves", || children(worker(&server)).is_empty());
     assert!(is_alive(worker(&server)));
 }
 
-// ---- What is restored is either right or named
+// ---- Completeness of the replay
 
 #[test]
 fn replayed_form_is_skipped_when_its_package_is_missing() {
@@ -677,7 +679,7 @@ fn replayed_form_is_skipped_when_its_package_is_missing() {
 fn replayed_form_is_skipped_when_its_defpackage_was_not_kept() {
     let mut server = Server::ready();
     server.evaluate("(defpackage :app (:use :cl))");
-    // More than there is room for, in all.
+    // Together these exceed the limit.
     for number in 0..3 {
         server.evaluate(&format!("(defparameter *long-{number}* (length \"{}\"))", "x".repeat(6 << 20)));
     }
@@ -688,11 +690,11 @@ fn replayed_form_is_skipped_when_its_defpackage_was_not_kept() {
     let text = server.evaluate("(list (run) *long-2*)");
     assert!(text.ends_with(&format!("=> (:THE-USERS-OWN {})", 6 << 20)), "{text}");
     assert!(text.contains("- (defun run () :of-app) ("), "{text}");
-    assert!(text.contains("- (defpackage :app (:use :cl)) (there was no room for it)"), "{text}");
+    assert!(text.contains("- (defpackage :app (:use :cl)) (it was dropped to save space)"), "{text}");
     assert!(text.contains("The package APP, in which it was read, is not there."), "{text}");
 }
 
-/// COMMON-LISP is used by most packages, not by all.
+/// Not every package uses COMMON-LISP.
 #[test]
 fn loaded_systems_are_restored_in_a_package_without_common_lisp() {
     let mut server = Server::ready();
@@ -704,13 +706,13 @@ fn loaded_systems_are_restored_in_a_package_without_common_lisp() {
     std::fs::write(path.join("file.lisp"), "(cl:defun f () 7)").unwrap();
     server.evaluate("(defpackage :without-cl (:use))");
     server.evaluate("(cl:in-package :without-cl)");
-    good(&mut server, "load-system", json!({"system": "without-cl", "directory": path}));
-    good(&mut server, "load-system", json!({"path": path.join("a/without-cl-a.asd"), "force": "self"}));
-    good(&mut server, "load-system", json!({"path": path.join("file.lisp")}));
+    call_ok(&mut server, "load-system", json!({"system": "without-cl", "directory": path}));
+    call_ok(&mut server, "load-system", json!({"path": path.join("a/without-cl-a.asd"), "force": "self"}));
+    call_ok(&mut server, "load-system", json!({"path": path.join("file.lisp")}));
     kill_worker(&server);
     let text = server.evaluate("(cl:list (f) (asdf:registered-system \"without-cl-a\"))");
     std::fs::remove_dir_all(&path).unwrap();
-    assert!(text.contains("Restored: all 5 forms that defined something."), "{text}");
+    assert!(text.contains("Restored: all 5 defining forms."), "{text}");
     assert!(text.contains("(7 #<ASDF/SYSTEM:SYSTEM \"without-cl-a\">)"), "{text}");
 }
 
@@ -736,7 +738,7 @@ fn features_directories_documentation_and_methods_are_restored() {
     ] {
         server.evaluate(code);
     }
-    // What acts alone is not repeated.
+    // A form that only assigns is not replayed.
     server.evaluate("(setf *place* :another)");
     let about = "(list (and (find :mine *features*) t) (find (pathname *place*) asdf:*central-registry* :test #'equal)
                        (namestring *default-pathname-defaults*) (asdf:registered-system \"set-up\") (sb-posix:getcwd)
@@ -745,7 +747,7 @@ fn features_directories_documentation_and_methods_are_restored() {
     kill_worker(&server);
     let text = server.evaluate(about);
     std::fs::remove_dir_all(&directory).unwrap();
-    assert!(text.contains("Restored: all 12 forms that defined something."), "{text}");
+    assert!(text.contains("Restored: all 12 defining forms."), "{text}");
     let values: Vec<_> = text.rsplit_once("=> ").unwrap().1.split_whitespace().collect();
     let place = format!("{}/", directory.display());
     let expected = format!(
@@ -778,7 +780,7 @@ fn removed_nicknames_unbound_variables_and_package_locks_are_restored() {
     assert!(text.contains("Restored: all ") && text.ends_with(&before), "{text}");
 }
 
-/// Each costs itself, and is not tried again.
+/// Each poisoned form is skipped and not tried again.
 #[test]
 fn poisoned_forms_are_skipped_after_three_kills_each() {
     let mut server = Server::ready();
@@ -796,9 +798,9 @@ fn poisoned_forms_are_skipped_after_three_kills_each() {
     kill_worker(&server);
     let text = server.evaluate("(list (g0) (g5) (fboundp 'f0))");
     assert!(text.ends_with("=> (0 5 NIL)"), "{text}");
-    assert!(text.contains("Restored: 6 of 12 forms"), "{text}");
-    assert_eq!(text.matches("(the image was killed 3 times while it was evaluated again)").count(), 6, "{text}");
-    // From now on nothing stands in the way.
+    assert!(text.contains("Restored: 6 of 12 defining forms"), "{text}");
+    assert_eq!(text.matches("(the image was killed 3 times while this form was replayed)").count(), 6, "{text}");
+    // The next replay has no poisoned form.
     kill_worker(&server);
     assert!(server.evaluate("(list (g0) (g5))").ends_with("=> (0 5)"));
 }
@@ -807,16 +809,16 @@ fn poisoned_forms_are_skipped_after_three_kills_each() {
 fn external_kills_during_a_restore_do_not_poison_a_form() {
     let scratch = Scratch::new();
     let (gate, marker) = (scratch.join("gate"), scratch.join("marker"));
-    let mut server = slow_to_restore(&gate, &marker);
-    // The image itself, and then twice the one that evaluates the form again.
+    let mut server = server_with_slow_replay(&gate, &marker);
+    // The first kill hits the image, the next two hit the images that replay the form.
     for _ in 0..3 {
         kill_worker(&server);
-        until("it is being restored", || marker.exists());
+        wait_until("the session is being restored", || marker.exists());
         std::fs::remove_file(&marker).unwrap();
     }
     std::fs::remove_file(&gate).unwrap();
     let text = server.evaluate("(f)");
-    assert!(text.contains("Restored: the one form that defined something.") && text.ends_with("=> 7"), "{text}");
+    assert!(text.contains("Restored: the one defining form.") && text.ends_with("=> 7"), "{text}");
 }
 
 // ---- While an image is restored
@@ -825,7 +827,7 @@ fn external_kills_during_a_restore_do_not_poison_a_form() {
 fn error_tools_and_ping_answer_while_an_image_is_restored() {
     let scratch = Scratch::new();
     let (gate, marker) = (scratch.join("gate"), scratch.join("marker"));
-    let mut server = slow_to_restore(&gate, &marker);
+    let mut server = server_with_slow_replay(&gate, &marker);
     let failed = server.call_tool("evaluate-lisp", json!({"code": "(/ 1 0)"})).0;
     assert!(failed.contains("DIVISION-BY-ZERO"), "{failed}");
     let calls = [
@@ -837,7 +839,7 @@ fn error_tools_and_ping_answer_while_an_image_is_restored() {
     let ask = |server: &mut Server| calls.clone().map(|(tool, arguments)| server.call_tool(tool, arguments));
     let before = ask(&mut server);
     kill_worker(&server);
-    until("it is being restored", || marker.exists());
+    wait_until("the session is being restored", || marker.exists());
     let params = json!({"name": "evaluate-lisp", "arguments": {"code": "(f)"}, "_meta": {"progressToken": "p"}});
     let waits = server.post("tools/call", params);
     let inspects = server.post_call("list-definitions", json!({}));
@@ -846,37 +848,37 @@ fn error_tools_and_ping_answer_while_an_image_is_restored() {
     let progress = server.receive().unwrap();
     assert_eq!(progress["method"], "notifications/progress");
     assert_eq!(progress["params"]["progressToken"], "p");
-    assert_eq!(progress["params"]["message"], "waiting for the image, which is being restored: form 1 of 1");
+    assert_eq!(progress["params"]["message"], "waiting while the image is restored: form 1 of 1");
     std::fs::remove_file(&gate).unwrap();
     let text = server.outcome(waits).0;
-    assert!(text.contains("Restored: the one form") && text.ends_with("=> 7"), "{text}");
+    assert!(text.contains("Restored: the one defining form") && text.ends_with("=> 7"), "{text}");
     assert!(server.outcome(inspects).0.contains("- F ()"));
-    assert!(good(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
-    server.goes_on();
+    assert!(call_ok(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
+    server.assert_works();
 }
 
 #[test]
 fn a_reset_ends_a_restore() {
     let scratch = Scratch::new();
     let (gate, marker) = (scratch.join("gate"), scratch.join("marker"));
-    let mut server = slow_to_restore(&gate, &marker);
+    let mut server = server_with_slow_replay(&gate, &marker);
     let lost = server.post_running("", "(sleep 1000)", 0.0);
     kill_worker(&server);
-    until("it is being restored", || marker.exists());
+    wait_until("the session is being restored", || marker.exists());
     let waits = server.post_call("evaluate-lisp", json!({"code": "(f)"}));
     let inspects = server.post_call("list-definitions", json!({}));
-    let text = good(&mut server, "reset-session", json!({}));
-    assert!(text.contains("The image before was still being restored") && text.contains("Session reset."), "{text}");
+    let text = call_ok(&mut server, "reset-session", json!({}));
+    assert!(text.contains("The previous image was still being restored") && text.contains("Session reset."), "{text}");
     for id in [lost, waits] {
         let (text, is_error) = server.outcome(id);
         assert!(is_error && text.starts_with("[ERROR] CANCELLED"), "{text}");
     }
     assert_eq!(server.outcome(inspects).0, "No definitions in this session.");
     assert_eq!(server.evaluate("(fboundp 'f)"), "=> NIL");
-    server.goes_on();
+    server.assert_works();
 }
 
-/// A form that goes on, and cannot be interrupted, for as long as `gate` is there.
+/// Returns a form that runs and cannot be interrupted while the file `gate` exists.
 fn uninterruptible(gate: &Path) -> String {
     format!("(progn (sb-sys:without-interrupts (loop while (probe-file {:?}))) (defun stuck () 1))", gate)
 }
@@ -893,7 +895,7 @@ fn uninterruptible_form_in_a_restore_is_skipped_after_its_time() {
     let begin = Instant::now();
     kill_worker(&server);
     let text = server.evaluate("(f)");
-    assert!(text.contains("Restored: 1 of 2 forms") && text.contains("it takes the image down"), "{text}");
+    assert!(text.contains("Restored: 1 of 2 defining forms") && text.contains("it crashes the image"), "{text}");
     assert!(text.ends_with("=> 7"), "{text}");
     assert!(begin.elapsed() < Duration::from_secs(40), "{:?}", begin.elapsed());
 }

@@ -1,4 +1,4 @@
-//! Loading again: what counts as changed on disk, and what the new version of a file no longer defines.
+//! Reloading: which files count as changed, and which definitions the new version of a file lacks.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::json;
 
-use crate::client::{BINARY, Scratch, Server, bad, good};
+use crate::client::{BINARY, Scratch, Server, call_err, call_ok};
 use crate::libraries::{INSTALLED, installed};
 
-/// A project directory with a home and a fasl cache of its own.
+/// A project directory with its own home and fasl cache.
 struct Project {
     root: Scratch,
 }
@@ -24,7 +24,7 @@ impl Project {
         Self { root }
     }
 
-    /// A project whose system `app` has these files, loaded in this order.
+    /// Creates a project whose system `app` has these files, loaded in this order.
     fn of(files: &[(&str, &str)]) -> Self {
         let project = Self::new();
         let components: Vec<_> = files.iter().map(|(file, _)| format!("(:file \"{file}\")")).collect();
@@ -53,7 +53,7 @@ impl Project {
         file.set_modified(date).expect("the file is ours");
     }
 
-    /// The fasl of a source file.
+    /// Returns the fasl of a source file.
     fn fasl(&self, file: &str) -> PathBuf {
         fn find(directory: &Path, name: &str) -> Option<PathBuf> {
             std::fs::read_dir(directory)
@@ -83,7 +83,7 @@ impl Project {
     }
 }
 
-/// Loads the system `app` and returns the answer without its seconds and the place of the .asd file.
+/// Loads the system `app` and returns the answer without its seconds and without the path of the .asd file.
 #[track_caller]
 fn load(server: &mut Server) -> String {
     load_with(server, json!({"system": "app", "directory": "."}))
@@ -91,7 +91,7 @@ fn load(server: &mut Server) -> String {
 
 #[track_caller]
 fn load_with(server: &mut Server, arguments: serde_json::Value) -> String {
-    let text = good(server, "load-system", arguments);
+    let text = call_ok(server, "load-system", arguments);
     let lines = text.lines().filter(|line| !line.starts_with("Defined in "));
     lines
         .map(|line| match line.rsplit_once(", ") {
@@ -103,50 +103,50 @@ fn load_with(server: &mut Server, arguments: serde_json::Value) -> String {
 }
 
 #[track_caller]
-fn is_up_to_date(server: &mut Server) {
+fn assert_up_to_date(server: &mut Server) {
     let text = load(server);
     assert!(text.contains(" is up to date: "), "{text}");
 }
 
 const PACKAGE: &str = "(defpackage :app (:use :cl))";
 
-/// A file of the package with a macro and a function.
+/// Returns the text of a file with a macro and a function.
 fn macro_file(value: u32) -> String {
     format!("(in-package :app)\n(defmacro value () {value})\n(defun expanded () (value))\n")
 }
 
-const USER: &str = "(in-package :app)\n(defun used () (value))\n";
+const MACRO_USER: &str = "(in-package :app)\n(defun used () (value))\n";
 
-// ---- What changed on disk
+// ---- Changes on disk
 
 #[test]
 fn an_edit_within_the_second_of_the_fasl_is_loaded() {
-    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(100)), ("b", USER)]);
+    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(100)), ("b", MACRO_USER)]);
     let mut server = project.server();
     assert_eq!(load(&mut server), "Loaded app: 3 files, 3 compiled");
     for value in 101..106 {
         project.write("a.lisp", &macro_file(value));
-        // What depends on the file is compiled again, too.
+        // Files that depend on the changed file are compiled again, too.
         assert_eq!(load(&mut server), "Loaded app: 2 files, 2 compiled");
         assert_eq!(server.evaluate("(list (app::expanded) (app::used))"), format!("=> ({value} {value})"));
-        is_up_to_date(&mut server);
+        assert_up_to_date(&mut server);
     }
-    // An image that was not there when the fasl was made sees the edit as well.
+    // An image that did not make the fasl notices the edit as well.
     project.write("a.lisp", &macro_file(200));
     let mut other = project.server();
     assert_eq!(load(&mut other), "Loaded app: 3 files, 2 compiled");
     assert_eq!(other.evaluate("(app::used)"), "=> 200");
-    is_up_to_date(&mut other);
-    // The fasl that it made is newer than what the first image loaded.
+    assert_up_to_date(&mut other);
+    // The other image's fasl is newer than the one that this image loaded.
     let text = load(&mut server);
     assert!(text.starts_with("Loaded app: 2 files"), "{text}");
     assert_eq!(server.evaluate("(app::used)"), "=> 200");
-    is_up_to_date(&mut server);
+    assert_up_to_date(&mut server);
 }
 
 #[test]
 fn a_source_as_new_as_its_fasl_is_compiled() {
-    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(1)), ("b", USER)]);
+    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(1)), ("b", MACRO_USER)]);
     load(&mut project.server());
     let fasl = project.fasl("a").metadata().unwrap().modified().unwrap();
     let tick = Duration::from_nanos(1);
@@ -164,18 +164,18 @@ fn a_source_as_new_as_its_fasl_is_compiled() {
 }
 
 #[test]
-fn what_did_not_change_is_neither_compiled_nor_loaded() {
-    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(1)), ("b", USER)]);
+fn unchanged_files_are_neither_compiled_nor_loaded() {
+    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(1)), ("b", MACRO_USER)]);
     let mut server = project.server();
     load(&mut server);
     for _ in 0..3 {
-        is_up_to_date(&mut server);
+        assert_up_to_date(&mut server);
         assert_eq!(load(&mut project.server()), "Loaded app: 3 files");
     }
     // A source from a machine whose clock is ahead is compiled once.
     project.set_date("a.lisp", SystemTime::now() + Duration::from_secs(3600));
     assert_eq!(load(&mut server), "Loaded app: 2 files, 2 compiled");
-    is_up_to_date(&mut server);
+    assert_up_to_date(&mut server);
     assert_eq!(load(&mut project.server()), "Loaded app: 3 files");
     // An edit of that file is loaded, although its date is earlier.
     project.write("a.lisp", &macro_file(2));
@@ -184,14 +184,14 @@ fn what_did_not_change_is_neither_compiled_nor_loaded() {
     // A file that was touched counts as changed.
     project.set_date("b.lisp", SystemTime::now());
     assert_eq!(load(&mut server), "Loaded app: 1 file, 1 compiled");
-    is_up_to_date(&mut server);
+    assert_up_to_date(&mut server);
 }
 
 #[test]
-fn a_file_with_an_older_date_is_loaded() {
-    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(1)), ("b", USER)]);
+fn a_changed_file_with_an_older_date_is_loaded() {
+    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(1)), ("b", MACRO_USER)]);
     load(&mut project.server());
-    // An image that compiled nothing knows what it loaded.
+    // An image that compiled nothing still records what it loaded.
     let mut server = project.server();
     assert_eq!(load(&mut server), "Loaded app: 3 files");
     let hour = Duration::from_secs(3600);
@@ -200,9 +200,9 @@ fn a_file_with_an_older_date_is_loaded() {
         project.set_date("a.lisp", SystemTime::now() - hours * hour);
         assert_eq!(load(&mut server), "Loaded app: 2 files, 2 compiled");
         assert_eq!(server.evaluate("(app::used)"), format!("=> {value}"));
-        is_up_to_date(&mut server);
+        assert_up_to_date(&mut server);
     }
-    // Of another size, with the date that it had.
+    // A file of another size with the same date.
     let date = project.date("b.lisp");
     project.write("b.lisp", "(in-package :app)\n(defun used () (* 10 (value)))\n");
     project.set_date("b.lisp", date);
@@ -211,35 +211,35 @@ fn a_file_with_an_older_date_is_loaded() {
 }
 
 #[test]
-fn a_file_with_the_date_and_size_that_it_had_is_loaded() {
-    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(1)), ("b", USER)]);
+fn a_changed_file_with_equal_date_and_size_is_loaded() {
+    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(1)), ("b", MACRO_USER)]);
     let mut server = project.server();
     load(&mut server);
     let date = project.date("a.lisp");
-    // Written in place, then by another file that takes its name.
+    // The file is written in place, then replaced by another file.
     for (value, file) in [(2, "a.lisp"), (3, "a.new")] {
         project.write(file, &macro_file(value));
         project.set_date(file, date);
         std::fs::rename(project.path(file), project.path("a.lisp")).expect("the directory is ours");
         assert_eq!(load(&mut server), "Loaded app: 2 files, 2 compiled");
         assert_eq!(server.evaluate("(list (app::expanded) (app::used))"), format!("=> ({value} {value})"));
-        is_up_to_date(&mut server);
+        assert_up_to_date(&mut server);
     }
-    // An image that was restored finds its files as they were.
-    good(&mut server, "checkpoint", json!({"action": "save", "name": "loaded"}));
-    good(&mut server, "checkpoint", json!({"action": "restore", "name": "loaded"}));
-    is_up_to_date(&mut server);
+    // After a restore the files count as unchanged.
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "loaded"}));
+    call_ok(&mut server, "checkpoint", json!({"action": "restore", "name": "loaded"}));
+    assert_up_to_date(&mut server);
     let date = project.date("b.lisp");
-    project.write("b.lisp", &USER.replace("used", "uses"));
+    project.write("b.lisp", &MACRO_USER.replace("used", "uses"));
     project.set_date("b.lisp", date);
     load(&mut server);
     assert_eq!(server.evaluate("(app::uses)"), "=> 3");
-    is_up_to_date(&mut server);
+    assert_up_to_date(&mut server);
 }
 
 #[test]
 fn systems_that_depend_on_a_changed_system_are_compiled() {
-    let project = Project::of(&[("package", PACKAGE), ("b", USER)]);
+    let project = Project::of(&[("package", PACKAGE), ("b", MACRO_USER)]);
     project.write("base.asd", "(defsystem \"base\" :components ((:file \"base\")))");
     project.write(
         "app.asd",
@@ -254,13 +254,13 @@ fn systems_that_depend_on_a_changed_system_are_compiled() {
     let mut server = project.server();
     assert_eq!(load(&mut server), "Loaded app: 3 files, 3 compiled\nWith base");
     let tests = json!({"system": "app/tests", "directory": ".", "reload": true});
-    let text = good(&mut server, "run-tests", tests.clone());
+    let text = call_ok(&mut server, "run-tests", tests.clone());
     assert!(text.starts_with("FAILED  0 passed"), "{text}");
     base(2);
-    let text = good(&mut server, "run-tests", tests.clone());
+    let text = call_ok(&mut server, "run-tests", tests.clone());
     assert!(text.starts_with("=> all pass  1 passed"), "{text}");
     base(3);
-    let text = good(&mut server, "run-tests", tests);
+    let text = call_ok(&mut server, "run-tests", tests);
     assert!(text.starts_with("FAILED  0 passed"), "{text}");
     let run = |directory: &Project| {
         directory.command(&["test", "--reload", "app/tests"]).output().expect("the command starts").status.success()
@@ -271,7 +271,7 @@ fn systems_that_depend_on_a_changed_system_are_compiled() {
 }
 
 #[test]
-fn files_that_are_no_lisp_source_and_definitions_of_systems_count() {
+fn changed_data_files_and_asd_files_are_noticed() {
     let project = Project::of(&[]);
     let system = |components: &str| {
         project.write("app.asd", &format!("(defsystem \"app\" :serial t :components ({components}))"));
@@ -294,8 +294,8 @@ fn files_that_are_no_lisp_source_and_definitions_of_systems_count() {
     project.set_date("value.txt", SystemTime::now() - Duration::from_secs(3600));
     assert_eq!(load(&mut server), "Loaded app: 1 file, 1 compiled");
     assert_eq!(server.evaluate("(app::included)"), "=> 13");
-    is_up_to_date(&mut server);
-    // What defines the system is looked at by the same rule.
+    assert_up_to_date(&mut server);
+    // The same rule applies to the .asd file.
     project.write("new.lisp", "(in-package :app)\n(defun new () :new)");
     for (components, date) in [
         (format!("{parts} (:file \"new\")"), SystemTime::now()),
@@ -312,9 +312,9 @@ fn files_that_are_no_lisp_source_and_definitions_of_systems_count() {
 }
 
 #[test]
-fn a_failure_leaves_nothing_stale_behind() {
-    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(1)), ("b", ""), ("c", USER)]);
-    // What does not depend on what fails has still to be compiled with the new macro.
+fn load_after_a_failed_load_compiles_all_files_affected_by_the_change() {
+    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(1)), ("b", ""), ("c", MACRO_USER)]);
+    // C does not depend on the failing file B, but must still be compiled with the new macro.
     project.write(
         "app.asd",
         "(defsystem \"app\" :components ((:file \"package\") (:file \"a\" :depends-on (\"package\"))
@@ -326,51 +326,52 @@ fn a_failure_leaves_nothing_stale_behind() {
         project.write("a.lisp", &macro_file(value));
         project.write("b.lisp", broken);
         for _ in 0..2 {
-            bad(&mut server, "load-system", json!({"system": "app"}));
+            call_err(&mut server, "load-system", json!({"system": "app"}));
         }
         project.write("b.lisp", "(in-package :app)");
         load(&mut server);
         assert_eq!(server.evaluate("(app::used)"), format!("=> {value}"));
-        is_up_to_date(&mut server);
+        assert_up_to_date(&mut server);
     }
-    // A fasl that is cut is made again, and what it was made of is known.
+    // A truncated fasl is compiled again, and its source is recorded.
     let fasl = project.fasl("c");
     let octets = std::fs::read(&fasl).unwrap();
     std::fs::write(&fasl, &octets[..octets.len() / 2]).unwrap();
     let mut server = project.server();
     assert_eq!(load(&mut server), "Loaded app: 4 files, 1 compiled");
-    is_up_to_date(&mut server);
+    assert_up_to_date(&mut server);
     project.write("c.lisp", "(in-package :app)\n(defun used () :again)");
     assert_eq!(load(&mut server), "Loaded app: 1 file, 1 compiled");
     assert_eq!(server.evaluate("(app::used)"), "=> :AGAIN");
 }
 
 #[test]
-fn what_was_loaded_by_an_init_file_or_an_evaluation_counts() {
-    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(1)), ("b", USER)]);
+fn edits_of_files_loaded_by_an_init_file_or_an_evaluation_are_noticed() {
+    let project = Project::of(&[("package", PACKAGE), ("a", &macro_file(1)), ("b", MACRO_USER)]);
     let form = format!("(progn (asdf:load-asd #p{:?}) (asdf:load-system \"app\"))", project.path("app.asd"));
     project.root.write("home/.sbclrc", &form);
     let mut server = project.server_with(&["--user-init"]);
     assert_eq!(server.evaluate("(app::used)"), "=> 1");
-    is_up_to_date(&mut server);
+    assert_up_to_date(&mut server);
     project.write("a.lisp", &macro_file(2));
     assert_eq!(load(&mut server), "Loaded app: 2 files, 2 compiled");
     assert_eq!(server.evaluate("(app::used)"), "=> 2");
-    // ASDF itself sees the edit, too.
+    // ASDF itself notices the edit, too.
     project.write("a.lisp", &macro_file(3));
     server.evaluate("(asdf:load-system \"app\")");
     assert_eq!(server.evaluate("(app::used)"), "=> 3");
-    is_up_to_date(&mut server);
+    assert_up_to_date(&mut server);
 }
 
 #[test]
-fn source_text_is_not_shown_for_code_that_was_compiled_from_another() {
+fn source_text_is_not_shown_for_code_compiled_from_another_version() {
     let project = Project::of(&[("package", PACKAGE), ("a", "")]);
     let write = |value: &str| {
         project.write("a.lisp", &format!("(in-package :app)\n(defun pick (x)\n  (list x {value}))\n"));
     };
     let mut server = project.server();
-    let described = |server: &mut Server| good(server, "describe-symbol", json!({"name": "app::pick", "source": true}));
+    let described =
+        |server: &mut Server| call_ok(server, "describe-symbol", json!({"name": "app::pick", "source": true}));
     for (value, next) in [("1", "#\\a"), ("2", "'b"), ("3", "\"c\"")] {
         write(value);
         load(&mut server);
@@ -385,9 +386,9 @@ fn source_text_is_not_shown_for_code_that_was_compiled_from_another() {
     }
 }
 
-// ---- What the new version no longer defines
+// ---- Definitions that the new version lacks
 
-/// Each kind of definition: the form, and what the notice calls it once it is gone.
+/// Each kind of definition: the form, and its name in the notice after its removal.
 const KINDS: &[(&str, &str)] = &[
     ("(defun plain () 1)", "function PLAIN"),
     ("(defun (setf plain-place) (value) value)", "function (SETF PLAIN-PLACE)"),
@@ -437,8 +438,8 @@ fn all_kinds() -> String {
     KINDS.iter().fold("(in-package :app)\n".to_owned(), |text, (form, _)| text + form + "\n")
 }
 
-/// What the notice of a load names, sorted.
-fn named(text: &str) -> Vec<String> {
+/// Returns the sorted names in the notice of a load.
+fn names_in_notice(text: &str) -> Vec<String> {
     let Some((_, names)) = text.split_once(" no longer defines what is still there from before: ") else {
         assert!(!text.contains("[notice]"), "{text}");
         return Vec::new();
@@ -450,12 +451,12 @@ fn named(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_file_that_still_defines_all_is_not_told_of() {
+fn reload_of_a_file_that_still_defines_everything_gives_no_notice() {
     let project = Project::of(&[("package", PACKAGE), ("a", &all_kinds())]);
     let mut server = project.server();
     load(&mut server);
     for number in 0..3 {
-        // Compiled before it is loaded, and loaded from the fasl that another image made.
+        // The image compiles the file, or loads the fasl that another image made.
         project.write("a.lisp", &format!("{};; {number}\n", all_kinds()));
         if number == 1 {
             load(&mut project.server());
@@ -463,15 +464,15 @@ fn a_file_that_still_defines_all_is_not_told_of() {
         let text = load(&mut server);
         assert!(text.starts_with("Loaded app: 1 file"), "{text}");
     }
-    // Files that are loaded without ASDF.
+    // Files loaded without ASDF.
     for _ in 0..2 {
         let text = load_with(&mut server, json!({"path": "a.lisp"}));
-        assert_eq!(named(&text), [""; 0], "{text}");
+        assert_eq!(names_in_notice(&text), [""; 0], "{text}");
     }
 }
 
 #[test]
-fn each_definition_that_is_gone_is_named() {
+fn reload_names_each_definition_removed_from_a_file() {
     let project = Project::of(&[("package", PACKAGE), ("a", "(in-package :app)")]);
     let mut server = project.server();
     load(&mut server);
@@ -480,43 +481,43 @@ fn each_definition_that_is_gone_is_named() {
         load(&mut server);
         project.write("a.lisp", &format!("(in-package :app)\n(defun kept () 1)\n{form}\n;; The same.\n"));
         let text = load(&mut server);
-        assert_eq!(named(&text), [""; 0], "{form}: {text}");
+        assert_eq!(names_in_notice(&text), [""; 0], "{form}: {text}");
         project.write("a.lisp", "(in-package :app)\n(defun kept () 1)\n");
         let text = load(&mut server);
         let expected: Vec<_> = expected.split(", ").filter(|name| !name.is_empty()).collect();
-        assert_eq!(named(&text), expected, "{form}: {text}");
+        assert_eq!(names_in_notice(&text), expected, "{form}: {text}");
         let text = load(&mut server);
         assert!(text.contains("up to date"), "told once: {text}");
     }
 }
 
 #[test]
-fn what_a_failed_load_has_defined_is_told_of_and_compared_with() {
+fn definitions_of_a_failed_load_are_compared_with_the_versions_before_and_after() {
     let failing = "(in-package :app)\n(defun kept () 1)\n(defvar *early* 1)\n(defstruct point x)\n(error \"at load\")\n\
                    (defun late () 1)\n";
     let project = Project::of(&[("package", PACKAGE), ("a", failing)]);
     let mut server = project.server();
     for arguments in [json!({"system": "app", "directory": "."}), json!({"path": "a.lisp"})] {
         project.write("a.lisp", failing);
-        let text = bad(&mut server, "load-system", arguments.clone());
+        let text = call_err(&mut server, "load-system", arguments.clone());
         let stays = "In a.lisp:5, in (ERROR \"at load\").\n\
                      What a.lisp had defined before stays: function KEPT, variable *EARLY*, class POINT.\n";
         assert!(text.contains(stays), "{text}");
         project.write("a.lisp", "(in-package :app)\n(defun kept () 2)\n(defun late () 1)\n");
         let text = load_with(&mut server, arguments.clone());
-        assert_eq!(named(&text), ["class POINT", "variable *EARLY*"], "{text}");
-        // What a failing load has not come to is still compared with.
+        assert_eq!(names_in_notice(&text), ["class POINT", "variable *EARLY*"], "{text}");
+        // Definitions after the point of failure are still compared with.
         project.write("a.lisp", "(in-package :app)\n(defun early () 2)\n(error \"at load\")\n");
-        bad(&mut server, "load-system", arguments.clone());
+        call_err(&mut server, "load-system", arguments.clone());
         project.write("a.lisp", "(in-package :app)\n(defun kept () 3)\n");
         let text = load_with(&mut server, arguments);
-        assert_eq!(named(&text), ["function EARLY", "function LATE"], "{text}");
+        assert_eq!(names_in_notice(&text), ["function EARLY", "function LATE"], "{text}");
         server.evaluate("(mapc #'fmakunbound '(app::early app::late))");
     }
 }
 
 #[test]
-fn a_variable_that_is_proclaimed_in_place_of_its_definition_is_not_named() {
+fn a_variable_proclaimed_special_instead_of_defined_is_not_named() {
     let project = Project::of(&[("package", PACKAGE), ("a", "(in-package :app)")]);
     let mut server = project.server();
     load(&mut server);
@@ -525,16 +526,16 @@ fn a_variable_that_is_proclaimed_in_place_of_its_definition_is_not_named() {
         load(&mut server);
         project.write("a.lisp", &format!("(in-package :app)\n{proclamation}\n(setf *proclaimed* 1)\n"));
         let text = load(&mut server);
-        assert_eq!(named(&text), ["variable *GONE*"], "{proclamation}: {text}");
-        // A proclamation by itself defines nothing.
+        assert_eq!(names_in_notice(&text), ["variable *GONE*"], "{proclamation}: {text}");
+        // A proclamation defines nothing, so its removal is not named.
         project.write("a.lisp", "(in-package :app)\n");
         let text = load(&mut server);
-        assert_eq!(named(&text), [""; 0], "{proclamation}: {text}");
+        assert_eq!(names_in_notice(&text), [""; 0], "{proclamation}: {text}");
     }
 }
 
 #[test]
-fn what_evaluated_code_has_defined_since_is_not_named() {
+fn definitions_evaluated_since_the_load_are_not_named() {
     let project = Project::of(&[("package", PACKAGE), ("a", "(in-package :app)")]);
     let mut server = project.server();
     load(&mut server);
@@ -546,37 +547,37 @@ fn what_evaluated_code_has_defined_since_is_not_named() {
     server.call_tool("evaluate-lisp", json!({"code": typed, "on-error": "abort"}));
     project.write("a.lisp", "(in-package :app)\n");
     let text = load(&mut server);
-    assert_eq!(named(&text), ["class FILE-POINT", "function FILE"], "{text}");
-    // The file defines all of them again, and is the last that does.
+    assert_eq!(names_in_notice(&text), ["class FILE-POINT", "function FILE"], "{text}");
+    // The file defines all of them again, after the evaluation.
     project.write("a.lisp", &format!("(in-package :app)\n{forms}"));
     load(&mut server);
     project.write("a.lisp", "(in-package :app)\n");
     let text = load(&mut server);
     let all = ["class FILE-POINT", "class TYPED-POINT", "function FILE", "function TYPED", "macro TYPED-MACRO"];
-    assert_eq!(named(&text), all, "{text}");
+    assert_eq!(names_in_notice(&text), all, "{text}");
 }
 
 #[test]
-fn what_an_included_file_had_defined_before_is_named() {
+fn definitions_removed_from_an_included_file_are_named() {
     let project = Project::new();
     let mut server = project.server();
     let include = "(load (merge-pathnames \"included.lisp\" *load-truename*))\n";
     project.write("included.lisp", "(defun both () 1)\n(defun included () 1)\n");
     project.write("main.lisp", &format!("{include}(defun both () 2)\n"));
     load_with(&mut server, json!({"path": "main.lisp"}));
-    // Not loaded again: what it defined is still its own.
+    // The included file is not loaded again, so its definitions are not named.
     project.write("included.lisp", "(defun other () 1)\n");
     project.write("main.lisp", "(defun another () 1)\n");
     let text = load_with(&mut server, json!({"path": "main.lisp"}));
     assert!(text.contains("main.lisp no longer defines"), "{text}");
-    assert_eq!(named(&text), ["function BOTH"], "{text}");
+    assert_eq!(names_in_notice(&text), ["function BOTH"], "{text}");
     let text = load_with(&mut server, json!({"path": "included.lisp"}));
     assert!(text.contains("included.lisp no longer defines"), "{text}");
-    assert_eq!(named(&text), ["function INCLUDED"], "{text}");
+    assert_eq!(names_in_notice(&text), ["function INCLUDED"], "{text}");
 }
 
 #[test]
-fn parts_of_a_class_that_are_gone_are_named() {
+fn parts_removed_from_a_definition_are_named_and_replaced_ones_are_not() {
     let project = Project::of(&[("package", PACKAGE), ("a", "(in-package :app)")]);
     let mut server = project.server();
     load(&mut server);
@@ -586,7 +587,7 @@ fn parts_of_a_class_that_are_gone_are_named() {
             "(defclass shape () ((edges :reader edges) (color)))",
             "function (SETF COLOR), function COLOR",
         ),
-        // By a definition of another kind.
+        // A method replaces the slot's reader.
         (
             "(defclass shape2 () ((edges :reader edges2)))",
             "(defclass shape2 () ((edges)))\n(defmethod edges2 ((shape shape2)) 1)",
@@ -615,7 +616,7 @@ fn parts_of_a_class_that_are_gone_are_named() {
         ("(defmethod both ((x integer)) 1)", "(defmethod both ((x string)) 1)", "method BOTH (INTEGER)"),
         ("(defgeneric both2 (x))\n(defmethod both2 ((x integer)) 1)", "(defmethod both2 ((x integer)) 1)", ""),
         ("(defun later () 1)", "(unless (fboundp 'later) (defun later () 1))", ""),
-        // Defined only where it is not defined already, by a macro or without one.
+        // Definitions made only if there is none yet, by a macro or directly.
         (
             "(defmacro define-once (name) `(unless (boundp ',name) (defconstant ,name 1)))\n(define-once +once+)",
             "(defmacro define-once (name) `(unless (boundp ',name) (defconstant ,name 1)))\n(define-once +once+) ",
@@ -637,7 +638,7 @@ fn parts_of_a_class_that_are_gone_are_named() {
             "(eval-when (:load-toplevel) (defun nested2 () 1))",
             "function NESTED",
         ),
-        // Under a name that a macro makes up.
+        // A macro generates the function's name.
         (
             "(defmacro number-it () `(defun ,(gentemp \"NUMBERED-\") () 1))\n(number-it)",
             "(defmacro number-it () `(defun ,(gentemp \"NUMBERED-\") () 1))\n(number-it) ",
@@ -650,20 +651,20 @@ fn parts_of_a_class_that_are_gone_are_named() {
         project.write("a.lisp", &format!("(in-package :app)\n{after}\n"));
         let text = load(&mut server);
         let expected: Vec<_> = expected.split(", ").filter(|name| !name.is_empty()).collect();
-        assert_eq!(named(&text), expected, "{before} → {after}: {text}");
+        assert_eq!(names_in_notice(&text), expected, "{before} → {after}: {text}");
     }
 }
 
-/// Libraries that define in many ways: classes, conditions and structures; constants only where there are none; functions
-/// under names that macros make up.
+/// Libraries with many kinds of definitions: classes, conditions and structures; conditional constants; functions whose
+/// names macros generate.
 const LIBRARIES: [&str; 6] = ["alexandria", "chipz", "esrap", "fiveam", "iterate", "puri"];
 
 #[test]
-fn unchanged_libraries_that_are_loaded_again_are_not_told_of() {
+fn reload_of_unchanged_libraries_gives_no_notice() {
     let project = Project::new();
     let sources = project.root.directory("work/libraries");
     let libraries: Vec<_> = LIBRARIES.into_iter().filter(|library| installed(library)).collect();
-    // With what FiveAM needs.
+    // FiveAM's dependencies are copied as well.
     for directory in libraries.iter().copied().chain(["asdf-flv", "trivial-backtrace"]) {
         let copied = Command::new("cp").arg("-r").arg(Path::new(INSTALLED).join(directory)).arg(&sources).status();
         assert!(copied.expect("cp starts").success() || !libraries.contains(&"fiveam"), "{directory} can be copied");
@@ -674,14 +675,14 @@ fn unchanged_libraries_that_are_loaded_again_are_not_told_of() {
     server.initialize("2025-11-25");
     for again in [false, true] {
         for library in &libraries {
-            let text = good(&mut server, "load-system", json!({"system": library, "timeout": 600}));
+            let text = call_ok(&mut server, "load-system", json!({"system": library, "timeout": 600}));
             assert!(text.contains(" compiled, ") && !text.contains("[notice]"), "{again}: {text}");
         }
         add_comments(&sources);
     }
 }
 
-/// Writes a comment at the end of every file of Lisp in a directory.
+/// Appends a comment to every Lisp file in a directory.
 fn add_comments(directory: &Path) {
     for path in std::fs::read_dir(directory).expect("a directory").flatten().map(|entry| entry.path()) {
         if path.is_dir() {

@@ -1,4 +1,4 @@
-//! Persistent sessions: `--session`, and the command `sessions`.
+//! Persistent sessions: the option `--session` and the command `sessions`.
 
 #![cfg(target_os = "linux")]
 
@@ -6,16 +6,18 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use crate::client::{BINARY, Scratch, Server, bad, good};
-use crate::processes::{NO_FORK, NO_SIGXFSZ, children, is_alive, kill_worker, limit_files, signal, until, worker};
+use crate::client::{BINARY, Scratch, Server, call_err, call_ok};
+use crate::processes::{
+    NO_FORK, NO_SIGXFSZ, children, is_alive, kill_worker, limit_file_size, signal, wait_until, worker,
+};
 use serde_json::json;
 
-/// A state directory.
-struct State {
+/// A state directory for servers with sessions.
+struct StateDirectory {
     directory: Scratch,
 }
 
-impl State {
+impl StateDirectory {
     fn new() -> Self {
         Self { directory: Scratch::new() }
     }
@@ -27,14 +29,14 @@ impl State {
         )
     }
 
-    /// A server of this session, which has shaken hands.
+    /// Starts and initializes a server of this session.
     fn serve(&self, session: &str) -> Server {
         let mut server = self.start(&["--session", session]);
         server.initialize("2025-11-25");
         server
     }
 
-    /// `sbcl-mcp sessions` with these arguments.
+    /// Runs `sbcl-mcp sessions` with these arguments.
     fn sessions(&self, arguments: &[&str]) -> Output {
         Command::new(BINARY)
             .arg("sessions")
@@ -55,16 +57,16 @@ impl State {
         self.directory.join("sbcl-mcp/sessions").join(session)
     }
 
-    /// Waits until nobody has the session.
-    fn is_free(&self, session: &str) {
-        until("the session is free", || {
+    /// Waits until no process uses the session.
+    fn await_free(&self, session: &str) {
+        wait_until("the session is free", || {
             let list = self.list();
             list.lines().any(|line| line.starts_with(session) && !line.contains("by process"))
         });
     }
 }
 
-/// The files in a directory with this extension.
+/// Returns the files in a directory with this extension.
 fn files(directory: &Path, extension: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     entries.filter(|path| path.extension().is_some_and(|found| found == extension)).collect()
@@ -72,29 +74,29 @@ fn files(directory: &Path, extension: &str) -> Vec<PathBuf> {
 
 #[test]
 fn restarted_session_restores_values_package_and_error_history() {
-    let state = State::new();
-    assert_eq!(state.list(), "No sessions yet: sbcl-mcp --session NAME begins one.\n");
+    let state = StateDirectory::new();
+    assert_eq!(state.list(), "No sessions yet: start one with sbcl-mcp --session NAME.\n");
     let mut server = state.serve("work");
     assert_eq!(server.evaluate("(defvar *x* 1) (defun f () *x*) (setf *x* 41) *x*"), "=> 41");
-    let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(/ 1 0)"}));
+    let _ = call_err(&mut server, "evaluate-lisp", json!({"code": "(/ 1 0)"}));
     server.evaluate("(defpackage :app (:use :cl)) (in-package :app)");
     let end = server.finish();
     assert!(end.status.success() && end.stderr.is_empty(), "{}", end.stderr);
 
-    // The next server waits for the process that saves it.
+    // The next server waits for the process that saves the session.
     let mut server = state.serve("work");
     let text = server.evaluate("(list cl-user::*x* (cl-user::f))");
     assert!(
-        text.starts_with("[notice]\nThe session \"work\" goes on. Restored: the checkpoint \"auto-1\" of "),
+        text.starts_with("[notice]\nThe session \"work\" continues. Restored: the checkpoint \"auto-1\" of "),
         "{text}"
     );
-    assert!(text.contains(" ago (evaluation 3). Nothing was defined since.\n\n=> (41 41)"), "{text}");
+    assert!(text.contains(" ago (evaluation 3). Nothing was defined since then.\n\n=> (41 41)"), "{text}");
     assert_eq!(server.evaluate("(package-name *package*)"), "=> \"APP\"");
-    // Numbers are never used again, and the errors are those of the session.
-    assert!(good(&mut server, "describe-last-error", json!({"list": 20})).contains("E1 "));
-    let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(/ 2 0)"}));
-    assert!(good(&mut server, "describe-last-error", json!({})).contains("Id: E2"));
-    assert!(good(&mut server, "check-evaluation", json!({})).starts_with("Evaluation 6"));
+    // Error numbers continue, and the history is that of the session.
+    assert!(call_ok(&mut server, "describe-last-error", json!({"list": 20})).contains("E1 "));
+    let _ = call_err(&mut server, "evaluate-lisp", json!({"code": "(/ 2 0)"}));
+    assert!(call_ok(&mut server, "describe-last-error", json!({})).contains("Id: E2"));
+    assert!(call_ok(&mut server, "check-evaluation", json!({})).starts_with("Evaluation 6"));
 
     let list = state.list();
     assert!(list.starts_with("work  ") && list.contains(&format!("; served by process {}", server.pid())), "{list}");
@@ -105,15 +107,17 @@ fn restarted_session_restores_values_package_and_error_history() {
 
 #[test]
 fn second_server_of_a_session_is_refused() {
-    let state = State::new();
+    let state = StateDirectory::new();
     let server = state.serve("only");
     let second = state.start(&["--session", "only"]);
     let end = second.end();
     assert_eq!(end.status.code(), Some(1));
-    let reason =
-        format!("The session \"only\" is served by process {}. A session has one server at a time.", server.pid());
+    let reason = format!(
+        "The session \"only\" is served by process {}. A session can have only one server at a time.",
+        server.pid()
+    );
     assert!(end.stderr.contains(&reason), "{}", end.stderr);
-    // The client is told, too.
+    // The client gets the reason, too.
     let mut third = state.start(&["--session", "only"]);
     let answer = third.request(
         "initialize",
@@ -124,15 +128,17 @@ fn second_server_of_a_session_is_refused() {
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("cannot be deleted meanwhile"));
     assert!(server.finish().status.success());
-    // Nothing was evaluated: there is nothing to save, and it is free.
-    state.is_free("only");
+    // No evaluation means nothing to save, so the session is free.
+    state.await_free("only");
     assert!(state.sessions(&["delete", "only"]).status.success());
     assert!(!state.directory("only").exists());
     let output = state.sessions(&["delete", "only"]);
-    assert!(String::from_utf8_lossy(&output.stderr).starts_with("There is no session \"only\". There are: none."));
+    assert!(
+        String::from_utf8_lossy(&output.stderr).starts_with("There is no session \"only\". Existing sessions: none.")
+    );
     for name in ["", ".", "..", ".x", "a\nb"] {
         let end = state.start(&["--session", name]).end();
-        assert!(end.stderr.contains("A session's name has at most 100 characters"), "{}", end.stderr);
+        assert!(end.stderr.contains("A session name has at most 100 characters"), "{}", end.stderr);
     }
     let end = state.start(&["--session", "x", "--restore", "none"]).end();
     assert!(end.stderr.contains("cannot be combined with --restore"), "{}", end.stderr);
@@ -140,22 +146,22 @@ fn second_server_of_a_session_is_refused() {
 
 #[test]
 fn session_is_saved_at_exit_despite_held_or_running_evaluations() {
-    let state = State::new();
+    let state = StateDirectory::new();
     let directory = state.directory.join("a place");
     let path = directory.to_str().unwrap();
     let mut server = state.serve(path);
     server.evaluate("(defvar *x* 1) (setf *x* 2)");
-    let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(setf *x* 3) (/ 1 0)", "on-error": "debug"}));
+    let _ = call_err(&mut server, "evaluate-lisp", json!({"code": "(setf *x* 3) (/ 1 0)", "on-error": "debug"}));
     assert!(server.finish().status.success());
     let mut server = state.serve(path);
     assert!(server.evaluate("*x*").ends_with("=> 3"));
-    good(&mut server, "evaluate-lisp", json!({"code": "(setf *x* 4) (sleep 1000)", "background": true}));
+    call_ok(&mut server, "evaluate-lisp", json!({"code": "(setf *x* 4) (sleep 1000)", "background": true}));
     server.post_running("(setf *y* 5) (sb-ext:run-program \"/bin/sleep\" '(\"1000\") :wait nil)", "(loop)", 100.0);
     let programs = children(worker(&server));
     assert_eq!(programs.len(), 1);
     signal(server.pid(), "-TERM");
     assert_eq!(server.end().status.code(), Some(143));
-    until("the program is gone", || !programs.iter().any(|program| is_alive(*program)));
+    wait_until("the program is gone", || !programs.iter().any(|program| is_alive(*program)));
     let mut server = state.serve(path);
     assert!(server.evaluate("(list *x* *y*)").ends_with("=> (4 5)"));
     assert!(directory.join("log").exists());
@@ -163,45 +169,45 @@ fn session_is_saved_at_exit_despite_held_or_running_evaluations() {
 
 #[test]
 fn session_is_saved_when_idle_and_by_the_checkpoint_tool() {
-    let state = State::new();
+    let state = StateDirectory::new();
     let mut server = state.serve("idle");
     server.evaluate("(defvar *x* 1) (setf *x* 2)");
-    until("it is saved", || good(&mut server, "checkpoint", json!({})).starts_with("\"auto-1\""));
+    wait_until("the session is saved", || call_ok(&mut server, "checkpoint", json!({})).starts_with("\"auto-1\""));
     server.evaluate("(setf *x* 3)");
-    good(&mut server, "checkpoint", json!({"action": "save", "name": "mine"}));
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "mine"}));
     server.evaluate("(setf *x* 4) (defun f () :f)");
     let pids: Vec<_> = children(server.pid()).into_iter().chain([server.pid()]).collect();
-    // At once: who sees another one die would save what there is, or begin anew.
+    // All processes are stopped first: one that sees another die would save the session or start a new worker.
     pids.iter().rev().for_each(|pid| signal(*pid, "-STOP"));
     pids.iter().for_each(|pid| signal(*pid, "-KILL"));
-    until("all are gone", || !pids[..1].iter().any(|pid| is_alive(*pid)));
+    wait_until("all processes are gone", || !pids[..1].iter().any(|pid| is_alive(*pid)));
     drop(server);
     let mut server = state.serve("idle");
     let text = server.evaluate("(list *x* (f))");
     assert!(text.contains("the checkpoint \"mine\" of "), "{text}");
-    let rest = "and the one form that defined something since.\n  Lost: values that were assigned since the checkpoint, \
+    let rest = "and the one defining form since then.\n  Lost: values that were assigned since the checkpoint, \
                 threads and open files.\n\n=> (3 :F)";
     assert!(text.ends_with(rest), "{text}");
-    // Evaluations that left nothing behind have had their numbers, too.
-    assert!(good(&mut server, "check-evaluation", json!({})).starts_with("Evaluation 4"));
-    // A named one is still there, and what was defined since a return is forgotten.
-    let text = good(&mut server, "checkpoint", json!({"action": "restore", "name": "mine"}));
-    assert!(text.contains("Forgotten: the 2 evaluations since."), "{text}");
+    // Evaluations without definitions count as well.
+    assert!(call_ok(&mut server, "check-evaluation", json!({})).starts_with("Evaluation 4"));
+    // The named checkpoint still exists, and restoring it forgets the later definitions.
+    let text = call_ok(&mut server, "checkpoint", json!({"action": "restore", "name": "mine"}));
+    assert!(text.contains("Forgotten: the 2 evaluations since then."), "{text}");
     assert_eq!(server.evaluate("(list *x* (fboundp 'f))"), "=> (3 NIL)");
-    good(&mut server, "reset-session", json!({}));
+    call_ok(&mut server, "reset-session", json!({}));
     assert!(server.finish().status.success());
     let mut server = state.serve("idle");
     assert_eq!(server.evaluate("(boundp '*x*)"), "=> NIL");
-    // Going back to one that the session has not come through brings its definitions along.
-    good(&mut server, "checkpoint", json!({"action": "restore", "name": "mine"}));
+    // Restoring a checkpoint from before the reset restores its definitions in the log, too.
+    call_ok(&mut server, "checkpoint", json!({"action": "restore", "name": "mine"}));
     kill_worker(&server);
     assert!(server.evaluate("*x*").ends_with("=> 3"));
     let export = String::from_utf8(state.sessions(&["export", "idle"]).stdout).unwrap();
     assert!(export.contains("(defvar *x* 1)"), "{export}");
 }
 
-/// A session of version 0.1 that has no image: its log, and nothing else.
-fn old_session(state: &State) {
+/// Writes a session of version 0.1 that has no image, only a log.
+fn write_session_of_version_0_1(state: &StateDirectory) {
     std::fs::create_dir_all(state.directory("old")).unwrap();
     let lines = [
         r#"{"from":{"evaluations":7,"dropped":0}}"#,
@@ -217,20 +223,20 @@ fn old_session(state: &State) {
 
 #[test]
 fn session_of_version_0_1_is_continued_and_exported() {
-    let state = State::new();
-    old_session(&state);
+    let state = StateDirectory::new();
+    write_session_of_version_0_1(&state);
     assert!(state.list().starts_with("old"), "{}", state.list());
     let export = String::from_utf8(state.sessions(&["export", "old"]).stdout).unwrap();
     assert!(export.contains("(defun f () *x*)") && export.contains(";; (load \"gone\")"), "{export}");
     let mut server = state.serve("old");
     let text = server.evaluate("(f)");
-    assert!(text.contains("The session \"old\" goes on. Restored: all 2 forms that defined something."), "{text}");
+    assert!(text.contains("The session \"old\" continues. Restored: all 2 defining forms."), "{text}");
     assert!(text.contains("- (load \"gone\") (it failed)") && text.ends_with("=> 1"), "{text}");
-    let _ = bad(&mut server, "evaluate-lisp", json!({"code": "(/ 1 0)"}));
-    assert!(good(&mut server, "describe-last-error", json!({"error-id": "E5"})).contains("DIVISION-BY-ZERO"));
+    let _ = call_err(&mut server, "evaluate-lisp", json!({"code": "(/ 1 0)"}));
+    assert!(call_ok(&mut server, "describe-last-error", json!({"error-id": "E5"})).contains("DIVISION-BY-ZERO"));
     assert!(server.finish().status.success());
-    // From here on its log has the present format.
-    state.is_free("old");
+    // The server has rewritten the log in the current format.
+    state.await_free("old");
     assert!(std::fs::read_to_string(state.directory("old").join("log")).unwrap().starts_with("{\"snapshot\":"));
     let mut server = state.serve("old");
     assert!(server.evaluate("(f)").ends_with("=> 1"));
@@ -238,18 +244,18 @@ fn session_of_version_0_1_is_continued_and_exported() {
 
 #[test]
 fn session_of_a_newer_version_is_refused_and_left_as_it_is() {
-    let state = State::new();
-    old_session(&state);
+    let state = StateDirectory::new();
+    write_session_of_version_0_1(&state);
     let mut server = state.serve("old");
     assert!(server.evaluate("(f)").ends_with("=> 1"));
     assert!(server.finish().status.success());
-    state.is_free("old");
+    state.await_free("old");
     let log = state.directory("old").join("log");
     let text = std::fs::read_to_string(&log).unwrap().replacen("\"format\":2", "\"format\":3", 1);
     std::fs::write(&log, &text).unwrap();
     let end = state.start(&["--session", "old"]).end();
     assert!(!end.status.success());
-    let reason = "The session \"old\" cannot be used here: a newer sbcl-mcp wrote its log (";
+    let reason = "The session \"old\" cannot be used here: its log was written by a newer sbcl-mcp (";
     assert!(end.stderr.contains(reason), "{}", end.stderr);
     let export = state.sessions(&["export", "old"]);
     assert!(!export.status.success() && String::from_utf8_lossy(&export.stderr).contains(reason));
@@ -258,8 +264,8 @@ fn session_of_a_newer_version_is_refused_and_left_as_it_is() {
 
 #[test]
 fn lines_of_a_session_log_that_cannot_be_read_are_reported() {
-    let state = State::new();
-    old_session(&state);
+    let state = StateDirectory::new();
+    write_session_of_version_0_1(&state);
     let log = state.directory("old").join("log");
     let text = std::fs::read_to_string(&log)
         .unwrap()
@@ -269,7 +275,7 @@ fn lines_of_a_session_log_that_cannot_be_read_are_reported() {
     let notice = server.evaluate("(fboundp 'f)");
     let copy = state.directory("old").join("log.damaged");
     let reason = format!(
-        "A line of its log could not be read: some definitions may be missing. {} has a copy of the log.",
+        "A line of its log could not be read: some definitions may be missing. {} is a copy of the log.",
         copy.display()
     );
     assert!(notice.contains(&reason), "{notice}");
@@ -278,13 +284,95 @@ fn lines_of_a_session_log_that_cannot_be_read_are_reported() {
     assert!(end.stderr.contains("a line of the session's log cannot be read"), "{}", end.stderr);
 }
 
+/// Saves a session with a checkpoint in which `*x*` is 2 and `(f)` returns 1, and waits until no process uses the
+/// session.
+fn saved_session(state: &StateDirectory, name: &str) {
+    let mut server = state.serve(name);
+    server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "first"}));
+    assert!(server.finish().status.success());
+    state.await_free(name);
+}
+
+#[test]
+fn session_whose_log_lost_its_beginning_continues_from_its_last_checkpoint() {
+    let state = StateDirectory::new();
+    saved_session(&state, "torn");
+    let log = state.directory("torn").join("log");
+    let text = std::fs::read_to_string(&log).unwrap();
+    let damaged = text.replacen("{\"snapshot\":", "XX", 1);
+    std::fs::write(&log, &damaged).unwrap();
+    assert!(state.list().contains("torn"), "{}", state.list());
+    let mut server = state.serve("torn");
+    let text = server.evaluate("(list (f) *x*)");
+    assert!(text.ends_with("=> (1 2)"), "{text}");
+    assert!(text.contains("A line of its log could not be read: some definitions may be missing."), "{text}");
+    assert!(
+        text.contains("The beginning of its log is lost: definitions since the checkpoint may be missing."),
+        "{text}"
+    );
+    assert_eq!(std::fs::read_to_string(state.directory("torn").join("log.damaged")).unwrap(), damaged);
+    // The server has rewritten the log, which is intact again.
+    assert!(server.finish().status.success());
+    state.await_free("torn");
+    let mut server = state.serve("torn");
+    let text = server.evaluate("(list (f) *x*)");
+    assert!(text.ends_with("=> (1 2)") && !text.contains("log"), "{text}");
+}
+
+#[test]
+fn session_whose_log_is_removed_continues_from_its_last_checkpoint() {
+    let state = StateDirectory::new();
+    saved_session(&state, "bare");
+    std::fs::remove_file(state.directory("bare").join("log")).unwrap();
+    assert!(state.list().contains("bare"), "{}", state.list());
+    let mut server = state.serve("bare");
+    let text = server.evaluate("(list (f) *x*)");
+    assert!(text.contains("Its log is lost: definitions since the checkpoint may be missing."), "{text}");
+    assert!(text.ends_with("=> (1 2)"), "{text}");
+    assert!(server.finish().status.success());
+    state.await_free("bare");
+    std::fs::remove_file(state.directory("bare").join("log")).unwrap();
+    assert!(state.sessions(&["delete", "bare"]).status.success());
+    assert!(!state.directory("bare").exists());
+}
+
+#[test]
+fn checkpoint_with_an_unreadable_description_is_reported() {
+    let state = StateDirectory::new();
+    saved_session(&state, "blind");
+    let manifests = files(&state.directory("blind"), "json");
+    manifests.iter().for_each(|manifest| std::fs::write(manifest, "{").unwrap());
+    let mut server = state.serve("blind");
+    let text = server.evaluate("(list (f) *x*)");
+    for manifest in manifests {
+        let reason =
+            format!("A checkpoint cannot be restored because its description cannot be read: {}.", manifest.display());
+        assert!(text.contains(&reason), "{text}");
+    }
+    assert!(text.ends_with("=> (1 1)"), "{text}");
+}
+
+#[test]
+fn session_starts_when_its_status_page_cannot_be_written() {
+    let state = StateDirectory::new();
+    saved_session(&state, "odd");
+    let status = state.directory("odd").join("status");
+    std::fs::remove_file(&status).unwrap();
+    std::fs::create_dir(&status).unwrap();
+    let mut server = state.serve("odd");
+    assert!(server.evaluate("(list (f) *x*)").ends_with("=> (1 2)"));
+    let end = server.finish();
+    assert!(end.stderr.contains("the status page is only kept in memory"), "{}", end.stderr);
+}
+
 #[test]
 fn image_of_another_build_is_not_booted_and_definitions_are_replayed() {
-    let state = State::new();
+    let state = StateDirectory::new();
     let mut server = state.serve("old");
     server.evaluate("(defvar *x* 1) (setf *x* 2) (defun f () :f)");
     assert!(server.finish().status.success());
-    state.is_free("old");
+    state.await_free("old");
     for manifest in files(&state.directory("old"), "json") {
         let text = std::fs::read_to_string(&manifest).unwrap();
         let mut checkpoint: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -295,18 +383,18 @@ fn image_of_another_build_is_not_booted_and_definitions_are_replayed() {
     let text = server.evaluate("(list *x* (f))");
     assert!(
         text.starts_with(
-            "[notice]\nThe session \"old\" goes on. Its image was saved by another build of sbcl-mcp: 0.0.1, with SBCL \
-             2.0.0. It cannot be booted here: only definitions come back, values do not. (`sbcl-mcp sessions export old` \
-             writes the definitions as a file.) Restored: all 2 forms that defined something."
+            "[notice]\nThe session \"old\" continues. Its image was saved by another build of sbcl-mcp (0.0.1, with SBCL \
+             2.0.0) and cannot be booted here: only definitions are restored, not values. (`sbcl-mcp sessions export old` \
+             writes the definitions as a file.) Restored: all 2 defining forms."
         ),
         "{text}"
     );
     assert!(text.ends_with("=> (1 :F)"), "{text}");
     assert!(server.finish().status.success());
-    state.is_free("old");
+    state.await_free("old");
     let end = state.start(&["--session", "old", "--heap", "1G"]).end();
     assert!(
-        end.stderr.contains("The session \"old\" was saved with another heap: start it with --heap 8192M."),
+        end.stderr.contains("The session \"old\" was saved with another heap size: start it with --heap 8192M."),
         "{}",
         end.stderr
     );
@@ -314,7 +402,7 @@ fn image_of_another_build_is_not_booted_and_definitions_are_replayed() {
 
 #[test]
 fn export_command_writes_definitions_loadable_by_bare_sbcl() {
-    let state = State::new();
+    let state = StateDirectory::new();
     let mut server = state.serve("app");
     server.evaluate(
         "(defpackage :app (:use :cl) (:export #:area)) (in-package :app)
@@ -326,8 +414,8 @@ fn export_command_writes_definitions_loadable_by_bare_sbcl() {
     server.evaluate("(in-package :cl-user) (defun pid () (sb-posix:getpid)) (defvar *list* (list 1 (app:area)))");
     let file = state.directory.join("app.lisp");
     let path = file.to_str().unwrap();
-    // Also while it runs.
-    until("all is in the log", || {
+    // Exporting works while the session is in use.
+    wait_until("all forms are in the log", || {
         assert!(state.sessions(&["export", "app", "--output", path]).status.success());
         std::fs::read_to_string(&file).unwrap().contains("*list*")
     });
@@ -351,10 +439,10 @@ fn export_command_writes_definitions_loadable_by_bare_sbcl() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Bare SBCL, where there is one.
+/// Returns a command for bare SBCL if it is available.
 fn bare() -> Option<Command> {
     let recipe = sbcl_core::Recipe::in_checkout(Path::new(env!("CARGO_MANIFEST_DIR")));
-    let Some(bare) = recipe.build().expect("what the binary was built with is there").bare else {
+    let Some(bare) = recipe.build().expect("the build of the binary is cached").bare else {
         eprintln!("skipped: {} names no bare SBCL to load it with", sbcl_core::settings::PREBUILT);
         return None;
     };
@@ -364,8 +452,8 @@ fn bare() -> Option<Command> {
     Some(command)
 }
 
-/// Kills all processes that have to do with this state directory, at once.
-fn kill_all(state: &State) {
+/// Kills all processes that use this state directory.
+fn kill_all(state: &StateDirectory) {
     let mark = format!("XDG_STATE_HOME={}\0", state.directory.display());
     loop {
         let mut found = Vec::new();
@@ -382,17 +470,17 @@ fn kill_all(state: &State) {
     }
 }
 
-/// `SBCL_MCP_SESSION_KILLS` says how often.
+/// `SBCL_MCP_SESSION_KILLS` sets the number of kills.
 #[test]
 fn kill_during_saving_leaves_the_old_or_the_new_state() {
     let rounds = std::env::var("SBCL_MCP_SESSION_KILLS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(8);
-    let state = State::new();
-    // How long saving takes here.
+    let state = StateDirectory::new();
+    // Measures the time of a save on this machine.
     let mut server = state.serve("killed");
     server.evaluate("(setf *a* 0 *b* (list 0)) (defun f () (list *a* (first *b*)))");
     let begin = std::time::Instant::now();
     server.finish();
-    state.is_free("killed");
+    state.await_free("killed");
     let time = begin.elapsed().as_micros();
     let mut random = 1_u64;
     let mut known = 0;
@@ -413,13 +501,13 @@ fn kill_during_saving_leaves_the_old_or_the_new_state() {
             1 => server.close(),
             _ => signal(server.pid(), "-TERM"),
         }
-        // Not to wait for anything: the moment is to be any.
+        // The kill comes at a random moment, so there is no condition to wait for.
         std::thread::sleep(std::time::Duration::from_micros(delay.try_into().unwrap()));
         kill_all(&state);
         drop(server);
     }
     eprintln!("{} of {rounds} kills left the new state, {} the one before", outcomes[0], outcomes[1]);
-    // What was cut off takes no room.
+    // Incomplete saves take no disk space.
     let mut server = state.serve("killed");
     server.evaluate("(f)");
     let (cores, manifests) = (files(&state.directory("killed"), "core"), files(&state.directory("killed"), "json"));
@@ -429,7 +517,7 @@ fn kill_during_saving_leaves_the_old_or_the_new_state() {
 
 #[test]
 fn unrestored_forms_stay_listed_across_server_restarts() {
-    let state = State::new();
+    let state = StateDirectory::new();
     let file = state.directory.join("needed");
     std::fs::write(&file, "1").unwrap();
     let mut server = state.serve("lame");
@@ -437,38 +525,39 @@ fn unrestored_forms_stay_listed_across_server_restarts() {
     server.evaluate(&code);
     server.evaluate("(defun f () 7)");
     server.finish();
-    state.is_free("lame");
-    // Only the journal is left.
+    state.await_free("lame");
+    // Without the images, the session is restored from its log alone.
     files(&state.directory("lame"), "core").iter().for_each(|core| std::fs::remove_file(core).unwrap());
     std::fs::remove_file(&file).unwrap();
     let mut server = state.serve("lame");
-    assert!(server.evaluate("(f)").contains("Restored: 1 of 2 forms"));
+    assert!(server.evaluate("(f)").contains("Restored: 1 of 2 defining forms"));
     let listed =
-        |server: &mut Server| good(server, "list-definitions", json!({})).contains("[Not Restored]\n- (progn ");
+        |server: &mut Server| call_ok(server, "list-definitions", json!({})).contains("[Not Restored]\n- (progn ");
     assert!(listed(&mut server));
-    good(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
-    good(&mut server, "checkpoint", json!({"action": "restore", "name": "x"}));
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    call_ok(&mut server, "checkpoint", json!({"action": "restore", "name": "x"}));
     assert!(listed(&mut server));
     server.finish();
-    state.is_free("lame");
+    state.await_free("lame");
     let mut server = state.serve("lame");
     let text = server.evaluate("(f)");
-    assert!(text.contains("Not restored earlier, and not defined again since:\n  - (progn "), "{text}");
+    assert!(text.contains("Not restored earlier and not redefined since:\n  - (progn "), "{text}");
     let exported = String::from_utf8(state.sessions(&["export", "lame"]).stdout).unwrap();
     assert!(
-        exported.contains(";;; Missing: it could not be restored (SIMPLE-ERROR: ") && exported.contains(";; (progn ")
+        exported.contains(";;; Missing: this form could not be restored (SIMPLE-ERROR: ")
+            && exported.contains(";; (progn ")
     );
     std::fs::write(&file, "1").unwrap();
     server.evaluate(&code);
     assert!(!listed(&mut server));
     server.finish();
-    state.is_free("lame");
+    state.await_free("lame");
     assert!(!listed(&mut state.serve("lame")));
 }
 
 #[test]
-fn a_client_is_answered_while_its_session_is_restored() {
-    let state = State::new();
+fn client_is_answered_while_its_session_is_restored() {
+    let state = StateDirectory::new();
     let (gate, marker) = (state.directory.join("gate"), state.directory.join("marker"));
     let mut server = state.serve("slow");
     server.evaluate(&format!(
@@ -476,74 +565,75 @@ fn a_client_is_answered_while_its_session_is_restored() {
                 (loop while (probe-file {gate:?}) do (sleep 0.01)) (defun f () 7))"
     ));
     server.finish();
-    state.is_free("slow");
+    state.await_free("slow");
     files(&state.directory("slow"), "core").iter().for_each(|core| std::fs::remove_file(core).unwrap());
     for resets in [false, true] {
         std::fs::remove_file(&marker).unwrap();
         std::fs::write(&gate, "").unwrap();
         let mut server = state.serve("slow");
-        until("it is being restored", || marker.exists());
+        wait_until("the session is being restored", || marker.exists());
         let waits = server.post_call("evaluate-lisp", json!({"code": "(f)"}));
         assert_eq!(server.request("ping", json!({}))["result"], json!({}));
-        assert!(good(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
+        assert!(call_ok(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
         if resets {
-            let text = good(&mut server, "reset-session", json!({}));
-            assert!(text.contains("The image before was still being restored"), "{text}");
+            let text = call_ok(&mut server, "reset-session", json!({}));
+            assert!(text.contains("The previous image was still being restored"), "{text}");
             assert!(server.outcome(waits).0.starts_with("[ERROR] CANCELLED"));
             assert_eq!(server.evaluate("(fboundp 'f)"), "=> NIL");
             continue;
         }
-        // What is not restored yet is where it was.
+        // A session whose restore was interrupted is left unchanged.
         server.finish();
-        state.is_free("slow");
+        state.await_free("slow");
         assert!(files(&state.directory("slow"), "core").is_empty());
     }
 }
 
 #[test]
 fn session_with_damaged_images_replays_its_definitions() {
-    let state = State::new();
+    let state = StateDirectory::new();
     let mut server = state.serve("torn");
     server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
-    good(&mut server, "checkpoint", json!({"action": "save", "name": "first"}));
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "first"}));
     server.evaluate("(defun g () 2) (setf *x* 3)");
     server.finish();
-    state.is_free("torn");
+    state.await_free("torn");
     let cores = files(&state.directory("torn"), "core");
     assert!(cores.len() > 1);
     for core in cores {
         let mut bytes = std::fs::read(&core).unwrap();
-        // One that was being saved may have nothing in it.
+        // The beginning of an incomplete core may have never been written.
         bytes.iter_mut().take(1 << 20).for_each(|byte| *byte = 0xff);
         std::fs::write(core, bytes).unwrap();
     }
     let mut server = state.serve("torn");
     let text = server.evaluate("(list (f) (g) *x*)");
-    assert!(text.contains("The session \"torn\" goes on.") && text.ends_with("=> (1 2 1)"), "{text}");
+    assert!(text.contains("The session \"torn\" continues.") && text.ends_with("=> (1 2 1)"), "{text}");
 }
 
 #[test]
 fn incomplete_image_falls_back_to_the_previous_checkpoint_or_replay() {
-    let state = State::new();
+    let state = StateDirectory::new();
     let mut server = state.serve("cut");
     server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
-    good(&mut server, "checkpoint", json!({"action": "save", "name": "first"}));
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "first"}));
     server.evaluate("(defun g () 2) (setf *x* 3)");
     server.finish();
-    state.is_free("cut");
-    // Where an evaluation took long, the server has also saved before the end.
+    state.await_free("cut");
+    // During a long evaluation the server may have saved the session before its end.
     let names = files(&state.directory("cut"), "json").into_iter().map(|manifest| {
         let checkpoint: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(manifest).unwrap()).unwrap();
         checkpoint["name"].as_str().unwrap().to_owned()
     });
     let number = |name: &str| name.strip_prefix("auto-").and_then(|number| number.parse::<u32>().ok());
     let last = names.filter_map(|name| number(&name)).max().expect("it is saved at the end");
-    let gives_way =
-        format!("The image that was saved last, \"auto-{last}\", is not whole. Restored: the checkpoint \"first\" of ");
-    // In the order of their ends.
+    let gives_way = format!(
+        "The last saved image, \"auto-{last}\", is incomplete or damaged. Restored: the checkpoint \"first\" of "
+    );
+    // First the automatic checkpoint is truncated, then all of them.
     for (image, reason, outcome) in [
         ("auto-", gives_way.as_str(), "2 2"),
-        ("", "is not whole. Restored: all 3 forms that defined something.", "2 1"),
+        ("", "is incomplete or damaged. Restored: all 3 defining forms.", "2 1"),
     ] {
         for manifest in files(&state.directory("cut"), "json") {
             let text = std::fs::read_to_string(&manifest).unwrap();
@@ -555,21 +645,21 @@ fn incomplete_image_falls_back_to_the_previous_checkpoint_or_replay() {
         }
         let mut server = state.serve("cut");
         let text = server.evaluate("(list (f) (g) *x*)");
-        assert!(text.starts_with("[notice]\nThe session \"cut\" goes on. The image that was saved last, "), "{text}");
+        assert!(text.starts_with("[notice]\nThe session \"cut\" continues. The last saved image, "), "{text}");
         assert!(text.contains(reason) && text.ends_with(&format!("=> (1 {outcome})")), "{text}");
-        // Without another image.
+        // The server is killed so that it saves no further image.
         kill_all(&state);
     }
 }
 
-/// What comes from elsewhere is read before it is booted.
+/// A core from another directory is checked before it is booted.
 #[test]
 fn copied_session_directory_works_and_a_damaged_core_is_rejected() {
-    let state = State::new();
+    let state = StateDirectory::new();
     let mut server = state.serve("here");
     server.evaluate("(defun f () 1) (defvar *x* 1) (setf *x* 2)");
     server.finish();
-    state.is_free("here");
+    state.await_free("here");
     let copy = |name: &str| {
         std::fs::create_dir(state.directory(name)).unwrap();
         for file in std::fs::read_dir(state.directory("here")).unwrap() {
@@ -580,16 +670,20 @@ fn copied_session_directory_works_and_a_damaged_core_is_rejected() {
         core.clone()
     };
     let core = copy("there");
-    let seal = || -> serde_json::Value {
+    let fingerprint = || -> serde_json::Value {
         serde_json::from_slice::<serde_json::Value>(&std::fs::read(core.with_extension("json")).unwrap()).unwrap()["seal"]
             .clone()
     };
-    let before = seal();
+    let before = fingerprint();
     let mut server = state.serve("there");
     let text = server.evaluate("(list (f) *x*)");
     assert!(text.ends_with("=> (1 2)"), "{text}");
-    // It is read once.
-    assert!(seal()["inode"] != before["inode"] && seal()["checksum"] == before["checksum"], "{before} {}", seal());
+    // The checksum was verified once: the manifest now has the copy's inode.
+    assert!(
+        fingerprint()["inode"] != before["inode"] && fingerprint()["checksum"] == before["checksum"],
+        "{before} {}",
+        fingerprint()
+    );
     kill_all(&state);
 
     let core = copy("damaged");
@@ -600,50 +694,51 @@ fn copied_session_directory_works_and_a_damaged_core_is_rejected() {
     let mut server = state.serve("damaged");
     let text = server.evaluate("(list (f) *x*)");
     assert!(
-        text.contains("is not whole. Restored: all 2 forms that defined something.") && text.ends_with("=> (1 1)"),
+        text.contains("is incomplete or damaged. Restored: all 2 defining forms.")
+            && text.ends_with("=> (1 1)"),
         "{text}"
     );
 }
 
 #[test]
 fn failed_save_at_exit_is_reported_and_keeps_the_saved_state() {
-    let state = State::new();
+    let state = StateDirectory::new();
     let mut server = state.serve("full");
     server.evaluate("(defvar *x* 1) (setf *x* 2)");
-    good(&mut server, "checkpoint", json!({"action": "save", "name": "mine"}));
-    // From here on nothing is saved, however long the session is idle.
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "mine"}));
+    // From here on every save fails, including those of an idle session.
     server.evaluate(NO_SIGXFSZ);
-    limit_files(worker(&server), Some(1 << 20));
+    limit_file_size(worker(&server), Some(1 << 20));
     server.evaluate("(defun f () :f) (setf *x* 3)");
     assert!(server.finish().status.success());
-    state.is_free("full");
+    state.await_free("full");
     let mut server = state.serve("full");
     let text = server.evaluate("(list *x* (f))");
     assert!(text.contains("Restored: the checkpoint \"") && text.ends_with("=> (2 :F)"), "{text}");
-    // The system has no memory for a copy.
+    // The fork fails for lack of memory.
     server.evaluate("(defun g () :g)");
     assert_eq!(server.evaluate(NO_FORK), "=> (0 0)");
     let end = server.finish();
-    let told = "When the session \"full\" was saved last:\n";
-    assert!(end.stderr.contains(told), "{}", end.stderr);
-    assert!(end.stderr.contains("The session was not saved: the process that saved it ended with "), "{}", end.stderr);
+    let report_heading = "Messages from the last save of the session \"full\":\n";
+    assert!(end.stderr.contains(report_heading), "{}", end.stderr);
+    assert!(end.stderr.contains("The session was not saved: the process that saved it exited with "), "{}", end.stderr);
     assert!(end.stderr.contains("the session was not saved: "), "{}", end.stderr);
     assert!(end.stderr.contains("The process cannot be copied: Cannot allocate memory."), "{}", end.stderr);
-    state.is_free("full");
+    state.await_free("full");
     let mut server = state.serve("full");
     let text = server.evaluate("(list *x* (f) (g))");
     assert!(text.ends_with("=> (2 :F :G)"), "{text}");
-    assert!(!server.finish().stderr.contains(told));
-    // It was torn by nobody.
-    state.is_free("full");
+    assert!(!server.finish().stderr.contains(report_heading));
+    // No incomplete core is left.
+    state.await_free("full");
     let directory = state.directory("full");
     assert_eq!(files(&directory, "core").len(), files(&directory, "json").len());
 }
 
 #[test]
 fn a_log_that_cannot_be_written_is_reported_and_written_later() {
-    let state = State::new();
-    // The supervisor has an error for a full disk, not a signal.
+    let state = StateDirectory::new();
+    // The supervisor ignores SIGXFSZ, so that a write fails with an error as on a full disk.
     let start = || {
         let mut command = Command::new("sh");
         command.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", BINARY, "--session", "full"]);
@@ -654,36 +749,36 @@ fn a_log_that_cannot_be_written_is_reported_and_written_later() {
     };
     let mut server = start();
     server.evaluate("(defun before () 1)");
-    limit_files(server.pid(), Some(10));
+    limit_file_size(server.pid(), Some(10));
     server.evaluate("(defun during () 2)");
     let notice = "[notice]\nThe session's log cannot be written: File too large (os error 27). Until it can, ";
     let text = server.evaluate("(defun later () 3)");
     assert!(text.starts_with(notice), "{text}");
     assert_eq!(server.evaluate("(later)"), "=> 3");
-    // A new image says so, too.
+    // A new image reports that the log works again, too.
     kill_worker(&server);
-    limit_files(server.pid(), None);
-    until("the log is written again", || server.evaluate("(later)").contains("The session's log can be written again"));
+    limit_file_size(server.pid(), None);
+    wait_until("the log is written again", || {
+        server.evaluate("(later)").contains("The session's log can be written again")
+    });
     assert_eq!(server.evaluate("(later)"), "=> 3");
     kill_all(&state);
     drop(server);
     let mut server = start();
     let text = server.evaluate("(list (before) (during) (later))");
-    assert!(text.starts_with("[notice]\nThe session \"full\" goes on. Restored: "), "{text}");
+    assert!(text.starts_with("[notice]\nThe session \"full\" continues. Restored: "), "{text}");
     assert!(text.ends_with("=> (1 2 3)"), "{text}");
 
-    // Killed before there is room again: the next server says that something may be missing, once.
-    limit_files(server.pid(), Some(10));
+    // The server is killed while the log cannot be written: the next server reports once that definitions may be
+    // missing.
+    limit_file_size(server.pid(), Some(10));
     server.evaluate("(defun lost () 4)");
-    until("the log cannot be written", || server.evaluate("1").contains("The session's log cannot be written"));
+    wait_until("the log cannot be written", || server.evaluate("1").contains("The session's log cannot be written"));
     kill_all(&state);
     drop(server);
     let mut server = start();
     let text = server.evaluate("(list (before) (fboundp 'lost))");
-    assert!(
-        text.contains("\nThe session \"full\" goes on. Its last server could not write the log any more, "),
-        "{text}"
-    );
+    assert!(text.contains("\nThe session \"full\" continues. Its last server could not write the log from "), "{text}");
     assert!(text.ends_with("=> (1 NIL)"), "{text}");
     kill_all(&state);
     drop(server);
@@ -693,17 +788,17 @@ fn a_log_that_cannot_be_written_is_reported_and_written_later() {
 
 #[test]
 fn session_files_are_readable_only_by_their_owner() {
-    let state = State::new();
+    let state = StateDirectory::new();
     let directory = state.directory.join("shared");
     std::fs::create_dir(&directory).unwrap();
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     std::fs::set_permissions(&directory, PermissionsExt::from_mode(0o755)).unwrap();
     let mut server = state.serve(directory.to_str().unwrap());
     server.evaluate("(defvar *secret* 1)");
-    good(&mut server, "checkpoint", json!({"action": "save", "name": "mine"}));
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "mine"}));
     server.evaluate("(setf *secret* 2)");
     server.finish();
-    // Once the process that saves it has ended.
+    // Serving the session again waits for the process that saves it.
     assert!(state.serve(directory.to_str().unwrap()).evaluate("*secret*").ends_with("=> 2"));
     assert!(files(&directory, "core").len() > 1);
     for entry in std::fs::read_dir(&directory).unwrap() {
@@ -714,14 +809,14 @@ fn session_files_are_readable_only_by_their_owner() {
 
 #[test]
 fn directory_with_foreign_files_is_not_used_or_deleted_as_a_session() {
-    let state = State::new();
+    let state = StateDirectory::new();
     let directory = state.directory.join("mine");
     let path = directory.to_str().unwrap();
     std::fs::create_dir(&directory).unwrap();
     let mine = ["app.core", "app.forms", "log", "notes.draft"].map(|name| directory.join(name));
     mine.iter().for_each(|file| std::fs::write(file, "mine").unwrap());
     let end = state.start(&["--session", path]).end();
-    assert!(end.stderr.contains("is not empty, and no session"), "{}", end.stderr);
+    assert!(end.stderr.contains("is not empty and holds no session"), "{}", end.stderr);
     for action in ["delete", "export"] {
         let output = state.sessions(&[action, path]);
         assert!(!output.status.success());
@@ -730,11 +825,11 @@ fn directory_with_foreign_files_is_not_used_or_deleted_as_a_session() {
     assert!(mine.iter().all(|file| std::fs::read_to_string(file).unwrap() == "mine"));
     assert_eq!(std::fs::read_dir(&directory).unwrap().count(), mine.len());
 
-    // One that is empty may become one. What others put there is not the session's.
+    // An empty directory may become a session. Files that others add later do not belong to the session.
     mine.iter().for_each(|file| std::fs::remove_file(file).unwrap());
     let mut server = state.serve(path);
     server.evaluate("(defvar *x* 1)");
-    good(&mut server, "checkpoint", json!({"action": "save", "name": "one"}));
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "one"}));
     server.finish();
     for name in ["app.core", "notes.draft"] {
         std::fs::write(directory.join(name), "mine").unwrap();
@@ -742,7 +837,7 @@ fn directory_with_foreign_files_is_not_used_or_deleted_as_a_session() {
     let mut server = state.serve(path);
     assert!(server.evaluate("*x*").ends_with("=> 1"));
     server.finish();
-    until("it is free", || state.sessions(&["delete", path]).status.success());
+    wait_until("it is free", || state.sessions(&["delete", path]).status.success());
     let mut left: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left, ["app.core", "notes.draft"]);

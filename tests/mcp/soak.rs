@@ -1,55 +1,56 @@
-//! A long session: code that works, that fails, that prints much and that starts threads. What the server holds at the
-//! end is what it held after the first evaluations.
+//! A long session of code that works, fails, prints much and starts threads. At the end the server must hold the
+//! resources that it held after the first evaluations.
 //!
-//! `SBCL_MCP_SOAK_EVALUATIONS` sets how many evaluations there are.
+//! `SBCL_MCP_SOAK_EVALUATIONS` sets the number of evaluations.
 
 #![cfg(target_os = "linux")]
 
 use crate::client::Server;
 use serde_json::json;
 
-/// After so many the first look is taken: buffers, caches and the heap have their size by then.
-const WARM: usize = 1000;
-/// Bytes the worker may have grown by since. SBCL keeps some of what it freed, and no two collections are alike.
+/// The number of evaluations before the first measurement: buffers, caches and the heap have reached their size by
+/// then.
+const WARM_UP: usize = 1000;
+/// Allowed growth of the worker in bytes. SBCL keeps some freed memory, and no two collections are alike.
 const WORKER_TOLERANCE: u64 = 24 << 20;
-/// Bytes the supervisor may have grown by.
+/// Allowed growth of the supervisor in bytes.
 const SUPERVISOR_TOLERANCE: u64 = 2 << 20;
 
-/// What a process holds.
+/// The resources that a process holds.
 #[derive(Debug)]
-struct Holdings {
+struct Resources {
     resident: u64,
     threads: u64,
     descriptors: usize,
 }
 
-fn holdings(pid: u32) -> Holdings {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+fn resources(pid: u32) -> Resources {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process lives");
     let number = |name: &str| -> u64 {
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("there is such a line");
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("the line exists");
         line.split_ascii_whitespace().next().expect("a number").parse().expect("a number")
     };
-    Holdings {
+    Resources {
         resident: number("VmRSS:") * 1024,
         threads: number("Threads:"),
-        descriptors: std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it lives").count(),
+        descriptors: std::fs::read_dir(format!("/proc/{pid}/fd")).expect("the process lives").count(),
     }
 }
 
 fn worker(server: &Server) -> u32 {
     let pid = server.pid();
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it lives");
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("the process lives");
     children.split_ascii_whitespace().next().expect("a worker").parse().expect("a number")
 }
 
-/// Both processes, after the garbage is collected.
-fn look(server: &mut Server) -> [Holdings; 2] {
+/// Collects garbage and measures supervisor and worker.
+fn measure(server: &mut Server) -> [Resources; 2] {
     assert_eq!(server.evaluate("(progn (sb-ext:gc :full t) (sb-ext:gc :full t) 1)"), "=> 1");
-    [holdings(server.pid()), holdings(worker(server))]
+    [resources(server.pid()), resources(worker(server))]
 }
 
-/// The code of evaluation `n`, what its answer must contain, and whether it fails.
-fn task(n: usize) -> (String, String, bool) {
+/// Returns the code of evaluation `n`, the text that its answer must contain, and whether it fails.
+fn evaluation(n: usize) -> (String, String, bool) {
     match n % 20 {
         0 => ("(defun g (x) (* x 2)) (g 21)".to_owned(), "=> 42".to_owned(), false),
         1 => ("(/ 1 0)".to_owned(), "[ERROR] DIVISION-BY-ZERO".to_owned(), true),
@@ -86,9 +87,9 @@ fn task(n: usize) -> (String, String, bool) {
     }
 }
 
-fn work(server: &mut Server, range: std::ops::Range<usize>) {
+fn evaluate_range(server: &mut Server, range: std::ops::Range<usize>) {
     for n in range {
-        let (code, expected, fails) = task(n);
+        let (code, expected, fails) = evaluation(n);
         let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": code}));
         assert_eq!(is_error, fails, "{code}: {text}");
         assert!(text.contains(&expected), "{code}: {text}");
@@ -96,7 +97,7 @@ fn work(server: &mut Server, range: std::ops::Range<usize>) {
             let described = server.call_tool("describe-last-error", json!({})).0;
             assert!(described.starts_with("Error: "), "{described}");
         }
-        // What was said is not needed again; a long run would fill the client's memory with it.
+        // In a long run, the transcript would fill the client's memory.
         server.transcript.clear();
     }
 }
@@ -107,13 +108,13 @@ fn thousands_of_evaluations_leak_no_memory_threads_or_descriptors() {
         Ok(text) => text.parse().expect("SBCL_MCP_SOAK_EVALUATIONS is a number"),
         Err(_) => 2000,
     };
-    assert!(evaluations > WARM, "at least {}", WARM + 1);
+    assert!(evaluations > WARM_UP, "at least {}", WARM_UP + 1);
     let mut server = Server::ready();
     server.evaluate("(defun earlier () 7)");
-    work(&mut server, 0..WARM);
-    let before = look(&mut server);
-    work(&mut server, WARM..evaluations);
-    let after = look(&mut server);
+    evaluate_range(&mut server, 0..WARM_UP);
+    let before = measure(&mut server);
+    evaluate_range(&mut server, WARM_UP..evaluations);
+    let after = measure(&mut server);
     let tolerances = [SUPERVISOR_TOLERANCE, WORKER_TOLERANCE];
     for ((before, after), tolerance) in before.iter().zip(&after).zip(tolerances) {
         assert!(after.resident <= before.resident + tolerance, "{before:?} became {after:?}");
@@ -122,6 +123,6 @@ fn thousands_of_evaluations_leak_no_memory_threads_or_descriptors() {
     }
     println!("{evaluations} evaluations: {before:?} became {after:?}");
     assert_eq!(server.evaluate("(earlier)"), "=> 7");
-    server.goes_on();
+    server.assert_works();
     assert!(server.finish().status.success());
 }

@@ -1,29 +1,29 @@
-//! Structured content: it says what the text says, and it is what its schema promises.
+//! Structured content: it agrees with the text and with its schema.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
 use crate::client::{NO_LOCALS, Server, outcome};
-use crate::mode::{Mode, both_modes};
+use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use sbcl::report::{escape_markers, escape_output};
 use serde_json::{Value, json};
 
-/// A server that was asked for structured content, and its schemas.
-struct Structured {
+/// A server with `--structured-content`, and its output schemas.
+struct StructuredServer {
     server: Server,
     schemas: HashMap<String, Value>,
 }
 
-/// A result: text, structure and whether it is an error.
+/// A tool result: text, structured content, and whether it is an error.
 struct Answer {
     text: String,
     content: Value,
     is_error: bool,
 }
 
-impl Structured {
+impl StructuredServer {
     fn start(mode: Mode) -> Self {
         let mut server = mode.start_with(&["--structured-content"]);
         server.initialize("2025-06-18");
@@ -33,7 +33,7 @@ impl Structured {
         Self { server, schemas: schemas.collect() }
     }
 
-    /// Calls a tool; the structure is checked against the tool's schema.
+    /// Calls a tool and checks the structured content against the tool's schema.
     #[track_caller]
     fn call(&mut self, tool: &str, arguments: Value) -> Answer {
         let answer = self.server.request("tools/call", json!({"name": tool, "arguments": arguments}));
@@ -45,7 +45,7 @@ impl Structured {
         Answer { text, content, is_error }
     }
 
-    /// Evaluates, and compares text and structure.
+    /// Evaluates code and asserts that text and structured content agree.
     #[track_caller]
     fn evaluate(&mut self, arguments: Value) -> Answer {
         let answer = self.call("evaluate-lisp", arguments);
@@ -56,7 +56,7 @@ impl Structured {
     }
 }
 
-/// Checks a value against as much of JSON Schema as the server's schemas use; anything else in one is an error.
+/// Validates a value against the subset of JSON Schema that the server's schemas use. Any other keyword is an error.
 fn validate(value: &Value, schema: &Value, place: &str) -> Result<(), String> {
     let fail = |reason: &str| Err(format!("{place} {reason}: {value}"));
     for (keyword, rule) in schema.as_object().ok_or("the schema is not an object")? {
@@ -72,7 +72,7 @@ fn validate(value: &Value, schema: &Value, place: &str) -> Result<(), String> {
                     Some("number") => value.is_number(),
                     _ => false,
                 };
-                // Some clients understand but one name.
+                // Some clients support only a single type name.
                 if !is(rule) {
                     return fail(&format!("is not of type {rule}"));
                 }
@@ -169,7 +169,7 @@ fn evaluation(content: &Value) -> String {
     let mut more = total;
     for (index, frame) in frames.iter().enumerate() {
         let call = escape_markers(string(frame, "call"));
-        // Numbers are missing after a machinery's frames where they are folded.
+        // Where internal frames are folded, the frame numbers have a gap.
         let machinery = frame["machinery"].as_str();
         let end =
             (index..).find(|index| frames.get(*index).is_none_or(|other| other["machinery"] != frame["machinery"]));
@@ -206,7 +206,7 @@ fn restarts(error: &Value) -> String {
     items(error, "restarts").iter().map(line).collect()
 }
 
-/// A line for each variable that has a value, and one for the others.
+/// Returns a line for each variable with a value, and one line for all others.
 fn locals(locals: &[Value]) -> Vec<String> {
     let (known, unknown): (Vec<_>, Vec<_>) = locals.iter().partition(|local| local.get("value").is_some());
     let name = |local: &Value| escape_markers(string(local, "name"));
@@ -219,7 +219,7 @@ fn locals(locals: &[Value]) -> Vec<String> {
     lines
 }
 
-/// What get-backtrace shows; `content` has its arguments' effect already.
+/// Returns the text that get-backtrace must show for `content`, which reflects its arguments already.
 fn backtrace(content: &Value) -> String {
     let error = &content["error"];
     let frames = items(error, "frames");
@@ -243,7 +243,7 @@ fn backtrace(content: &Value) -> String {
     let more = total - frames.len() as u64;
     if more > 0 {
         let s = if more == 1 { "" } else { "s" };
-        _ = write!(text, "\n{more} more frame{s}; ask for max-frames {total} to see them all.");
+        _ = write!(text, "\n{more} more frame{s}; pass max-frames {total} to see them all.");
     }
     if live && frames.iter().all(|frame| items(frame, "locals").is_empty()) {
         _ = write!(text, "\n{NO_LOCALS}");
@@ -251,7 +251,7 @@ fn backtrace(content: &Value) -> String {
     text
 }
 
-/// Checks what describe-last-error says.
+/// Asserts that text and structured content of describe-last-error agree.
 #[track_caller]
 fn check_description(answer: &Answer) {
     let error = &answer.content["error"];
@@ -293,14 +293,14 @@ fn check_description(answer: &Answer) {
     }
 }
 
-/// The programs of the corpus.
+/// Returns the programs of the corpus.
 fn corpus() -> Vec<String> {
     let mut programs = Vec::new();
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
     let mut files: Vec<_> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     for file in files {
-        // Megabytes of stack are no part of this.
+        // Programs that exhaust the storage are left out.
         if file.ends_with("storage.txt") {
             continue;
         }
@@ -316,7 +316,7 @@ fn corpus() -> Vec<String> {
 
 #[apply(both_modes)]
 fn text_and_structured_content_agree_for_errors_of_the_corpus(mode: Mode) {
-    let mut structured = Structured::start(mode);
+    let mut structured = StructuredServer::start(mode);
     for (index, code) in corpus().into_iter().enumerate() {
         let on_error = if index % 3 == 0 { "debug" } else { "abort" };
         let answer = structured.evaluate(json!({"code": code, "on-error": on_error}));
@@ -338,7 +338,7 @@ fn text_and_structured_content_agree_for_errors_of_the_corpus(mode: Mode) {
 
 #[apply(both_modes)]
 fn text_and_structured_content_agree_for_values_output_and_warnings(mode: Mode) {
-    let mut structured = Structured::start(mode);
+    let mut structured = StructuredServer::start(mode);
     for arguments in [
         json!({"code": "(+ 1 2)"}),
         json!({"code": "(values 1 \"two\" :three)"}),
@@ -365,7 +365,7 @@ fn text_and_structured_content_agree_for_values_output_and_warnings(mode: Mode) 
 
 #[apply(both_modes)]
 fn debugger_tools_answer_with_structured_content(mode: Mode) {
-    let mut structured = Structured::start(mode);
+    let mut structured = StructuredServer::start(mode);
     structured.evaluate(json!({"code": "(defun work (x) (declare (optimize debug)) (list x (missing x)))"}));
     let held = structured.evaluate(json!({"code": "(work 5)", "on-error": "debug"}));
     assert_eq!(held.content["held"], true);
@@ -404,7 +404,7 @@ fn debugger_tools_answer_with_structured_content(mode: Mode) {
 
 #[apply(both_modes)]
 fn inspection_tools_answer_with_structured_content(mode: Mode) {
-    let mut structured = Structured::start(mode);
+    let mut structured = StructuredServer::start(mode);
     for tool in ["describe-last-error", "get-backtrace"] {
         assert_eq!(structured.call(tool, json!({})).content, json!({}));
     }
@@ -491,7 +491,7 @@ fn inspection_tools_answer_with_structured_content(mode: Mode) {
 
 #[apply(both_modes)]
 fn evaluation_tool_answers_with_structured_content(mode: Mode) {
-    let mut structured = Structured::start(mode);
+    let mut structured = StructuredServer::start(mode);
     assert_eq!(structured.call("check-evaluation", json!({})).content, json!({}));
     let long = structured.evaluate(json!({"code": "(dotimes (i 20000) (write-char #\\x)) 7"}));
     assert_eq!(evaluation(&long.content), long.text);
@@ -527,7 +527,7 @@ fn answers_without_the_structured_content_option_are_text_only(mode: Mode) {
 
 #[test]
 fn image_loss_answers_with_structured_content() {
-    let mut structured = Structured::start(Mode::Supervised);
+    let mut structured = StructuredServer::start(Mode::Supervised);
     let code = "(sb-alien:alien-funcall (sb-alien:extern-alien \"_exit\" (function sb-alien:void sb-alien:int)) 1)";
     let lost = structured.evaluate(json!({"code": code}));
     assert_eq!(lost.content["error"]["type"], "IMAGE-LOST");
@@ -535,7 +535,7 @@ fn image_loss_answers_with_structured_content() {
 
 #[apply(both_modes)]
 fn trace_calls_and_profile_answer_with_structured_content(mode: Mode) {
-    let mut server = Structured::start(mode);
+    let mut server = StructuredServer::start(mode);
     server.evaluate(json!({"code": "(defun halve (n) (/ n 2)) (defvar *kept*) (defun waste () (dotimes (i 300) (setf *kept* (make-list 10000))))"}));
     let answer = server.call("trace-calls", json!({"code": "(values (halve 3) 4)", "functions": ["halve"]}));
     assert_eq!(answer.content["values"], json!(["3/2", "4"]));

@@ -1,4 +1,4 @@
-//! What SBCL does not survive, the server does: the real binary over pipes, its worker killed in every way.
+//! The server survives what kills SBCL: the binary over pipes, with its worker killed in every way.
 
 #![cfg(target_os = "linux")]
 
@@ -6,15 +6,15 @@ use std::collections::HashSet;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::client::{BINARY, Scratch, Server, good, outcome};
-use crate::processes::{children, is_alive, kill_worker, processes, signal, stop_worker, until, worker};
+use crate::client::{BINARY, Scratch, Server, call_ok, outcome};
+use crate::processes::{children, is_alive, kill_worker, processes, signal, stop_worker, wait_until, worker};
 use serde_json::{Value, json};
 
 const RESET: &str = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
 const NO_ERROR: &str = "No error information available.\n(No error has occurred since the last successful evaluation)";
 const ABORT: &str = r#"(sb-alien:alien-funcall (sb-alien:extern-alien "abort" (function sb-alien:void)))"#;
 
-/// A session with definitions of all sorts.
+/// Definitions of all kinds.
 const DEFINITIONS: &str = r#"
 (defpackage :zoo (:use :cl) (:export #:feed))
 (in-package :zoo)
@@ -27,16 +27,16 @@ const DEFINITIONS: &str = r#"
 (defparameter *open* 1)
 (define-condition hungry (error) ())"#;
 
-const INTACT: &str = "(list (feed (make-instance 'animal :name 1)) (cage-size (make-cage)) (package-name *package*) \
+const CHECK_DEFINITIONS: &str = "(list (feed (make-instance 'animal :name 1)) (cage-size (make-cage)) (package-name *package*) \
                       (not (null (macro-function 'twice))) (fboundp 'tick))";
-const AS_DEFINED: &str = r#"=> ((:FED 1) 3 "ZOO" T #<FUNCTION TICK>)"#;
+const DEFINITIONS_INTACT: &str = r#"=> ((:FED 1) 3 "ZOO" T #<FUNCTION TICK>)"#;
 
-fn lost(text: &str) {
+fn assert_image_lost(text: &str) {
     assert!(text.starts_with("[ERROR] IMAGE-LOST\n"), "{text}");
     assert!(text.ends_with("[Backtrace]\n0: (no frames available)"), "{text}");
 }
 
-// ---- Deaths
+// ---- Loss of the image
 
 #[test]
 fn killed_idle_worker_is_replaced_and_definitions_are_restored() {
@@ -46,11 +46,11 @@ fn killed_idle_worker_is_replaced_and_definitions_are_restored() {
     kill_worker(&server);
     let text = server.evaluate("*open*");
     assert!(text.starts_with("[notice]\nThe Lisp image was killed by signal 9 (SIGKILL"), "{text}");
-    assert!(text.contains("Restored: all 10 forms"), "{text}");
+    assert!(text.contains("Restored: all 10 defining forms"), "{text}");
     assert!(text.contains("values that were assigned"), "{text}");
     assert!(text.ends_with("\n\n=> 1"), "{text}");
-    assert_eq!(server.evaluate(INTACT).split(" {").next(), AS_DEFINED.split(" {").next());
-    server.goes_on();
+    assert_eq!(server.evaluate(CHECK_DEFINITIONS).split(" {").next(), DEFINITIONS_INTACT.split(" {").next());
+    server.assert_works();
     let end = server.finish();
     assert!(end.status.success());
 }
@@ -63,7 +63,7 @@ fn request_right_after_a_worker_kill_is_answered() {
         signal(worker(&server), "-KILL");
         let text = server.evaluate("(f)");
         assert!(text.ends_with("=> 7"), "{text}");
-        server.goes_on();
+        server.assert_works();
     }
 }
 
@@ -74,13 +74,13 @@ fn image_loss_fails_the_running_evaluation_and_queued_evaluations_run() {
     let running = server.post_running("(progn (defun never () 1) ", "(sleep 100))", 0.0);
     let queued: Vec<_> =
         (0..5).map(|n| server.post_call("evaluate-lisp", json!({"code": format!("(+ {n} 1)")}))).collect();
-    // All of them have arrived.
+    // The ping is answered after all calls have arrived.
     server.request("ping", json!({}));
     kill_worker(&server);
     let (text, is_error) = server.outcome(running);
     assert!(is_error);
-    lost(&text);
-    assert!(text.contains("SIGKILL") && text.contains("Restored: all 10 forms"), "{text}");
+    assert_image_lost(&text);
+    assert!(text.contains("SIGKILL") && text.contains("Restored: all 10 defining forms"), "{text}");
     for (n, id) in queued.into_iter().enumerate() {
         assert_eq!(server.outcome(id), (format!("=> {}", n + 1), false));
     }
@@ -95,7 +95,7 @@ fn abort_exit_and_sigkill_of_the_worker_answer_image_lost() {
     let mut server = Server::ready();
     server.evaluate("(defun f () 7)");
     for (code, word) in [
-        (ABORT, "SBCL itself or foreign code gave up, and stderr says more."),
+        (ABORT, "SBCL itself or foreign code aborted; see stderr."),
         (
             r#"(sb-alien:alien-funcall (sb-alien:extern-alien "_exit" (function sb-alien:void sb-alien:int)) 0)"#,
             "status 0",
@@ -111,14 +111,14 @@ fn abort_exit_and_sigkill_of_the_worker_answer_image_lost() {
     ] {
         let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": code}));
         assert!(is_error, "{code}: {text}");
-        lost(&text);
+        assert_image_lost(&text);
         assert!(text.contains(word), "{code}: {text}");
         let described = server.call_tool("describe-last-error", json!({})).0;
         assert!(described.starts_with("Error: IMAGE-LOST\n  The Lisp image "), "{described}");
         assert!(server.call_tool("get-backtrace", json!({})).0.starts_with("Backtrace for IMAGE-LOST (0 of 0 frames)"));
         assert_eq!(server.evaluate("(f)"), "=> 7", "{code}");
         assert_eq!(server.call_tool("describe-last-error", json!({})).0, NO_ERROR);
-        server.goes_on();
+        server.assert_works();
     }
 }
 
@@ -126,7 +126,7 @@ fn abort_exit_and_sigkill_of_the_worker_answer_image_lost() {
 fn only_forms_before_the_killing_form_are_replayed() {
     let mut server = Server::ready();
     let code = format!("(defun before () 1) (progn (defun killer () 2) {ABORT}) (defun after () 3)");
-    lost(&server.call_tool("evaluate-lisp", json!({"code": code})).0);
+    assert_image_lost(&server.call_tool("evaluate-lisp", json!({"code": code})).0);
     assert_eq!(server.evaluate("(list (before) (fboundp 'killer) (fboundp 'after))"), "=> (1 NIL NIL)");
 }
 
@@ -143,13 +143,13 @@ fn unrestorable_forms_are_named_and_not_tried_again() {
     std::fs::write(&deadly, "1").unwrap();
     kill_worker(&server);
     let text = server.evaluate("(list (f) (fboundp 'lucky) (fboundp 'unlucky))");
-    assert!(text.contains("Restored: 1 of 3 forms"), "{text}");
-    assert!(text.contains("(progn (assert") && text.contains("it takes the image down"), "{text}");
+    assert!(text.contains("Restored: 1 of 3 defining forms"), "{text}");
+    assert!(text.contains("(progn (assert") && text.contains("it crashes the image"), "{text}");
     assert!(text.ends_with("=> (7 NIL NIL)"), "{text}");
-    // They are not tried again.
+    // The forms are not tried again.
     std::fs::remove_file(&deadly).unwrap();
     kill_worker(&server);
-    assert!(server.evaluate("(f)").contains("Restored: the one form that"));
+    assert!(server.evaluate("(f)").contains("Restored: the one defining form"));
 }
 
 #[test]
@@ -192,12 +192,12 @@ fn checkpoint_is_restored_on_request_whatever_the_restore_option() {
         let mut server = Server::start_with(&["--restore", option]);
         server.initialize("2025-11-25");
         server.evaluate("(defvar *x* 1) (setf *x* 2)");
-        good(&mut server, "checkpoint", json!({"action": "save", "name": "one"}));
+        call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "one"}));
         server.evaluate("(setf *x* 3)");
-        let text = good(&mut server, "checkpoint", json!({"action": "restore", "name": "one"}));
+        let text = call_ok(&mut server, "checkpoint", json!({"action": "restore", "name": "one"}));
         assert!(text.contains("Restored"), "{text}");
         assert_eq!(server.evaluate("*x*"), "=> 2");
-        // The next image is what the option says.
+        // The next image follows the option again.
         kill_worker(&server);
         let text = server.evaluate("(if (boundp '*x*) *x* :unbound)");
         assert!(text.ends_with(if option == "none" { "=> :UNBOUND" } else { "=> 1" }), "{text}");
@@ -213,7 +213,7 @@ fn definitions_of_a_failed_form_are_named_when_they_are_lost() {
     }
     let code = "(progn (defvar *v* 1) (loop))";
     assert!(server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 0.3})).1);
-    // Defined again since.
+    // H is redefined before the loss.
     assert!(server.call_tool("evaluate-lisp", json!({"code": "(progn (defun h () 1) (error \"then\"))"})).1);
     server.evaluate("(defun h () 2)");
     let file = server.home().join("half.lisp");
@@ -222,27 +222,27 @@ fn definitions_of_a_failed_form_are_named_when_they_are_lost() {
     kill_worker(&server);
     let text = server.evaluate("(list (fboundp 'f) (find-class 'c nil) (boundp '*v*) (g) (h) (fboundp 'in-file))");
     assert!(text.ends_with("=> (NIL NIL NIL 1 2 NIL)"), "{text}");
-    assert!(text.contains("Restored: 2 of 6 forms that defined something. Not restored:"), "{text}");
+    assert!(text.contains("Restored: 2 of 6 defining forms. Not restored:"), "{text}");
     let mut lines: Vec<_> = text.lines().filter_map(|line| line.trim_start().strip_prefix("- ")).collect();
     let load = lines.pop().unwrap();
-    assert!(load.ends_with(" (it failed, but had defined FUNCTION COMMON-LISP-USER::IN-FILE)"), "{text}");
+    assert!(load.ends_with(" (it failed after defining FUNCTION COMMON-LISP-USER::IN-FILE)"), "{text}");
     assert_eq!(
         lines,
         [
-            "(progn (defun f () 1) (error \"then\")) (it failed, but had defined FUNCTION COMMON-LISP-USER::F)",
-            "(progn (defclass c () ()) (defmethod m ((c c))) (/ 0)) (it failed, but had defined \
+            "(progn (defun f () 1) (error \"then\")) (it failed after defining FUNCTION COMMON-LISP-USER::F)",
+            "(progn (defclass c () ()) (defmethod m ((c c))) (/ 0)) (it failed after defining \
              CLASS COMMON-LISP-USER::C, FUNCTION COMMON-LISP-USER::M)",
-            "(progn (defvar *v* 1) (loop)) (it failed, but had defined VARIABLE COMMON-LISP-USER::*V*)",
+            "(progn (defvar *v* 1) (loop)) (it failed after defining VARIABLE COMMON-LISP-USER::*V*)",
         ],
         "{text}"
     );
     server.evaluate("(defun f () 3)");
-    let text = good(&mut server, "list-definitions", json!({}));
+    let text = call_ok(&mut server, "list-definitions", json!({}));
     assert!(text.contains("(defclass c") && !text.contains("(defun f () 1)"), "{text}");
 }
 
 #[test]
-fn definitions_of_a_held_form_are_named_when_they_are_lost_and_restored_when_it_went_on() {
+fn definitions_of_a_held_form_are_named_when_lost_and_a_resumed_form_is_replayed() {
     let failed = "(progn (defun f () 1) (error \"then\"))";
     for released_by in ["", "abort-evaluation", "evaluate-lisp"] {
         let mut server = Server::ready();
@@ -250,21 +250,21 @@ fn definitions_of_a_held_form_are_named_when_they_are_lost_and_restored_when_it_
         match released_by {
             "" => {}
             "evaluate-lisp" => drop(server.evaluate("1")),
-            tool => drop(good(&mut server, tool, json!({}))),
+            tool => drop(call_ok(&mut server, tool, json!({}))),
         }
         kill_worker(&server);
         let text = server.evaluate("(fboundp 'f)");
-        assert!(text.contains("Restored: 0 of 1 forms"), "{released_by}: {text}");
-        assert!(text.contains("(it failed, but had defined FUNCTION COMMON-LISP-USER::F)"), "{released_by}: {text}");
+        assert!(text.contains("Restored: 0 of 1 defining forms"), "{released_by}: {text}");
+        assert!(text.contains("(it failed after defining FUNCTION COMMON-LISP-USER::F)"), "{released_by}: {text}");
     }
     let mut server = Server::ready();
     let code = "(progn (defun f () 1) (restart-case (error \"then\") (go-on () (defun g () 2))))";
     server.call_tool("evaluate-lisp", json!({"code": code, "on-error": "debug"}));
-    good(&mut server, "invoke-restart", json!({"restart": "GO-ON"}));
+    call_ok(&mut server, "invoke-restart", json!({"restart": "GO-ON"}));
     kill_worker(&server);
     let text = server.evaluate("(fboundp 'f)");
-    // It fails when it is evaluated again.
-    assert!(text.contains("Restored: 0 of 1 forms") && text.contains("then"), "{text}");
+    // The form is replayed and fails again.
+    assert!(text.contains("Restored: 0 of 1 defining forms") && text.contains("then"), "{text}");
 }
 
 #[test]
@@ -289,13 +289,13 @@ fn every_protocol_revision_survives_image_loss() {
         server.evaluate("(defun f () 7)");
         kill_worker(&server);
         assert!(server.evaluate("(f)").ends_with("=> 7"), "{revision}");
-        server.goes_on();
+        server.assert_works();
         assert_eq!(result["protocolVersion"], revision);
         let end = server.finish();
         let initialized = end.transcript.iter().filter(|message| message["result"]["protocolVersion"] == revision);
         assert_eq!(initialized.count(), 1, "the handshake was answered once");
     }
-    // The one without a handshake.
+    // The revision without a handshake.
     let meta = json!({
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
         "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
@@ -309,7 +309,7 @@ fn every_protocol_revision_survives_image_loss() {
     evaluate(&mut server, "(defun f () 7)");
     kill_worker(&server);
     assert!(evaluate(&mut server, "(f)").ends_with("=> 7"));
-    lost(&evaluate(&mut server, ABORT));
+    assert_image_lost(&evaluate(&mut server, ABORT));
     assert_eq!(evaluate(&mut server, "(f)"), "=> 7");
 }
 
@@ -326,10 +326,10 @@ fn batch_with_an_image_loss_is_answered_once() {
     let answers = line.as_array().unwrap();
     assert_eq!(answers.len(), 3, "{line}");
     let of = |id: i64| outcome(answers.iter().find(|answer| answer["id"] == id).unwrap()).0;
-    lost(&of(1));
-    lost(&of(2));
+    assert_image_lost(&of(1));
+    assert_image_lost(&of(2));
     assert_eq!(of(3), "=> 7");
-    server.goes_on();
+    server.assert_works();
 }
 
 #[test]
@@ -342,10 +342,10 @@ fn held_evaluation_is_lost_with_its_image() {
     assert!(is_error, "{text}");
     assert!(server.call_tool("describe-last-error", json!({})).0.starts_with("Error: DIVISION-BY-ZERO"));
     server.evaluate("1");
-    server.goes_on();
+    server.assert_works();
 }
 
-// ---- What cannot be stopped
+// ---- Evaluations that cannot be interrupted
 
 #[test]
 fn uninterruptible_evaluation_replaces_the_image() {
@@ -354,7 +354,7 @@ fn uninterruptible_evaluation_replaces_the_image() {
     let code = "(sb-sys:without-interrupts (loop))";
     let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 0.5}));
     assert!(is_error && text.starts_with("[ERROR] TIMEOUT\n"), "{text}");
-    assert!(text.contains("0.5 seconds") && text.contains("A new image has taken its place."), "{text}");
+    assert!(text.contains("0.5 seconds") && text.contains("A new image has replaced it."), "{text}");
     assert!(server.call_tool("describe-last-error", json!({})).0.starts_with("Error: TIMEOUT"));
     assert_eq!(server.evaluate("(f)"), "=> 7");
 
@@ -362,7 +362,7 @@ fn uninterruptible_evaluation_replaces_the_image() {
     let behind = server.post_call("evaluate-lisp", json!({"code": "(f)"}));
     server.notify("notifications/cancelled", json!({"requestId": id}));
     assert!(server.outcome(behind).0.ends_with("=> 7"));
-    server.goes_on();
+    server.assert_works();
     let end = server.finish();
     assert!(end.transcript.iter().all(|message| message["id"] != id), "a cancelled request was answered");
 }
@@ -373,21 +373,21 @@ fn worker_stopped_by_sigstop_is_replaced() {
     server.evaluate("(defun f () 42)");
     stop_worker(&server);
     let text = server.evaluate("(f)");
-    assert!(text.ends_with("=> 42") && text.contains("was stopped by somebody"), "{text}");
+    assert!(text.ends_with("=> 42") && text.contains("was stopped by a signal"), "{text}");
     let running = server.post_running("", "(loop)", 2.0);
     stop_worker(&server);
     let (text, is_error) = server.outcome(running);
     assert!(is_error && text.starts_with("[ERROR] TIMEOUT\n") && text.contains("its time limit"), "{text}");
     assert_eq!(server.evaluate("(f)"), "=> 42");
-    server.goes_on();
+    server.assert_works();
 }
 
 #[test]
 fn worker_stuck_in_garbage_collection_is_replaced() {
     let mut server = Server::ready();
     server.evaluate("(defun f () 42)");
-    // A collection waits for a thread that never stops for it, and every other thread waits for the collection. The file
-    // is written by what no collection stops.
+    // A collection waits for a thread that never stops for it, and every other thread waits for the collection. A
+    // thread that collections do not stop writes the file.
     let collecting = server.home().join("collecting");
     server.evaluate(&format!(
         "(let ((fd (sb-unix:unix-open {collecting:?} (logior sb-unix:o_wronly sb-unix:o_creat) #o600)) \
@@ -398,11 +398,11 @@ fn worker_stuck_in_garbage_collection_is_replaced() {
                 (loop until sb-kernel:*stop-for-gc-pending*) (sb-unix:unix-write fd text 0 1) (loop)))) \
            (sb-thread:make-thread (lambda () (sleep 0.3) (gc))) 1)"
     ));
-    until("garbage is being collected", || std::fs::metadata(&collecting).is_ok_and(|file| file.len() == 1));
+    wait_until("garbage is being collected", || std::fs::metadata(&collecting).is_ok_and(|file| file.len() == 1));
     std::fs::remove_file(&collecting).unwrap();
     let text = server.evaluate("(f)");
     assert!(text.ends_with("=> 42"), "{text}");
-    server.goes_on();
+    server.assert_works();
 }
 
 #[test]
@@ -416,7 +416,7 @@ fn closing_any_worker_descriptor_loses_at_most_the_image() {
         server.call_tool("evaluate-lisp", json!({"code": close}));
         for code in ["(f)", "(progn (sleep 1/50) (f))"] {
             let text = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 3})).0;
-            assert!(text.ends_with("=> 42") || text.contains("A new image has taken its place."), "{fd}: {text}");
+            assert!(text.ends_with("=> 42") || text.contains("A new image has replaced it."), "{fd}: {text}");
         }
         assert!(server.evaluate("(f)").ends_with("=> 42"));
     }
@@ -433,11 +433,11 @@ fn calls_queued_behind_a_reset_run_although_an_evaluation_was_held() {
     let reset = server.post_call("reset-session", json!({}));
     let behind = server.post_call("evaluate-lisp", json!({"code": "(defun g () (fboundp 'f))"}));
     let last = server.post_call("evaluate-lisp", json!({"code": "(g)"}));
-    let said = format!("[notice]\nThe evaluation that was held for debugging has been released.\n\n{RESET}");
+    let said = format!("[notice]\nThe evaluation held for debugging was released.\n\n{RESET}");
     assert_eq!(server.outcome(reset), (said, false));
     assert_eq!(server.outcome(behind), ("=> G".to_owned(), false));
     assert_eq!(server.outcome(last), ("=> NIL".to_owned(), false));
-    server.goes_on();
+    server.assert_works();
 }
 
 #[test]
@@ -470,7 +470,7 @@ fn reset_starts_a_fresh_image_and_ends_the_old_processes() {
         }
     };
     assert!(!all.iter().any(|(pid, (_, name))| name == "sleep" && descends(*pid)));
-    // It is not restored afterwards, either.
+    // The definitions are not restored by the next image, either.
     kill_worker(&server);
     assert!(server.evaluate("(find-package :zoo)").ends_with("=> NIL"));
 }
@@ -501,14 +501,14 @@ fn reset_without_a_supervisor_clears_definitions() {
     assert!(children(server.pid()).is_empty());
     assert_eq!(server.call_tool("reset-session", json!({})).0, RESET);
     assert_eq!(server.evaluate("(fboundp 'f)"), "=> NIL");
-    server.goes_on();
+    server.assert_works();
 }
 
-// ---- The end
+// ---- Shutdown
 
 #[test]
 fn ended_server_leaves_no_worker_or_program_running() {
-    // The end of input, a signal, and the client's sudden death.
+    // End of input, a signal, and SIGKILL of the supervisor.
     for how in ["end", "-TERM", "-INT", "-HUP", "-KILL"] {
         let mut server = Server::ready();
         let code = r#"(list (sb-ext:process-pid (sb-ext:run-program "/bin/sleep" '("1000") :wait nil))
@@ -517,7 +517,7 @@ fn ended_server_leaves_no_worker_or_program_running() {
         let mut pids: Vec<u32> =
             text.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect();
         assert_eq!(pids.len(), 2, "{text}");
-        until("the shell has children", || children(pids[1]).len() == 2);
+        wait_until("the shell has children", || children(pids[1]).len() == 2);
         pids.extend(children(pids[1]));
         pids.push(worker(&server));
         server.post_running("", "(loop)", 0.0);
@@ -526,18 +526,18 @@ fn ended_server_leaves_no_worker_or_program_running() {
             signal_name => signal(server.pid(), signal_name),
         }
         if how == "-KILL" {
-            // Only the worker is left to do it, and what has left its family is beyond it.
+            // Only the worker can end the programs, and it cannot reach processes that have left their parent.
             for (index, pid) in pids.into_iter().enumerate() {
                 if index == 2 || index == 3 {
                     signal(pid, "-KILL");
                 }
-                until("it is gone", || !is_alive(pid));
+                wait_until("the process is gone", || !is_alive(pid));
             }
             continue;
         }
         server.end();
         for pid in pids {
-            until("it is gone", || !is_alive(pid));
+            wait_until("the process is gone", || !is_alive(pid));
         }
     }
 }
@@ -551,7 +551,7 @@ fn worker_killed_during_shutdown_still_answers_pending_calls() {
     let open = || std::fs::read_dir(&descriptors).unwrap().count();
     let before = open();
     server.close();
-    until("the end is noticed", || open() < before);
+    wait_until("the end is noticed", || open() < before);
     signal(pid, "-KILL");
     let answer = server.answer(running);
     assert!(answer["error"]["message"].as_str().unwrap().contains("shutting down"), "{answer}");
@@ -567,10 +567,10 @@ fn forked_child_sends_nothing_to_the_client() {
         let failing =
             r#"(progn (sb-alien:alien-funcall (sb-alien:extern-alien "fork" (function sb-alien:int))) (error "x"))"#;
         assert!(server.call_tool("evaluate-lisp", json!({"code": failing})).1);
-        server.goes_on();
+        server.assert_works();
     }
-    until("the children end by themselves", || children(worker(&server)).is_empty());
-    server.goes_on();
+    wait_until("the children end by themselves", || children(worker(&server)).is_empty());
+    server.assert_works();
 }
 
 #[test]
@@ -600,9 +600,9 @@ fn worker_crash_loop_ends_the_server_with_a_message() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("gives up"));
 }
 
-// ---- The killer
+// ---- Random kills
 
-/// Kills the worker at random moments under load from several requests at a time.
+/// Kills the worker at random moments while several requests are open.
 fn kill_under_load(kills: usize) {
     let mut server = Server::ready();
     server.evaluate(DEFINITIONS);
@@ -642,27 +642,27 @@ fn kill_under_load(kills: usize) {
                 assert!(text.contains("[ERROR] DIVISION-BY-ZERO") || text.contains("[ERROR] IMAGE-LOST"), "{text}");
             }
         }
-        let text = server.evaluate(INTACT);
+        let text = server.evaluate(CHECK_DEFINITIONS);
         assert!(text.contains("=> ((:FED 1) 3 \"ZOO\" T"), "round {round}: {text}");
     }
-    server.goes_on();
+    server.assert_works();
     let end = server.finish();
     assert!(end.status.success());
     let ids: Vec<_> = end.transcript.iter().map(|message| message["id"].to_string()).collect();
     assert_eq!(ids.iter().collect::<HashSet<_>>().len(), ids.len(), "an id was answered twice");
-    // Besides: the handshake, the definitions, one question a round, the last evaluation.
+    // Other answers: the handshake, the definitions, one evaluation per round, and the last evaluation.
     assert_eq!(ids.len(), asked + kills + 3);
 }
 
-/// `SBCL_MCP_KILLS` sets how many.
+/// `SBCL_MCP_KILLS` sets the number of kills.
 #[test]
 fn hundred_worker_kills_under_load_answer_every_call_once() {
     let kills = std::env::var("SBCL_MCP_KILLS").map_or(100, |kills| kills.parse().expect("a number"));
     kill_under_load(kills);
 }
 
-/// What could not be restored, as list-definitions has it.
-fn not_restored(server: &mut Server) -> Vec<String> {
+/// Returns the unrestored forms that list-definitions shows.
+fn unrestored_forms(server: &mut Server) -> Vec<String> {
     let text = server.call_tool("list-definitions", json!({})).0;
     let lines = text.split_once("[Not Restored]\n").map_or("", |(_, rest)| rest);
     lines.lines().map(str::to_owned).collect()
@@ -682,8 +682,8 @@ fn unrestored_forms_stay_listed_until_redefined_or_dropped() {
     std::fs::remove_file(&file).unwrap();
     kill_worker(&server);
     let text = server.evaluate("(f)");
-    assert!(text.contains("Restored: 1 of 4 forms"), "{text}");
-    let listed = not_restored(&mut server);
+    assert!(text.contains("Restored: 1 of 4 defining forms"), "{text}");
+    let listed = unrestored_forms(&mut server);
     assert!(
         listed[0].starts_with("- (progn (assert (probe-file ") && listed[0].contains("(SIMPLE-ERROR: "),
         "{listed:?}"
@@ -692,24 +692,24 @@ fn unrestored_forms_stay_listed_until_redefined_or_dropped() {
     assert!(!server.call_tool("list-definitions", json!({"type": "functions"})).0.contains("[Not Restored]"));
 
     server.evaluate("(defparameter *again* 2)");
-    assert_eq!(not_restored(&mut server), [listed[0].as_str(), &listed[2]]);
+    assert_eq!(unrestored_forms(&mut server), [listed[0].as_str(), &listed[2]]);
     server.evaluate("(unintern '*dropped*)");
-    assert_eq!(not_restored(&mut server), listed[..1]);
-    // In every later report, too.
+    assert_eq!(unrestored_forms(&mut server), listed[..1]);
+    // Later reports list the form, too.
     kill_worker(&server);
     let text = server.evaluate("(f)");
-    assert!(text.contains("Restored: all 3 forms"), "{text}");
-    let earlier = text.split_once("\n  Not restored earlier, and not defined again since:\n  ").unwrap().1;
+    assert!(text.contains("Restored: all 3 defining forms"), "{text}");
+    let earlier = text.split_once("\n  Not restored earlier and not redefined since:\n  ").unwrap().1;
     assert!(earlier.starts_with(&listed[0]), "{text}");
-    assert_eq!(not_restored(&mut server), listed[..1]);
-    // A checkpoint of before it was defined again has not got it.
+    assert_eq!(unrestored_forms(&mut server), listed[..1]);
+    // A checkpoint saved before the redefinition lacks the definition.
     server.call_tool("checkpoint", json!({"action": "save", "name": "without"}));
     std::fs::write(&file, "1").unwrap();
     assert!(server.evaluate(&whole).ends_with("=> WHOLE"));
     std::fs::remove_file(&file).unwrap();
-    assert_eq!(not_restored(&mut server), [""; 0]);
+    assert_eq!(unrestored_forms(&mut server), [""; 0]);
     server.call_tool("checkpoint", json!({"action": "restore", "name": "without"}));
-    assert_eq!(not_restored(&mut server), listed[..1]);
+    assert_eq!(unrestored_forms(&mut server), listed[..1]);
     server.call_tool("reset-session", json!({}));
     assert_eq!(server.call_tool("list-definitions", json!({})).0, "No definitions in this session.");
 }
@@ -720,5 +720,5 @@ fn fmakunbound_and_delete_package_are_replayed() {
     server.evaluate("(defun f () 1) (defun g () 2) (defpackage :a) (fmakunbound 'f) (delete-package :a)");
     kill_worker(&server);
     let text = server.evaluate("(list (fboundp 'f) (g) (find-package :a))");
-    assert!(text.contains("Restored: all 5 forms") && text.ends_with("=> (NIL 2 NIL)"), "{text}");
+    assert!(text.contains("Restored: all 5 defining forms") && text.ends_with("=> (NIL 2 NIL)"), "{text}");
 }

@@ -1,13 +1,14 @@
-//! `--tools`: whatever set of tools a server has, it names no other tool.
+//! `--tools`: with every set of tools, the server's texts name only the listed tools.
 
 use crate::client::Server;
 use serde_json::{Value, json};
 
-/// The tools for a held evaluation: where none is listed, none is held.
+/// The tools for a held evaluation; without any of them, no evaluation is held.
 const DEBUGGER_TOOLS: [&str; 3] = ["invoke-restart", "eval-in-frame", "resume-from-frame"];
 
-/// The tools of a server that was started with this set, and everything it says of itself and of failures.
-fn said(set: &str) -> (Vec<String>, String) {
+/// Returns the tools of a server with this set, and all its texts: instructions, descriptions and answers to failing
+/// calls.
+fn tools_and_texts(set: &str) -> (Vec<String>, String) {
     let mut server = Server::start_with(&["--tools", set]);
     let instructions = server.initialize("2025-11-25")["instructions"].as_str().expect("instructions").to_owned();
     assert!(instructions.len() <= 2_000, "{set}: {} bytes", instructions.len());
@@ -68,7 +69,8 @@ fn said(set: &str) -> (Vec<String>, String) {
     (names, said)
 }
 
-/// True where a text names the tool: names without a hyphen are words, too, and count where they are called a tool.
+/// Returns true if a text names the tool. A name without a hyphen is also an ordinary word and counts only where the
+/// text marks it as a tool.
 fn names_tool(text: &str, tool: &str) -> bool {
     if tool.contains('-') {
         return text.match_indices(tool).any(|(at, _)| {
@@ -90,9 +92,9 @@ fn names_tool(text: &str, tool: &str) -> bool {
 }
 
 #[test]
-fn a_server_names_no_tool_that_it_does_not_list() {
-    let (all, said_by_all) = said("all");
-    // The check finds what it is to find.
+fn server_texts_name_only_tools_that_it_lists() {
+    let (all, said_by_all) = tools_and_texts("all");
+    // The check itself finds the names.
     for tool in &all {
         assert!(names_tool(&said_by_all, tool) || ["list-definitions", "profile"].contains(&tool.as_str()), "{tool}");
     }
@@ -103,7 +105,7 @@ fn a_server_names_no_tool_that_it_does_not_list() {
     sets.extend(all.iter().map(without));
     let mut wrong = Vec::new();
     for set in sets {
-        let (names, said) = said(&set);
+        let (names, said) = tools_and_texts(&set);
         for tool in all.iter().filter(|tool| !names.contains(tool)) {
             if names_tool(&said, tool) {
                 let lines =
@@ -116,8 +118,8 @@ fn a_server_names_no_tool_that_it_does_not_list() {
 }
 
 #[test]
-fn the_core_tools_are_those_of_the_specification_and_of_the_working_loop() {
-    let (names, _) = said("core");
+fn core_tool_set_has_the_tools_of_the_specification_and_of_the_edit_loop() {
+    let (names, _) = tools_and_texts("core");
     let core: Value = json!([
         "evaluate-lisp",
         "load-system",
@@ -148,10 +150,7 @@ fn former_names_and_arguments_are_accepted_and_not_listed() {
     assert!(call("frame-locals", json!({"frame": "2"})).contains("\n     X = 7\n"), "frame-locals");
     assert!(call("restart-frame", json!({"frame": 2})).contains("[ERROR] DIVISION-BY-ZERO"), "restart-frame");
     assert_eq!(call("return-from-frame", json!({"frame": 2, "code": ":back"})), "=> :BACK");
-    assert!(
-        call("error-history", json!({"limit": 1})).ends_with("... 1 older ones (a larger `list` shows them)"),
-        "it"
-    );
+    assert!(call("error-history", json!({"limit": 1})).ends_with("... 1 older ones (raise `list` to see them)"), "it");
     assert!(call("evaluation", json!({"id": 2})).starts_with("Evaluation 2: succeeded"), "evaluation");
     assert_eq!(call("evaluation", json!({"id": 2, "action": "wait"})), "=> :BACK");
     let page = call("evaluation", json!({"id": 2, "action": "output", "part": "values", "characters": 4}));
@@ -175,6 +174,6 @@ fn former_names_and_arguments_are_accepted_and_not_listed() {
     );
     assert!(call("evaluation", json!({"x": 1})).starts_with("check-evaluation has no argument \"x\"."), "unknown");
 
-    let (names, _) = said("evaluation,load");
+    let (names, _) = tools_and_texts("evaluation,load");
     assert_eq!(names, ["load-system", "abort-evaluation", "check-evaluation"]);
 }

@@ -1,6 +1,6 @@
-//! trace-calls and profile; and `--tools`, which chooses what there is.
+//! trace-calls and profile; and `--tools`, which selects the available tools.
 
-use crate::client::{Server, bad, good, outcome};
+use crate::client::{Server, call_err, call_ok, outcome};
 use serde_json::{Value, json};
 
 /// Functions to trace.
@@ -20,11 +20,11 @@ const FUNCTIONS: &str = "
 
 fn server() -> Server {
     let mut server = Server::ready();
-    good(&mut server, "evaluate-lisp", json!({"code": FUNCTIONS}));
+    call_ok(&mut server, "evaluate-lisp", json!({"code": FUNCTIONS}));
     server
 }
 
-/// A tree without the times, which differ.
+/// Returns a tree of calls without the times.
 fn untimed(text: &str) -> String {
     let line = |line: &str| match line.rfind("  [") {
         Some(at) if line.ends_with(" ms]") => line[..at].to_owned(),
@@ -35,10 +35,10 @@ fn untimed(text: &str) -> String {
 
 #[track_caller]
 fn traced(server: &mut Server, arguments: Value) -> String {
-    untimed(&good(server, "trace-calls", arguments))
+    untimed(&call_ok(server, "trace-calls", arguments))
 }
 
-/// Nothing of ours is left in the functions.
+/// Asserts that the server's instrumentation is removed from all functions.
 #[track_caller]
 fn assert_untraced(server: &mut Server) {
     let code = "(append (loop for name in '(fact divide spoil leave several none)
@@ -46,8 +46,8 @@ fn assert_untraced(server: &mut Server) {
                               when (and info (not (eq 'trace (sb-impl::encapsulation-info-type info)))) collect name)
                         (sb-pcl::generic-function-encapsulations #'area)
                         sbcl-host::**traced-methods** sbcl-host::**broken-functions** sbcl-host::**before-threads**)";
-    // In whatever case the user prints.
-    assert_eq!(good(server, "evaluate-lisp", json!({"code": code})).to_uppercase(), "=> NIL");
+    // The user may print in any case.
+    assert_eq!(call_ok(server, "evaluate-lisp", json!({"code": code})).to_uppercase(), "=> NIL");
 }
 
 #[test]
@@ -56,12 +56,12 @@ fn trace_calls_shows_calls_as_a_tree_within_depth_and_limit() {
     let code = "(list (fact 3) (ignore-errors (divide 1 0)) (spoil (list 1 2)) (area 3) (area 1.5)
                       (setf (zap 1) 2) (catch :out (leave)) (multiple-value-list (several)) (none))";
     let functions = json!(["fact", "cl-user::divide", "SPOIL", "area", "(setf zap)", "leave", "several", "none"]);
-    // In one text, too.
+    // The functions may be given in one string.
     let text = json!("fact, cl-user::divide SPOIL,area, (setf zap) leave several none");
     let arguments = json!({"code": code, "functions": text});
-    assert!(traced(&mut server, arguments).starts_with("11 calls of the 8 functions traced:\n"));
+    assert!(traced(&mut server, arguments).starts_with("11 calls of the 8 traced functions:\n"));
     insta::assert_snapshot!(traced(&mut server, json!({"code": code, "functions": functions})), @r#"
-    11 calls of the 8 functions traced:
+    11 calls of the 8 traced functions:
       (FACT 3) => 6
         (FACT 2) => 2
           (FACT 1) => 1
@@ -80,36 +80,36 @@ fn trace_calls_shows_calls_as_a_tree_within_depth_and_limit() {
 
     let text = traced(&mut server, json!({"code": "(fact 6)", "functions": "fact", "depth": 2}));
     let expected =
-        "6 calls of the function traced:\n  (FACT 6) => 720\n    (FACT 5) => 120\n      ... 4 deeper calls\n\n=> 720";
+        "6 calls of the traced function:\n  (FACT 6) => 720\n    (FACT 5) => 120\n      ... 4 deeper calls\n\n=> 720";
     assert_eq!(text.replace("2 calls", "6 calls"), expected);
     let text = traced(&mut server, json!({"code": "(dotimes (i 9) (fact 1))", "functions": ["fact"], "limit": 2}));
     insta::assert_snapshot!(text, @r"
-    9 calls of the function traced:
+    9 calls of the traced function:
       (FACT 1) => 1
       (FACT 1) => 1
-    ... 7 more calls were not recorded (limit)
+    ... 7 more calls were not recorded (limit reached)
 
     => NIL
     ");
-    // Of very many, as many as there is room for; the rest is counted.
+    // Calls that do not fit into the answer are counted.
     let many = json!({"code": "(dotimes (i 5000) (fact 1))", "functions": ["fact"], "limit": 4999});
     let text = traced(&mut server, many);
-    assert!(text.starts_with("5000 calls of the function traced:\n"), "{text}");
+    assert!(text.starts_with("5000 calls of the traced function:\n"), "{text}");
     let lines = text.lines().filter(|line| *line == "  (FACT 1) => 1").count();
     assert!((200..=400).contains(&lines), "{lines} {text}");
     let rest = format!(
-        "\n... {} more calls were recorded: a smaller depth or fewer functions show the rest\n\
-         ... 1 more calls were not recorded (limit)\n\n=> NIL",
+        "\n... {} more calls were recorded: reduce the depth or trace fewer functions to see them\n\
+         ... 1 more calls were not recorded (limit reached)\n\n=> NIL",
         4999 - lines
     );
     assert!(text.ends_with(&rest), "{text}");
-    // Arguments are those of the call, whenever they are printed.
+    // Arguments are printed at the call, before the function modifies them.
     server
         .evaluate("(progn (defpackage :other) (defun shout (string symbol) (values (nstring-upcase string) symbol)))");
     let code = "(let ((*package* (find-package :other)) (text (copy-seq \"abc\")))
                   (cl-user::shout text :k) (cl-user::shout text 'a) (cl-user::shout text '(a)) (fill text #\\z) 1)";
     insta::assert_snapshot!(traced(&mut server, json!({"code": code, "functions": ["shout"]})), @r#"
-    3 calls of the function traced:
+    3 calls of the traced function:
       (COMMON-LISP-USER::SHOUT "abc" :K) => "ABC", :K
       (COMMON-LISP-USER::SHOUT "ABC" COMMON-LISP-USER::A) => "ABC", COMMON-LISP-USER::A
       (COMMON-LISP-USER::SHOUT "ABC" (COMMON-LISP-USER::A)) => "ABC", (COMMON-LISP-USER::A)
@@ -117,13 +117,13 @@ fn trace_calls_shows_calls_as_a_tree_within_depth_and_limit() {
     => 1
     "#);
     let text = traced(&mut server, json!({"code": "1", "functions": ["fact"]}));
-    assert!(text.starts_with("No calls of the function traced (") && text.ends_with("\n\n=> 1"), "{text}");
+    assert!(text.starts_with("No calls of the traced function (") && text.ends_with("\n\n=> 1"), "{text}");
 }
 
 #[test]
 fn trace_calls_tree_agrees_with_sbcl_trace() {
     let mut server = server();
-    good(
+    call_ok(
         &mut server,
         "evaluate-lisp",
         json!({"code": "(defun even-p (n) (if (zerop n) t (odd-p (1- n)))) (defun odd-p (n) (if (zerop n) nil (even-p (1- n))))
@@ -150,7 +150,7 @@ fn trace_calls_tree_agrees_with_sbcl_trace() {
             "(progn (trace {functions})
                (unwind-protect (let ((*print-pretty* nil)) {code}) (untrace {functions})))"
         );
-        let bare = good(&mut server, "evaluate-lisp", json!({"code": bare}));
+        let bare = call_ok(&mut server, "evaluate-lisp", json!({"code": bare}));
         let bare: Vec<&str> =
             bare.lines().map(str::trim).filter(|line| line.contains(": (") && !line.contains(" returned")).collect();
         assert!(!bare.is_empty());
@@ -161,18 +161,21 @@ fn trace_calls_tree_agrees_with_sbcl_trace() {
 #[test]
 fn functions_are_untraced_after_errors_timeouts_and_redefinition() {
     let mut server = server();
-    good(&mut server, "evaluate-lisp", json!({"code": "(trace divide)"}));
-    let text =
-        untimed(&bad(&mut server, "trace-calls", json!({"code": "(divide 1 0)", "functions": ["divide", "fact"]})));
-    assert!(text.starts_with("1 call of the 2 functions traced:\n  (DIVIDE 1 0) failed: DIVISION-BY-ZERO: "), "{text}");
+    call_ok(&mut server, "evaluate-lisp", json!({"code": "(trace divide)"}));
+    let text = untimed(&call_err(
+        &mut server,
+        "trace-calls",
+        json!({"code": "(divide 1 0)", "functions": ["divide", "fact"]}),
+    ));
+    assert!(text.starts_with("1 call of the 2 traced functions:\n  (DIVIDE 1 0) failed: DIVISION-BY-ZERO: "), "{text}");
     assert!(text.contains("\n\n[ERROR] DIVISION-BY-ZERO\n") && text.contains("2: (DIVIDE 1 0)\n"), "{text}");
     assert!(!text.contains("SBCL-HOST"), "{text}");
-    // The session's error is that, as after evaluate-lisp.
-    let described = good(&mut server, "describe-last-error", json!({}));
+    // The error becomes the session's last error, as after evaluate-lisp.
+    let described = call_ok(&mut server, "describe-last-error", json!({}));
     assert!(described.contains("Error: DIVISION-BY-ZERO\n"), "{described}");
     assert_untraced(&mut server);
 
-    let text = untimed(&bad(
+    let text = untimed(&call_err(
         &mut server,
         "trace-calls",
         json!({"code": "(loop (fact 1))", "functions": ["fact"], "limit": 1, "timeout": 0.3}),
@@ -180,13 +183,13 @@ fn functions_are_untraced_after_errors_timeouts_and_redefinition() {
     assert!(text.contains("  (FACT 1) => 1\n") && text.contains("\n[ERROR] TIMEOUT\n"), "{text}");
     assert_untraced(&mut server);
 
-    let text = untimed(&bad(
+    let text = untimed(&call_err(
         &mut server,
         "trace-calls",
         json!({"code": "(defun forever () (loop)) (defun outer () (forever)) (outer)", "functions": ["fact"], "timeout": 0.3}),
     ));
     assert!(text.starts_with("No calls"), "{text}");
-    let text = untimed(&bad(
+    let text = untimed(&call_err(
         &mut server,
         "trace-calls",
         json!({"code": "(outer)", "functions": ["outer", "forever"], "timeout": 0.3}),
@@ -196,15 +199,19 @@ fn functions_are_untraced_after_errors_timeouts_and_redefinition() {
         "{text}"
     );
 
-    // What the user traces stays so.
-    assert_eq!(good(&mut server, "evaluate-lisp", json!({"code": "(prog1 (trace) (untrace))"})), "=> (DIVIDE)");
-    // What the tracer itself calls can be traced, too.
+    // The user's own traces stay.
+    assert_eq!(call_ok(&mut server, "evaluate-lisp", json!({"code": "(prog1 (trace) (untrace))"})), "=> (DIVIDE)");
+    // Functions that the tracer itself calls can be traced, too.
     let functions = json!(["format", "sb-unix:clock-gettime", "prin1", "fact"]);
     let text = traced(&mut server, json!({"code": "(fact 1) (format nil \"~a\" 1)", "functions": functions}));
     assert!(text.contains("\n  (FACT 1) => 1\n") && text.ends_with("=> \"1\""), "{text}");
-    // A function that is defined anew meanwhile is the new one afterwards.
-    good(&mut server, "trace-calls", json!({"code": "(fact 2) (defun fact (n) (list :new n))", "functions": ["fact"]}));
-    assert_eq!(good(&mut server, "evaluate-lisp", json!({"code": "(fact 2)"})), "=> (:NEW 2)");
+    // A function that is redefined during the call keeps its new definition.
+    call_ok(
+        &mut server,
+        "trace-calls",
+        json!({"code": "(fact 2) (defun fact (n) (list :new n))", "functions": ["fact"]}),
+    );
+    assert_eq!(call_ok(&mut server, "evaluate-lisp", json!({"code": "(fact 2)"})), "=> (:NEW 2)");
     assert_untraced(&mut server);
 }
 
@@ -214,7 +221,7 @@ fn cancelled_trace_calls_leaves_no_function_traced() {
     let code = "(progn (format t \"here~%\") (finish-output) (loop (fact 1)))";
     server.send(&json!({"jsonrpc": "2.0", "id": "t", "method": "tools/call", "params": {
         "name": "trace-calls", "arguments": {"code": code, "functions": ["fact"], "timeout": 0}}}));
-    while !good(&mut server, "check-evaluation", json!({"part": "output"})).contains("here") {}
+    while !call_ok(&mut server, "check-evaluation", json!({"part": "output"})).contains("here") {}
     server.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "t"}}));
     assert_untraced(&mut server);
 }
@@ -224,7 +231,7 @@ fn trace_calls_shows_threads_and_survives_hostile_print_methods() {
     let mut server = server();
     let code = "(sb-thread:join-thread (sb-thread:make-thread (lambda () (fact 2)) :name \"[ERROR] worker\"))";
     insta::assert_snapshot!(traced(&mut server, json!({"code": code, "package": "cl-user"})), @r"
-    2 calls of the 8 functions traced:
+    2 calls of the 8 traced functions:
     In thread [ERROR\] worker:
       (FACT 2) => 2
         (FACT 1) => 1
@@ -238,13 +245,13 @@ fn trace_calls_shows_threads_and_survives_hostile_print_methods() {
         (defvar *circle* (let ((list (list 1))) (setf (cdr list) list)))
         (defun take (x) (length (list x)))
         (setf *print-base* 2 *print-length* 1 *print-case* :downcase)";
-    good(&mut server, "evaluate-lisp", json!({"code": code}));
+    call_ok(&mut server, "evaluate-lisp", json!({"code": code}));
     let code =
         "(mapc #'take (list (make-instance 'bad) (make-instance 'lengthy) (make-instance 'tracing) *circle* (format nil
                 \"a~%=> [ERROR] b\") 10)) nil";
     let text = traced(&mut server, json!({"code": code, "functions": ["take", "fact"]}));
     let lines: Vec<_> = text.lines().collect();
-    assert_eq!(lines[0], "6 calls of the 2 functions traced:");
+    assert_eq!(lines[0], "6 calls of the 2 traced functions:");
     assert!(lines[1].starts_with("  #<unprintable CONS>") || lines[1].starts_with("  (TAKE "), "{text}");
     assert!(lines[2].starts_with("  (TAKE long long") && lines[2].ends_with("… => 1"), "{text}");
     assert_eq!(lines[3], "  (TAKE 6) => 1");
@@ -260,7 +267,7 @@ fn untraceable_functions_and_bad_arguments_are_refused() {
     for (arguments, expected) in [
         (
             json!({"code": "1"}),
-            "trace-calls needs either functions, a list of names, or trace-package, whose functions to trace.",
+            "trace-calls needs either functions (a list of names) or trace-package (a package whose functions to trace).",
         ),
         (json!({"code": "1", "functions": ["car"], "trace-package": "cl-user"}), "trace-calls needs either functions"),
         (json!({"code": "1", "functions": [1]}), "trace-calls: functions must be an array of strings, not 1."),
@@ -274,10 +281,12 @@ fn untraceable_functions_and_bad_arguments_are_refused() {
         (json!({"code": "1", "trace-package": "cl"}), "Package COMMON-LISP is SBCL's own (it is locked)"),
         (json!({"code": "1", "trace-package": "no-such"}), "There is no package named \"no-such\"."),
     ] {
-        let text = bad(&mut server, "trace-calls", arguments.clone());
+        let text = call_err(&mut server, "trace-calls", arguments.clone());
         assert!(text.contains(expected), "{arguments}: {text}");
     }
-    assert!(good(&mut server, "evaluate-lisp", json!({"code": "(find-symbol \"FAKT\")"})).ends_with("=> NIL\n=> NIL"));
+    assert!(
+        call_ok(&mut server, "evaluate-lisp", json!({"code": "(find-symbol \"FAKT\")"})).ends_with("=> NIL\n=> NIL")
+    );
 }
 
 /// Local functions to trace.
@@ -297,12 +306,12 @@ const LOCALS: &str = "
 #[test]
 fn trace_calls_traces_single_methods_and_local_functions() {
     let mut server = server();
-    good(&mut server, "evaluate-lisp", json!({"code": LOCALS}));
+    call_ok(&mut server, "evaluate-lisp", json!({"code": LOCALS}));
     for (code, functions, expected) in [
         (
             "(list (outer 3) (square-all '(1 2)))",
             json!(["(labels fact :in outer)", "(flet square :in square-all)"]),
-            "6 calls of the 2 functions traced:\n  ((LABELS FACT :IN OUTER) 3) => 6\n    \
+            "6 calls of the 2 traced functions:\n  ((LABELS FACT :IN OUTER) 3) => 6\n    \
              ((LABELS FACT :IN OUTER) 2) => 2\n      ((LABELS FACT :IN OUTER) 1) => 1\n  \
              ((FLET SQUARE :IN SQUARE-ALL) 1) => 1\n  ((FLET SQUARE :IN SQUARE-ALL) 1) => 1\n  \
              ((FLET SQUARE :IN SQUARE-ALL) 2) => 4\n\n=> (6 (1 (1 4)))",
@@ -314,55 +323,56 @@ fn trace_calls_traces_single_methods_and_local_functions() {
                 "(method area :around (cl:ratio))",
                 "(labels sum :in (method area (ratio)))"
             ]),
-            "5 calls of the 3 functions traced:\n  ((METHOD AREA :AROUND (RATIO)) 2/3) => (3)\n    \
+            "5 calls of the 3 traced functions:\n  ((METHOD AREA :AROUND (RATIO)) 2/3) => (3)\n    \
              ((METHOD AREA (RATIO)) 2/3) => 3\n      ((LABELS SUM :IN (METHOD AREA (RATIO))) 2) => 3\n        \
              ((LABELS SUM :IN (METHOD AREA (RATIO))) 1) => 1\n          \
              ((LABELS SUM :IN (METHOD AREA (RATIO))) 0) => 0\n\n=> ((3) 4)",
         ),
-        // What is left is no longer what later calls are in.
+        // Later calls are not nested in a function that was left.
         (
             "(thrower '(1 2))",
             json!(["(labels walk :in thrower)", "after"]),
-            "5 calls of the 2 functions traced:\n  ((LABELS WALK :IN THROWER) (1 2)) was left by a non-local exit\n    \
+            "5 calls of the 2 traced functions:\n  ((LABELS WALK :IN THROWER) (1 2)) was left by a non-local exit\n    \
              ((LABELS WALK :IN THROWER) 1) => NIL\n    \
              ((LABELS WALK :IN THROWER) (2)) was left by a non-local exit\n      \
              ((LABELS WALK :IN THROWER) 2) was left by a non-local exit\n  (AFTER 1) => 1\n\n=> (1)",
         ),
-        // As frames and references name a method, and a name with a blank.
+        // A method as frames and references name it, and a symbol with spaces.
         (
             "(list (area 2/3) (|an odd one| 1))",
             json!(["(:method area :around (ratio))", "|an odd one|"]),
-            "2 calls of the 2 functions traced:\n  ((METHOD AREA :AROUND (RATIO)) 2/3) => (3)\n  \
+            "2 calls of the 2 traced functions:\n  ((METHOD AREA :AROUND (RATIO)) 2/3) => (3)\n  \
              (|an odd one| 1) => 1\n\n=> ((3) 1)",
         ),
-        // Breakpoints are for one thread.
+        // Breakpoints work in one thread only.
         (
             "(outer 1) (sb-thread:join-thread (sb-thread:make-thread (lambda () (outer 2))))",
             json!(["(labels fact :in outer)"]),
-            "1 call of the function traced:\n  ((LABELS FACT :IN OUTER) 1) => 1\nA thread was started: local functions \
-             were traced up to then, since SBCL's breakpoints are for one thread.\n\n=> 2",
+            "1 call of the traced function:\n  ((LABELS FACT :IN OUTER) 1) => 1\nA thread was started: local functions \
+             were traced only until then, since SBCL's breakpoints work in one thread.\n\n=> 2",
         ),
     ] {
         assert_eq!(traced(&mut server, json!({"code": code, "functions": functions})), expected);
         assert_untraced(&mut server);
     }
-    // What the user traces stays so.
-    good(&mut server, "evaluate-lisp", json!({"code": "(trace (method area (ratio)))"}));
+    // The user's own traces stay.
+    call_ok(&mut server, "evaluate-lisp", json!({"code": "(trace (method area (ratio)))"}));
     let text = traced(&mut server, json!({"code": "(area 1/2)", "functions": ["(method area (ratio))"]}));
     assert!(
-        text.starts_with("1 call of the function traced:\n  ((METHOD AREA (RATIO)) 1/2) => 1\n\n[stderr]\n"),
+        text.starts_with("1 call of the traced function:\n  ((METHOD AREA (RATIO)) 1/2) => 1\n\n[stderr]\n"),
         "{text}"
     );
-    assert!(good(&mut server, "evaluate-lisp", json!({"code": "(area 1/2)"})).contains("returned 1\n"), "still");
-    good(&mut server, "evaluate-lisp", json!({"code": "(untrace) (trace (labels fact :in outer))"}));
-    let text = bad(&mut server, "trace-calls", json!({"code": "(outer 1)", "functions": ["(labels fact :in outer)"]}));
+    assert!(call_ok(&mut server, "evaluate-lisp", json!({"code": "(area 1/2)"})).contains("returned 1\n"), "still");
+    call_ok(&mut server, "evaluate-lisp", json!({"code": "(untrace) (trace (labels fact :in outer))"}));
+    let text =
+        call_err(&mut server, "trace-calls", json!({"code": "(outer 1)", "functions": ["(labels fact :in outer)"]}));
     assert!(text.contains("(LABELS FACT :IN OUTER) cannot be traced while TRACE traces it: SBCL traces"), "{text}");
 }
 
 #[test]
 fn untraceable_local_functions_and_methods_are_refused() {
     let mut server = server();
-    good(&mut server, "evaluate-lisp", json!({"code": LOCALS}));
+    call_ok(&mut server, "evaluate-lisp", json!({"code": LOCALS}));
     for (name, expected) in [
         (
             "(flet twice :in inlined)",
@@ -379,11 +389,11 @@ fn untraceable_local_functions_and_methods_are_refused() {
         ("(labels fact :in outer", "is no name of a function."),
         ("(lambda x)", "(lambda x) is no name of a function: foo, (setf foo), (method foo (integer)) and"),
     ] {
-        let text = bad(&mut server, "trace-calls", json!({"code": "1", "functions": [name]}));
+        let text = call_err(&mut server, "trace-calls", json!({"code": "1", "functions": [name]}));
         assert!(text.contains(expected), "{name}: {text}");
     }
     let arguments = json!({"code": "(outer 3)", "functions": ["(labels fact :in outer)"], "wait": 50});
-    let text = bad(&mut server, "trace-calls", arguments);
+    let text = call_err(&mut server, "trace-calls", arguments);
     assert!(text.contains("cannot be traced in an evaluation that may be in the background"), "{text}");
     assert_untraced(&mut server);
 }
@@ -391,12 +401,12 @@ fn untraceable_local_functions_and_methods_are_refused() {
 #[test]
 fn trace_calls_and_profile_work_in_the_background_and_when_held() {
     let mut server = server();
-    good(&mut server, "evaluate-lisp", json!({"code": WORK}));
+    call_ok(&mut server, "evaluate-lisp", json!({"code": WORK}));
     let arguments = json!({"code": "(fact 3)", "functions": ["fact"], "background": true});
-    assert_eq!(good(&mut server, "trace-calls", arguments), "Evaluation 3 goes on in the background.");
-    let text = untimed(&good(&mut server, "check-evaluation", json!({"id": 3, "wait": 25})));
+    assert_eq!(call_ok(&mut server, "trace-calls", arguments), "Evaluation 3 continues in the background.");
+    let text = untimed(&call_ok(&mut server, "check-evaluation", json!({"id": 3, "wait": 25})));
     insta::assert_snapshot!(text, @r"
-    3 calls of the function traced:
+    3 calls of the traced function:
       (FACT 3) => 6
         (FACT 2) => 2
           (FACT 1) => 1
@@ -407,26 +417,26 @@ fn trace_calls_and_profile_work_in_the_background_and_when_held() {
 
     let path = server.home().join("background.svg");
     let arguments = json!({"code": "(work) 1", "save-to": path, "wait": 0.05, "package": "cl-user"});
-    assert_eq!(good(&mut server, "profile", arguments), "Evaluation 5 goes on in the background.");
-    let text = good(&mut server, "check-evaluation", json!({"wait": 25}));
+    assert_eq!(call_ok(&mut server, "profile", arguments), "Evaluation 5 continues in the background.");
+    let text = call_ok(&mut server, "check-evaluation", json!({"wait": 25}));
     assert!(text.starts_with("Samples ") && text.contains("   BURN  evaluation 2, line 2"), "{text}");
     assert!(text.ends_with(&format!("\n\n[notice]\nFlame graph: {}\n\n=> 1", path.display())), "{text}");
     assert!(std::fs::read_to_string(&path).unwrap().contains("<title>BURN ("));
     std::fs::remove_file(&path).unwrap();
 
-    // Held, it is traced; released, no more.
+    // A held evaluation is traced, and its release ends the tracing.
     let arguments =
         json!({"code": "(fact 3) (divide 1 0) (fact 2)", "functions": ["fact", "divide"], "on-error": "debug"});
-    let text = bad(&mut server, "trace-calls", arguments.clone());
+    let text = call_err(&mut server, "trace-calls", arguments.clone());
     assert!(text.contains("[Debugger]\nHeld."), "{text}");
-    let text = untimed(&good(&mut server, "resume-from-frame", json!({"frame": 2, "return": "7"})));
+    let text = untimed(&call_ok(&mut server, "resume-from-frame", json!({"frame": 2, "return": "7"})));
     assert!(text.contains("  (DIVIDE 1 0) => 7\n  (FACT 2) => 2\n    (FACT 1) => 1\n\n=> 2"), "{text}");
-    bad(&mut server, "trace-calls", arguments.clone());
-    good(&mut server, "abort-evaluation", json!({}));
+    call_err(&mut server, "trace-calls", arguments.clone());
+    call_ok(&mut server, "abort-evaluation", json!({}));
     assert_untraced(&mut server);
     let mut refused = arguments;
     refused["background"] = true.into();
-    assert!(bad(&mut server, "trace-calls", refused).contains("on-error can only be \"abort\""), "not both");
+    assert!(call_err(&mut server, "trace-calls", refused).contains("on-error can only be \"abort\""), "not both");
 }
 
 /// Functions to profile.
@@ -440,8 +450,8 @@ const WORK: &str = "
 #[test]
 fn profile_names_functions_places_and_threads() {
     let mut server = Server::ready();
-    good(&mut server, "evaluate-lisp", json!({"code": WORK}));
-    let text = good(&mut server, "profile", json!({"code": "(work) :done"}));
+    call_ok(&mut server, "evaluate-lisp", json!({"code": WORK}));
+    let text = call_ok(&mut server, "profile", json!({"code": "(work) :done"}));
     let mut lines = text.lines();
     let first = lines.next().unwrap();
     assert!(first.starts_with("Samples ") && first.ends_with(" s, 1 thread"), "{text}");
@@ -450,7 +460,7 @@ fn profile_names_functions_places_and_threads() {
         lines.clone().find(|line| line.contains("   BURN  evaluation 1, line 2")).unwrap_or_else(|| panic!("{text}"));
     let share: f64 = burn.split_whitespace().next().unwrap().parse().unwrap();
     assert!(share > 50.0, "{text}");
-    // A sample may fall into the reading of the code.
+    // A sample may fall into the reading of the code, so the share need not be 100 %.
     let work = lines.clone().find(|line| line.contains("   WORK  evaluation 1, line "));
     let total: f64 =
         work.and_then(|line| line.split_whitespace().nth(1)).unwrap_or_else(|| panic!("{text}")).parse().unwrap();
@@ -459,57 +469,57 @@ fn profile_names_functions_places_and_threads() {
 
     let threads = "(let ((thread (sb-thread:make-thread #'work))) (work) (sb-thread:join-thread thread) 1)";
     for mode in ["cpu", "time"] {
-        let text = good(&mut server, "profile", json!({"code": threads, "mode": mode, "limit": 2}));
+        let text = call_ok(&mut server, "profile", json!({"code": threads, "mode": mode, "limit": 2}));
         assert!(text.lines().next().unwrap().ends_with("2 threads"), "{text}");
         assert!(text.contains("BURN  evaluation") && text.contains("more functions\n\n=> 1"), "{text}");
     }
-    let text = good(&mut server, "profile", json!({"code": "(waste)", "mode": "alloc"}));
+    let text = call_ok(&mut server, "profile", json!({"code": "(waste)", "mode": "alloc"}));
     assert!(text.contains("   WASTE  evaluation 1, line ") && text.ends_with("=> 10000"), "{text}");
-    let text = good(&mut server, "profile", json!({"code": "1"}));
+    let text = call_ok(&mut server, "profile", json!({"code": "1"}));
     assert!(text.starts_with("Samples 0 over 0.0 s, 0 threads\nNo samples: ") && text.ends_with("\n\n=> 1"), "{text}");
 }
 
 #[test]
 fn profiling_stops_after_errors_and_timeouts() {
     let mut server = Server::ready();
-    good(&mut server, "evaluate-lisp", json!({"code": WORK}));
+    call_ok(&mut server, "evaluate-lisp", json!({"code": WORK}));
     let idle = |server: &mut Server| {
         let state = "(list sb-sprof::*profiling* sb-sprof::*samples* sb-sprof::*timer*)";
-        assert_eq!(good(server, "evaluate-lisp", json!({"code": state})), "=> (NIL NIL NIL)");
+        assert_eq!(call_ok(server, "evaluate-lisp", json!({"code": state})), "=> (NIL NIL NIL)");
     };
     for mode in ["cpu", "time", "alloc"] {
-        let text = bad(&mut server, "profile", json!({"code": "(work) (error \"no\")", "mode": mode}));
+        let text = call_err(&mut server, "profile", json!({"code": "(work) (error \"no\")", "mode": mode}));
         assert!(text.starts_with("Samples ") && text.contains("\n\n[ERROR] SIMPLE-ERROR\nno\n"), "{text}");
         idle(&mut server);
-        let text = bad(&mut server, "profile", json!({"code": "(loop (work))", "mode": mode, "timeout": 0.3}));
+        let text = call_err(&mut server, "profile", json!({"code": "(loop (work))", "mode": mode, "timeout": 0.3}));
         assert!(text.starts_with("Samples ") && text.contains("\n\n[ERROR] TIMEOUT\n"), "{text}");
         idle(&mut server);
     }
-    good(&mut server, "evaluate-lisp", json!({"code": "(sb-sprof:start-profiling)"}));
-    let text = bad(&mut server, "profile", json!({"code": "1"}));
+    call_ok(&mut server, "evaluate-lisp", json!({"code": "(sb-sprof:start-profiling)"}));
+    let text = call_err(&mut server, "profile", json!({"code": "1"}));
     assert!(text.contains("SB-SPROF is profiling already, in mode :CPU"), "{text}");
-    good(&mut server, "evaluate-lisp", json!({"code": "(sb-sprof:stop-profiling)"}));
+    call_ok(&mut server, "evaluate-lisp", json!({"code": "(sb-sprof:stop-profiling)"}));
 }
 
 #[test]
 fn profile_save_to_writes_a_flame_graph() {
     let mut server = Server::ready();
-    good(&mut server, "evaluate-lisp", json!({"code": WORK}));
+    call_ok(&mut server, "evaluate-lisp", json!({"code": WORK}));
     let path = server.home().join("flames.svg");
-    let text = good(&mut server, "profile", json!({"code": "(work) 1", "save-to": path}));
+    let text = call_ok(&mut server, "profile", json!({"code": "(work) 1", "save-to": path}));
     assert!(text.contains(&format!("\n\n[notice]\nFlame graph: {}\n\n=> 1", path.display())), "{text}");
     let graph = std::fs::read_to_string(&path).unwrap();
     assert!(graph.contains("<svg") && graph.trim_end().ends_with("</svg>"), "{graph}");
     assert!(graph.contains("<title>BURN (") && graph.contains("<title>WORK ("), "{graph}");
     std::fs::remove_file(&path).unwrap();
-    // Nor is there a directory of that name.
+    // The directory does not exist, so the file cannot be written.
     let nowhere = path.join("x.svg");
-    let text = good(&mut server, "profile", json!({"code": "(work)", "save-to": nowhere}));
-    let expected = format!("No flame graph in {}: No such file or directory", nowhere.display());
+    let text = call_ok(&mut server, "profile", json!({"code": "(work)", "save-to": nowhere}));
+    let expected = format!("No flame graph was written to {}: No such file or directory", nowhere.display());
     assert!(text.contains(&expected), "{text}");
 }
 
-/// The names that tools/list shows, and how long it is.
+/// Returns the names in tools/list and the length of the result.
 fn listed(server: &mut Server) -> (Vec<String>, usize) {
     let result = &server.request("tools/list", json!({}))["result"];
     let names = result["tools"].as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap().to_owned());
@@ -524,14 +534,14 @@ fn tools_option_selects_the_available_tools() {
     ] {
         let mut server = Server::start_with(arguments);
         server.initialize("2025-11-25");
-        // In the order of all.
+        // The tools are listed in the usual order.
         assert_eq!(listed(&mut server).0, ["evaluate-lisp", "reset-session"]);
-        assert_eq!(good(&mut server, "evaluate-lisp", json!({"code": "1"})), "=> 1");
-        // What is not listed is not there.
+        assert_eq!(call_ok(&mut server, "evaluate-lisp", json!({"code": "1"})), "=> 1");
+        // A tool that is not listed cannot be called.
         let refused = server.request("tools/call", json!({"name": "list-definitions", "arguments": {}}));
         assert_eq!(refused["error"]["code"], -32602);
         let message = refused["error"]["message"].as_str().unwrap();
-        assert_eq!(message, "There is no tool \"list-definitions\". There are: evaluate-lisp, reset-session.");
+        assert_eq!(message, "There is no tool \"list-definitions\". Tools: evaluate-lisp, reset-session.");
     }
     let mut core = Server::start_with(&["--tools", "core"]);
     core.initialize("2025-11-25");

@@ -1,8 +1,8 @@
-//! Who gets an answer, and which: ids used again, cancellations, resets, methods that are not there, too many requests;
-//! with a supervisor and without.
+//! Answers to requests: reused ids, cancellations, resets, unknown methods, too many requests; with and without a
+//! supervisor.
 
-use crate::client::{Scratch, Server, good, last_error, outcome};
-use crate::mode::{Mode, both_modes};
+use crate::client::{Scratch, Server, call_ok, last_error, outcome};
+use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ fn send_all(server: &mut Server, messages: &[Value]) {
     server.send_raw(messages.iter().map(|message| format!("{message}\n")).collect::<String>().as_bytes());
 }
 
-/// Evaluates something that does not end, and waits until it runs.
+/// Starts an endless evaluation, waits until it runs and returns the request's id.
 fn loop_for_ever(server: &mut Server) -> i64 {
     let id = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 0}));
     loop {
@@ -34,7 +34,7 @@ fn loop_for_ever(server: &mut Server) -> i64 {
 fn request_id_reused_after_cancellation_gets_its_own_answer(mode: Mode) {
     let mut server = mode.ready();
     for round in 100..160 {
-        // It is over, runs, or waits when it is cancelled.
+        // The call has ended, runs, or is queued when it is cancelled.
         let code = ["1", "(progn (sleep 0.001) 1)", "(progn (sleep 0.003) 1)", "(loop)"][round % 4];
         let expected = format!("=> {round}");
         send_all(
@@ -45,14 +45,14 @@ fn request_id_reused_after_cancellation_gets_its_own_answer(mode: Mode) {
                 call(7, "evaluate-lisp", &json!({"code": round.to_string()})),
             ],
         );
-        // Answered before it was cancelled is all right, once.
+        // The first call may have been answered before its cancellation.
         let mut text = outcome(&server.answer(7)).0;
         if text == "=> 1" {
             text = outcome(&server.answer(7)).0;
         }
         assert_eq!(text, expected, "{code}");
     }
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -62,15 +62,15 @@ fn cancelling_right_after_a_request_sends_no_error_answer(mode: Mode) {
         let id = server.post_call("evaluate-lisp", json!({"code": "(loop)", "timeout": 0}));
         server.send(&cancel(id));
     }
-    server.goes_on();
+    server.assert_works();
     for first in [10_000, 20_000] {
         let loops = (first..first + 50).map(|id| call(id, "evaluate-lisp", &json!({"code": "(loop)", "timeout": 0})));
         let messages: Vec<_> = loops.chain((first..first + 50).map(cancel)).collect();
         send_all(&mut server, &messages);
-        server.goes_on();
+        server.assert_works();
     }
     let end = server.finish();
-    // The two handshakes' and what went on.
+    // The remaining answers are those to the handshake and to later evaluations.
     assert!(end.transcript.iter().all(|message| message["result"]["isError"] != true), "{:?}", end.transcript);
 }
 
@@ -82,10 +82,10 @@ fn describe_last_error_right_after_a_cancellation_says_cancelled(mode: Mode) {
         let question = 100_000 + round;
         send_all(&mut server, &[cancel(id), call(question, "describe-last-error", &json!({}))]);
         let (text, _) = server.outcome(question);
-        // On a busy machine it may not have ended in time.
+        // On a busy machine the evaluation may not have ended yet.
         let text = if text.starts_with("[notice]\n") { last_error(&mut server) } else { text };
         assert!(text.starts_with("Error: CANCELLED\n"), "{text}");
-        server.goes_on();
+        server.assert_works();
     }
 }
 
@@ -98,19 +98,19 @@ fn questions_about_errors_do_not_wait_for_cleanup_forms(mode: Mode) {
     let cleanup = format!("(loop)) (loop until (probe-file {gate:?}) do (sleep 0.01)))");
     let id = server.post_running("(unwind-protect (progn", &cleanup, 0.0);
     server.send(&cancel(id));
-    let notice = "[notice]\nEvaluation 2 was cancelled and has not ended yet: this is what was known before.\n\n";
+    let notice = "[notice]\nEvaluation 2 was cancelled and has not ended yet: what follows is from before it.\n\n";
     for (tool, arguments, known) in [
         ("describe-last-error", json!({}), "Error: DIVISION-BY-ZERO\n"),
         ("get-backtrace", json!({}), "Backtrace for DIVISION-BY-ZERO"),
         ("describe-last-error", json!({"list": 20}), "E1"),
     ] {
-        let text = good(&mut server, tool, arguments);
+        let text = call_ok(&mut server, tool, arguments);
         assert!(text.starts_with(&format!("{notice}{known}")), "{text}");
     }
     std::fs::write(&gate, "").unwrap();
     let text = last_error(&mut server);
     assert!(text.starts_with("Error: CANCELLED\n"), "{text}");
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -122,7 +122,7 @@ fn cancelling_a_queued_call_keeps_the_last_error(mode: Mode) {
     server.send(&cancel(queued));
     assert!(last_error(&mut server).starts_with("Error: DIVISION-BY-ZERO\n"));
     server.send(&cancel(running));
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -138,16 +138,16 @@ fn reset_cancels_running_and_queued_evaluations(mode: Mode) {
         let (text, is_error) = server.outcome(id);
         assert!(is_error && text.contains("[ERROR] CANCELLED\n"), "{text}");
     }
-    let said = format!("[notice]\nThe evaluation that was running has been ended.\n\n{RESET}");
+    let said = format!("[notice]\nThe running evaluation was ended.\n\n{RESET}");
     assert_eq!(server.outcome(reset), (said, false));
     assert_eq!(server.outcome(behind), ("=> NIL".to_owned(), false));
     assert!(last_error(&mut server).starts_with("No error information"));
 
     server.call_tool("evaluate-lisp", json!({"code": "(error \"held\")", "on-error": "debug"}));
-    let said = format!("[notice]\nThe evaluation that was held for debugging has been released.\n\n{RESET}");
+    let said = format!("[notice]\nThe evaluation held for debugging was released.\n\n{RESET}");
     assert_eq!(server.call_tool("reset-session", json!({})), (said, false));
     assert_eq!(server.call_tool("reset-session", json!({})), (RESET.to_owned(), false));
-    server.goes_on();
+    server.assert_works();
     assert!(server.finish().status.success());
 }
 
@@ -164,7 +164,7 @@ fn reset_cancels_a_call_with_an_open_elicitation(mode: Mode) {
     let (text, is_error) = server.outcome(asking);
     assert!(is_error && text.contains("[ERROR] CANCELLED\n"), "{text}");
     assert!(server.outcome(reset).0.contains("Session reset."));
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -185,7 +185,7 @@ fn methods_of_undeclared_capabilities_are_unknown(mode: Mode) {
         assert_eq!(answer["error"]["code"], -32601, "{method}: {answer}");
         assert!(answer["error"]["message"].as_str().unwrap().contains(method), "{answer}");
     }
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -218,7 +218,7 @@ fn tampered_request_state_or_other_arguments_are_refused(mode: Mode) {
     }
     let answer = ask(&mut server, "(error \"other\")", state);
     assert_eq!(answer["error"]["code"], -32602, "{answer}");
-    // It is still good for what it was given for.
+    // The state is still valid for its own call.
     let (text, is_error) = outcome(&ask(&mut server, "(error \"boo\")", state));
     assert!(is_error && text.contains("The user chose no restart"), "{text}");
 }
@@ -231,7 +231,7 @@ fn requests_beyond_10000_are_refused_individually() {
     let (first, most) = (100_000, 10_000);
     let lines: Vec<_> = (first..first + most).map(|id| call(id, "evaluate-lisp", &json!({"code": "1"}))).collect();
     send_all(&mut server, &lines);
-    // The running one counts.
+    // The running request counts as well.
     let refused = server.answer(first + most - 1);
     assert_eq!(refused["error"]["code"], -32603, "{refused}");
     assert!(refused["error"]["message"].as_str().unwrap().contains("10000 requests"), "{refused}");
@@ -243,7 +243,7 @@ fn requests_beyond_10000_are_refused_individually() {
     for id in first..first + most - 1 {
         assert_eq!(server.outcome(id).0, "=> 1");
     }
-    server.goes_on();
+    server.assert_works();
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn ignored_notifications_do_not_keep_the_server_from_exiting() {
     for method in ["notifications/roots/list_changed", "notifications/nothing/known", "notifications/cancelled"] {
         server.notify(method, json!({}));
     }
-    server.goes_on();
-    // Nothing that was said keeps it from ending at once.
+    server.assert_works();
+    // No ignored notification delays the exit.
     assert!(server.finish().status.success());
 }

@@ -1,4 +1,4 @@
-//! Backtraces against the truth: generated chains of calls, and the chains that are reported.
+//! Backtraces: the calls of generated chains, compared with the frames that are reported.
 
 use std::fmt::Write as _;
 
@@ -7,38 +7,38 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use sbcl::{ErrorRecord, Evaluation};
 
-/// How one function of a chain calls the next.
+/// The way in which one function of a chain calls the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Link {
-    /// In tail position.
+    /// A call in tail position.
     Tail,
-    /// Inside an argument.
+    /// A call inside an argument.
     Plain,
-    /// By funcall of a symbol.
+    /// A funcall of a symbol.
     Funcall,
-    /// By apply.
+    /// A call by apply.
     Apply,
-    /// By mapcar, through a lambda.
+    /// A call by mapcar.
     Mapcar,
-    /// Through a lambda bound to a variable.
+    /// A call from a lambda that is bound to a variable.
     Lambda,
-    /// Through a local function.
+    /// A call from a local function.
     Flet,
-    /// Through a local recursive function.
+    /// A call from a local recursive function.
     Labels,
-    /// Through a macro's expansion.
+    /// A call from the expansion of a macro.
     Macro,
-    /// Inside unwind-protect.
+    /// A call inside unwind-protect.
     Protected,
-    /// Under a dynamic binding.
+    /// A call under a dynamic binding.
     Dynamic,
-    /// Inside a handler that declines.
+    /// A call under a handler that declines.
     Handled,
-    /// As the value of multiple-value-call.
+    /// A call whose values are arguments of multiple-value-call.
     MultipleValues,
-    /// By a generic function with an :around method.
+    /// A call from a generic function with an :around method.
     Generic,
-    /// Inside a catch.
+    /// A call inside a catch.
     Catch,
 }
 
@@ -60,8 +60,8 @@ const LINKS: [Link; 15] = [
     Link::Catch,
 ];
 
-/// Defines function number `index` of a chain, which calls `next`, and says which functions its call shows, innermost
-/// first.
+/// Appends the definition of function number `index` of a chain, which calls `next`. Returns the functions of its
+/// frames, innermost first.
 fn define(code: &mut String, prefix: &str, index: usize, link: Link, next: &str) -> Vec<String> {
     let name = format!("{prefix}{index}");
     let upper = name.to_uppercase();
@@ -103,7 +103,7 @@ fn define(code: &mut String, prefix: &str, index: usize, link: Link, next: &str)
     }
 }
 
-/// Code that defines and calls a chain, and the functions whose calls it must show.
+/// Returns code that defines and calls a chain, and the functions that its backtrace must show.
 fn chain(prefix: &str, links: &[Link]) -> (String, Vec<String>) {
     let mut code = String::new();
     let last = links.len();
@@ -117,10 +117,10 @@ fn chain(prefix: &str, links: &[Link]) -> (String, Vec<String>) {
     (code, frames)
 }
 
-/// Where a frame of the expected chain is missing, or one of the chain's own functions appears where it was not called.
+/// Describes the first expected frame that is missing, or a wrong number of frames of the chain's own functions.
 fn difference(error: &ErrorRecord, prefix: &str, expected: &[String]) -> Option<String> {
     let matches = |frame: &str, name: &str| {
-        // Local functions are named with where they stand: (FLET INNER :IN F3).
+        // The name of a local function includes its enclosing function: (FLET INNER :IN F3).
         if name.starts_with("(FLET") || name.starts_with("(LABELS") || name.starts_with("(LAMBDA") {
             frame.strip_prefix('(').is_some_and(|call| call.starts_with(name))
         } else if name.starts_with("(:METHOD") {
@@ -143,7 +143,7 @@ fn difference(error: &ErrorRecord, prefix: &str, expected: &[String]) -> Option<
     (counted != called).then(|| format!("{counted} frames of the chain's functions, {called} were called"))
 }
 
-fn shown(error: &ErrorRecord) -> String {
+fn listing(error: &ErrorRecord) -> String {
     error.frames.iter().map(|frame| format!("{}: {}\n", frame.number, frame.call)).collect()
 }
 
@@ -154,8 +154,8 @@ fn every_kind_of_call_is_shown_with_all_frames() {
         lisp.reset();
         let (code, expected) = chain("single-", &[link, link]);
         let error = lisp.error(&code);
-        assert_eq!(difference(&error, "single-", &expected), None, "{link:?}\n{code}\n{}", shown(&error));
-        assert!(calls(&error.frames[0].call, "ERROR"), "{link:?}\n{}", shown(&error));
+        assert_eq!(difference(&error, "single-", &expected), None, "{link:?}\n{code}\n{}", listing(&error));
+        assert!(calls(&error.frames[0].call, "ERROR"), "{link:?}\n{}", listing(&error));
     }
 }
 
@@ -167,7 +167,12 @@ fn every_pair_of_call_kinds_is_shown_with_all_frames() {
             lisp.reset();
             let (code, expected) = chain("pair-", &[first, second]);
             let error = lisp.error(&code);
-            assert_eq!(difference(&error, "pair-", &expected), None, "{first:?} {second:?}\n{code}\n{}", shown(&error));
+            assert_eq!(
+                difference(&error, "pair-", &expected),
+                None,
+                "{first:?} {second:?}\n{code}\n{}",
+                listing(&error)
+            );
         }
     }
 }
@@ -183,7 +188,7 @@ fn random_call_chains_are_shown_with_all_frames() {
         let outcome = lisp.eval(&code);
         let error = outcome.result.expect_err("the chain ends in an error");
         let difference = difference(&error, "random-", &expected);
-        prop_assert!(difference.is_none(), "{}\n{}\n{}", difference.unwrap_or_default(), code, shown(&error));
+        prop_assert!(difference.is_none(), "{}\n{}\n{}", difference.unwrap_or_default(), code, listing(&error));
         prop_assert!(calls(&error.frames[0].call, "ERROR"));
         prop_assert_eq!(error.total_frames, error.frames.len() as u64);
         Ok(())
@@ -219,11 +224,11 @@ fn tail_calls_keep_the_frames_of_their_callers() {
 #[test]
 fn callers_are_shown_from_the_error_out_to_eval() {
     let error = fresh().error("(defun a () (/ 1 0)) (defun b () (a)) (defun c () (b)) (c)");
-    assert_eq!(missing_frame(&error, &["ERROR", "A", "B", "C", "EVAL"]), None, "{}", shown(&error));
+    assert_eq!(missing_frame(&error, &["ERROR", "A", "B", "C", "EVAL"]), None, "{}", listing(&error));
     assert_eq!(error.frames.last().expect("frames").call, "(EVAL (C))");
 }
 
-/// Recursion to a depth, each call with its own argument.
+/// Returns code that recurses to `depth`, each call with a different argument.
 fn recursion(name: &str, depth: u64) -> String {
     format!("(defun {name} (n) (if (zerop n) (error \"bottom\") (list ({name} (1- n))))) ({name} {depth})")
 }
@@ -234,7 +239,7 @@ fn recursion_to_depth_5000_is_counted_and_1000_frames_are_kept() {
     for depth in [1, 2, 3, 5, 10, 50, 100, 500, 990, 995, 996, 997, 998, 999, 1000, 1001, 1500, 2000, 3500, 5000] {
         let error = lisp.error(&recursion("recurse", depth));
         let upper = |n: u64| format!("(RECURSE {n})");
-        // ERROR, the calls from 0 to the depth, SIMPLE-EVAL-IN-LEXENV, EVAL.
+        // The frames are ERROR, the calls from 0 to the depth, SIMPLE-EVAL-IN-LEXENV and EVAL.
         let total = depth + 4;
         assert_eq!(error.total_frames, total, "depth {depth}");
         let kept = error.frames.len() as u64;
@@ -273,7 +278,7 @@ fn frames_through_a_nested_eval_are_shown() {
         "(defun inner-eval () (error \"x\")) (defun outer-eval () (list (eval '(list (inner-eval))))) (outer-eval)",
     );
     let chain = ["ERROR", "INNER-EVAL", "EVAL", "OUTER-EVAL", "EVAL"];
-    assert_eq!(missing_frame(&error, &chain), None, "{}", shown(&error));
+    assert_eq!(missing_frame(&error, &chain), None, "{}", listing(&error));
 }
 
 #[test]
@@ -281,7 +286,7 @@ fn frames_through_load_are_shown() {
     let lisp = fresh();
     let error = lisp.error("(defun loaded () (error \"x\")) (defun loads () (list (load (make-string-input-stream \"(loaded)\")))) (loads)");
     let chain = ["ERROR", "LOADED", "EVAL", "LOAD", "LOADS", "EVAL"];
-    assert_eq!(missing_frame(&error, &chain), None, "{}", shown(&error));
+    assert_eq!(missing_frame(&error, &chain), None, "{}", listing(&error));
 }
 
 #[test]
@@ -303,7 +308,7 @@ fn frames_through_sort_mapcar_and_other_system_functions_are_shown() {
     ] {
         let error = lisp.error(code);
         let [inner, outer] = chain;
-        assert_eq!(missing_frame(&error, &["ERROR", inner, outer, "EVAL"]), None, "{code}\n{}", shown(&error));
+        assert_eq!(missing_frame(&error, &["ERROR", inner, outer, "EVAL"]), None, "{code}\n{}", listing(&error));
     }
 }
 
@@ -315,7 +320,7 @@ fn a_handlers_own_frames_are_shown() {
          (defun guarded () (handler-bind ((error #'in-handler)) (list (fails)))) (guarded)",
     );
     let chain = ["ERROR", "IN-HANDLER", "ERROR", "FAILS", "GUARDED", "EVAL"];
-    assert_eq!(missing_frame(&error, &chain), None, "{}", shown(&error));
+    assert_eq!(missing_frame(&error, &chain), None, "{}", listing(&error));
 }
 
 #[test]
@@ -355,7 +360,7 @@ fn frame_shows_the_arguments_of_the_call() {
     let frame = error.frames.iter().find(|frame| calls(&frame.call, "ARGS")).expect("a frame of ARGS");
     assert_eq!(frame.call, "(ARGS 1 :TWO :K 3)");
     let error = lisp.error("(defun changes (x) (setf x (list x x)) (error \"~A\" x)) (changes 5)");
-    assert!(error.frames.iter().any(|frame| calls(&frame.call, "CHANGES")), "{}", shown(&error));
+    assert!(error.frames.iter().any(|frame| calls(&frame.call, "CHANGES")), "{}", listing(&error));
 }
 
 #[test]
@@ -363,15 +368,15 @@ fn declaim_debug_0_drops_tail_call_frames_until_a_reset() {
     let lisp = fresh();
     let error = lisp
         .error("(declaim (optimize (debug 0))) (defun gone-a () (error \"x\")) (defun gone-b () (gone-a)) (gone-b)");
-    assert!(!error.frames.iter().any(|frame| calls(&frame.call, "GONE-B")), "{}", shown(&error));
+    assert!(!error.frames.iter().any(|frame| calls(&frame.call, "GONE-B")), "{}", listing(&error));
     lisp.reset();
     let (code, expected) = chain("again-", &[Link::Tail, Link::Tail]);
     let error = lisp.error(&code);
-    assert_eq!(difference(&error, "again-", &expected), None, "a reset restores the policy\n{}", shown(&error));
+    assert_eq!(difference(&error, "again-", &expected), None, "a reset restores the policy\n{}", listing(&error));
 }
 
 #[test]
-fn the_servers_frames_are_never_shown() {
+fn server_frames_are_never_shown() {
     let lisp = fresh();
     for code in [
         "(error \"x\")",
@@ -387,10 +392,10 @@ fn the_servers_frames_are_never_shown() {
         let error = lisp.error(code);
         for frame in &error.frames {
             let upper = frame.call.to_uppercase();
-            assert!(!upper.contains("MCP") && !upper.contains("WORKER"), "{code}: {}", shown(&error));
+            assert!(!upper.contains("MCP") && !upper.contains("WORKER"), "{code}: {}", listing(&error));
         }
         let last = &error.frames.last().expect("frames").call;
-        assert!(calls(last, "EVAL") || calls(last, "READ"), "{code}: {}", shown(&error));
+        assert!(calls(last, "EVAL") || calls(last, "READ"), "{code}: {}", listing(&error));
     }
 }
 
@@ -400,9 +405,9 @@ fn frames_within_a_feature_expression_have_no_package_prefixes() {
     for code in ["#+(", "(list #-(and", "#+#.(cl:error \"x\") 1", "#+(and #.(cl:error 'cl:end-of-file)) 1"] {
         let error = lisp.error(code);
         for frame in &error.frames {
-            assert!(!frame.call.contains("COMMON-LISP:"), "{code}: {}", shown(&error));
+            assert!(!frame.call.contains("COMMON-LISP:"), "{code}: {}", listing(&error));
         }
-        assert!(error.frames[0].call.starts_with("(ERROR "), "{code}: {}", shown(&error));
+        assert!(error.frames[0].call.starts_with("(ERROR "), "{code}: {}", listing(&error));
     }
 }
 
@@ -423,7 +428,7 @@ fn print_backtrace_called_by_user_code_shows_no_server_frames() {
         ],
         "{printed}"
     );
-    // By whatever function, in handlers and hooks, and in other threads.
+    // The same holds for every backtrace function, in handlers and hooks, and in other threads.
     for code in [
         "(sb-debug:backtrace)",
         "(princ (sb-debug:list-backtrace))",
@@ -442,7 +447,7 @@ fn print_backtrace_called_by_user_code_shows_no_server_frames() {
         assert!(printed.contains("LAMBDA") || printed.contains("EVAL"), "{code}: {printed}");
         assert!(!printed.contains("SBCL-HOST") && !printed.contains("foreign function"), "{code}: {printed}");
     }
-    // As many as asked for, however deep the stack is, from where it is asked for.
+    // :START and :COUNT select frames of the caller, however deep the stack is.
     let deep =
         "(labels ((f (n) (if (zerop n) (sb-debug:print-backtrace :start 2 :count 2) (list (f (1- n)))))) (f 9999))";
     let printed = lisp.eval(deep).stdout.text.clone();
@@ -458,10 +463,10 @@ fn error_in_another_thread_prints_its_frames_to_stderr() {
     );
     let error = crate::support::error("join", &outcome);
     assert_eq!(error.kind, "SB-THREAD:JOIN-THREAD-ERROR");
-    assert_eq!(missing_frame(&error, &["ERROR", "SB-THREAD:JOIN-THREAD", "EVAL"]), None, "{}", shown(&error));
-    // The thread's own error is told where its output goes, with its frames in order.
-    let told = &outcome.stderr.text;
-    let at = |part: &str| told.find(part).unwrap_or_else(|| panic!("{part} is not told:\n{told}"));
+    assert_eq!(missing_frame(&error, &["ERROR", "SB-THREAD:JOIN-THREAD", "EVAL"]), None, "{}", listing(&error));
+    // The thread's own error appears in its output stream, with its frames in order.
+    let stderr = &outcome.stderr.text;
+    let at = |part: &str| stderr.find(part).unwrap_or_else(|| panic!("{part} is missing from stderr:\n{stderr}"));
     assert!(at("SIMPLE-ERROR") < at("in a thread"));
-    assert!(at("(ERROR \"in a thread\")") < at("(IN-THREAD)"), "{told}");
+    assert!(at("(ERROR \"in a thread\")") < at("(IN-THREAD)"), "{stderr}");
 }

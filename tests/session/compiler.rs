@@ -1,15 +1,15 @@
-//! What the compiler says is what bare SBCL's says: to COMPILE, COMPILE-FILE and ASDF, and to whoever binds its streams.
+//! Compiler diagnostics agree with bare SBCL: for COMPILE, COMPILE-FILE and ASDF, and on rebound streams.
 
-use crate::support::{Lisp, fresh, warnings};
+use crate::support::{TestSession, fresh, warnings};
 
-/// What `(multiple-value-list FORM)` answers, without its first value.
+/// Returns the values of `form` after the first one, as a list.
 #[track_caller]
-fn verdict(lisp: &Lisp, form: &str) -> String {
+fn secondary_values(lisp: &TestSession, form: &str) -> String {
     lisp.value(&format!("(rest (multiple-value-list {form}))"))
 }
 
-/// A form that writes `source` to a file and compiles that.
-fn compiling_file(source: &str) -> String {
+/// Returns a form that writes `source` to a file and compiles the file.
+fn compile_file_form(source: &str) -> String {
     format!(
         "(uiop:with-temporary-file (:stream s :pathname p :type \"lisp\" :direction :output)
            (write-string {source:?} s) (finish-output s) :close-stream
@@ -22,13 +22,16 @@ fn compiling_file(source: &str) -> String {
 #[test]
 fn compile_returns_warnings_p_and_failure_p_as_in_bare_sbcl() {
     let lisp = fresh();
-    assert_eq!(verdict(&lisp, "(compile nil '(lambda () (car 1 2)))"), "(T T)");
-    assert_eq!(verdict(&lisp, "(compile nil '(lambda (x) 1))"), "(T NIL)");
-    assert_eq!(verdict(&lisp, "(compile nil '(lambda () (let ((1 2)) 3)))"), "(T T)");
-    assert_eq!(verdict(&lisp, "(compile nil '(lambda () 1))"), "(NIL NIL)");
-    // Nothing of ours puts off what is undefined.
-    assert_eq!(verdict(&lisp, "(compile nil '(lambda () (nobody-defines-this)))"), "(T NIL)");
-    assert_eq!(verdict(&lisp, "(with-compilation-unit () (compile nil '(lambda () (nor-this))))"), "(NIL NIL)");
+    assert_eq!(secondary_values(&lisp, "(compile nil '(lambda () (car 1 2)))"), "(T T)");
+    assert_eq!(secondary_values(&lisp, "(compile nil '(lambda (x) 1))"), "(T NIL)");
+    assert_eq!(secondary_values(&lisp, "(compile nil '(lambda () (let ((1 2)) 3)))"), "(T T)");
+    assert_eq!(secondary_values(&lisp, "(compile nil '(lambda () 1))"), "(NIL NIL)");
+    // The session does not defer undefined-function warnings.
+    assert_eq!(secondary_values(&lisp, "(compile nil '(lambda () (nobody-defines-this)))"), "(T NIL)");
+    assert_eq!(
+        secondary_values(&lisp, "(with-compilation-unit () (compile nil '(lambda () (nor-this))))"),
+        "(NIL NIL)"
+    );
 }
 
 #[test]
@@ -41,7 +44,7 @@ fn compile_file_returns_warnings_p_and_failure_p_as_in_bare_sbcl() {
         ("(defmacro bad () (error \"no\")) (defun f () (bad))", "(T T T)"),
         ("(defun f (", "(NIL T T)"),
     ] {
-        assert_eq!(lisp.value(&compiling_file(source)), expected, "{source}");
+        assert_eq!(lisp.value(&compile_file_form(source)), expected, "{source}");
     }
 }
 
@@ -62,7 +65,7 @@ fn asdf_system_that_does_not_compile_is_not_loaded() {
                  (asdf:initialize-output-translations
                   (list :output-translations (list t (merge-pathnames "cache/**/*.*" directory)) :ignore-inherited-configuration))
                  (list (handler-case (asdf:load-system :broken) (error (c) (type-of c)))
-                       ;; The second time as well: no fasl was left that would be loaded.
+                       ;; It fails again, because no fasl was left to load.
                        (handler-case (asdf:load-system :broken) (error (c) (type-of c)))))
             (asdf:clear-output-translations)
             (uiop:delete-directory-tree directory :validate t)))"#;
@@ -124,13 +127,13 @@ fn function_defined_later_in_the_same_call_gives_no_undefined_warning() {
     );
     let later = lisp.eval("(defun uses () (later-defined)) (setf (symbol-function 'later-defined) #'list)");
     assert!(later.warnings.is_empty(), "{later:?}");
-    // A variable that is special by then was not where it was compiled.
+    // A variable that is made special later was not special when the function was compiled.
     let variable = lisp.eval("(defun uses-variable () *later-variable*) (defvar *later-variable* 1)");
     assert_eq!(warnings(&variable), ["SIMPLE-WARNING: undefined variable: COMMON-LISP-USER::*LATER-VARIABLE*"]);
-    // Told before an error, too.
+    // The warning is reported when the evaluation fails, too.
     let failed = lisp.eval("(undefined-here)");
     assert_eq!(warnings(&failed).len(), 1, "{failed:?}");
-    // Defined within a unit of its own, as LOAD has one.
+    // The function is defined within a compilation unit of its own, as in LOAD.
     let loaded =
         lisp.eval("(defun uses-2 () (in-a-unit)) (with-compilation-unit (:override t) (eval '(defun in-a-unit () 1)))");
     assert!(loaded.warnings.is_empty(), "{loaded:?}");
@@ -140,13 +143,13 @@ fn function_defined_later_in_the_same_call_gives_no_undefined_warning() {
 #[test]
 fn a_compile_time_error_is_recorded_once() {
     let outcome = fresh().eval("(defun q () (let ((1 2)) 3))");
-    let told = warnings(&outcome);
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].starts_with("COMPILE-TIME-ERROR: "), "{told:?}");
+    let recorded = warnings(&outcome);
+    assert_eq!(recorded.len(), 1, "{recorded:?}");
+    assert!(recorded[0].starts_with("COMPILE-TIME-ERROR: "), "{recorded:?}");
 }
 
 #[test]
-fn the_call_of_warn_is_in_the_backtrace() {
+fn call_of_warn_is_in_the_backtrace() {
     let error = fresh()
         .error("(handler-bind ((warning (lambda (c) (declare (ignore c)) (error \"inside\")))) (warn \"a ~A\" 1))");
     assert!(error.frames.iter().any(|frame| frame.call == "(WARN \"a ~A\" 1)"), "{error:?}");

@@ -1,4 +1,4 @@
-//! Several connections on one image: what is each one's own, and how they take turns.
+//! Multiple connections to one image: the state that each has to itself, and the order of their evaluations.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -7,28 +7,28 @@ use std::time::Duration;
 use crate::support::{error, fresh};
 use sbcl::{Background, Evaluation, HoldError, Outcome, RestartDesignator, Resumed, Session, report};
 
-/// Long enough for anything that comes at all.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The time after which a missing reply fails the test.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What `begin` hands to its reply.
+/// Starts an operation with `begin` and waits for the value that it passes to its reply.
 fn wait<T: Send + 'static>(begin: impl FnOnce(Box<dyn FnOnce(T) + Send>)) -> T {
     let (sender, receiver) = mpsc::channel();
     begin(Box::new(move |value| drop(sender.send(value))));
-    receiver.recv_timeout(PATIENCE).expect("an answer")
+    receiver.recv_timeout(REPLY_TIMEOUT).expect("an answer")
 }
 
 fn eval(session: &Session, code: &str) -> Outcome {
     Arc::unwrap_or_clone(wait(|reply| _ = session.submit(Evaluation::new(code), reply)))
 }
 
-/// The values of `code`, which does not fail.
+/// Evaluates `code`, which must succeed, and returns its values.
 fn values(session: &Session, code: &str) -> Vec<String> {
     let outcome = eval(session, code);
     let values = outcome.result.unwrap_or_else(|error| panic!("{code}: {error:?}"));
     values.into_iter().map(|value| value.text).collect()
 }
 
-/// Evaluates what fails and is held.
+/// Evaluates `code`, which must fail, and holds it in the debugger.
 fn hold(session: &Session, code: &str) -> Arc<Outcome> {
     let evaluation = Evaluation { hold: true, ..Evaluation::new(code) };
     let outcome = wait(|reply| _ = session.submit(evaluation, reply));
@@ -36,13 +36,13 @@ fn hold(session: &Session, code: &str) -> Arc<Outcome> {
     outcome
 }
 
-fn resume(session: &Session, restart: &str, values: &str) -> Result<Resumed, HoldError> {
+fn invoke_restart(session: &Session, restart: &str, values: &str) -> Result<Resumed, HoldError> {
     wait(|reply| _ = session.invoke_restart(&RestartDesignator::Name(restart.to_owned()), values, reply))
 }
 
-/// What an evaluation came to that goes on by a restart.
-fn resumed(session: &Session, restart: &str, values: &str) -> Outcome {
-    match resume(session, restart, values) {
+/// Resumes the held evaluation with a restart, and returns its outcome.
+fn resume(session: &Session, restart: &str, values: &str) -> Outcome {
+    match invoke_restart(session, restart, values) {
         Ok(Resumed::Outcome(outcome)) => Arc::unwrap_or_clone(outcome),
         other => panic!("{other:?}"),
     }
@@ -79,11 +79,11 @@ fn package_repl_and_printer_variables_are_separate_per_connection() {
     assert_eq!(values(&agent, "*"), ["FF"]);
     assert_eq!(values(&agent, "(list 'foo (package-name *package*) *read-base*)"), ["(FOO \"P1\" A)"]);
     assert_eq!(values(&person, "(list 'foo 11 (package-name *package*))"), ["(foo 3 \"P2\")"]);
-    // A readtable is its owner's, too.
+    // Each connection has its own readtable.
     values(&person, "(set-macro-character #\\! (lambda (s c) (declare (ignore s c)) 111))");
     assert_eq!(values(&person, "!"), ["7"]);
     assert_eq!(values(&agent, "'a!"), ["A!"]);
-    // Another one begins anew.
+    // A new connection starts with the default values.
     person.disconnect();
     let another = lisp.session().connect();
     assert_eq!(values(&another, "(list 'foo 11 (package-name *package*))"), ["(FOO 11 \"COMMON-LISP-USER\")"]);
@@ -96,7 +96,7 @@ fn background_evaluation_does_not_change_package_or_repl_variables() {
     let person = lisp.session().connect();
     values(&person, "(defpackage :p3 (:use :cl))");
     let later = |code: &str| Evaluation { background: Background::Later, ..Evaluation::new(code) };
-    // It stays in the foreground, and its variables are kept.
+    // This evaluation stays in the foreground, so its variables persist.
     let outcome = wait(|reply| _ = person.submit(later("(in-package :p3) 5"), reply));
     assert!(!outcome.is_error());
     assert_eq!(values(&person, "(list * (package-name *package*))"), ["(5 \"P3\")"]);
@@ -121,17 +121,17 @@ fn held_evaluation_stays_held_while_other_connections_evaluate() {
         assert_eq!(holder.last_error().unwrap().message.text, "held");
         let locals = wait(|reply| _ = holder.held_locals(0, 1, reply));
         assert!(locals.is_ok(), "{locals:?}");
-        assert_eq!(resumed(holder, "use-value", "1").result.unwrap()[0].text, "42");
+        assert_eq!(resume(holder, "use-value", "1").result.unwrap()[0].text, "42");
         assert_eq!(values(holder, "*"), ["42"]);
         assert!(other.is_held() && other.last_error().is_some() && holder.last_error().is_none());
-        assert_eq!(resumed(other, "use-value", "2").result.unwrap()[0].text, "7");
-        assert!(matches!(resume(other, "abort", ""), Err(HoldError::NothingHeld)));
-        // One's own next evaluation releases it, and only that says so.
+        assert_eq!(resume(other, "use-value", "2").result.unwrap()[0].text, "7");
+        assert!(matches!(invoke_restart(other, "abort", ""), Err(HoldError::NothingHeld)));
+        // Only the next evaluation of the same connection releases the held one, with a notice.
         hold(holder, "(error \"again\")");
         let text = report::evaluation(&eval(other, "1"));
         assert_eq!(text, "=> 1");
         let text = report::evaluation(&eval(holder, "2"));
-        assert!(text.starts_with("[notice]\nThe evaluation that was held for debugging has been released."), "{text}");
+        assert!(text.starts_with("[notice]\nThe evaluation held for debugging was released."), "{text}");
         assert!(!holder.is_held());
     }
     person.disconnect();
@@ -148,7 +148,7 @@ fn held_evaluation_can_be_taken_over_by_another_connection() {
     assert!(taken.held && taken.evaluation == held.evaluation);
     assert!(person.is_held() && !agent.is_held());
     assert_eq!(person.last_error(), agent.last_error(), "it is both's last error");
-    assert!(matches!(resume(&agent, "use-value", "1"), Err(HoldError::NothingHeld)));
+    assert!(matches!(invoke_restart(&agent, "use-value", "1"), Err(HoldError::NothingHeld)));
     let text = report::evaluation(&eval(&agent, "1"));
     let number = held.evaluation;
     assert_eq!(
@@ -158,9 +158,9 @@ fn held_evaluation_can_be_taken_over_by_another_connection() {
         )
     );
     assert_eq!(person.evaluation(None).unwrap().id, number);
-    assert_eq!(resumed(&person, "use-value", "9").result.unwrap()[0].text, "10");
+    assert_eq!(resume(&person, "use-value", "9").result.unwrap()[0].text, "10");
     assert!(person.last_error().is_none());
-    // Of several, one is named; and one that holds something takes nothing over.
+    // With multiple held evaluations the caller must name one, and a connection that holds one cannot take over another.
     let third = lisp.session().connect();
     let first = hold(&agent, "(error \"a\")").evaluation;
     let second = hold(&third, "(error \"b\")").evaluation;
@@ -171,7 +171,7 @@ fn held_evaluation_can_be_taken_over_by_another_connection() {
     third.disconnect();
     assert!(person.is_held());
     person.disconnect();
-    // The end of a connection is known before its cleanup forms have run.
+    // A disconnect returns before its cleanup forms have run.
     assert_eq!(values(&agent, "3"), ["3"]);
 }
 
@@ -203,7 +203,7 @@ fn definitions_by_another_connection_are_announced_in_a_notice() {
 
     => 1
     ");
-    // What is told is bounded, and one's own is not told.
+    // The notice has a bounded length, and a connection gets none for its own definitions.
     values(&person, "(dotimes (i 500) (eval `(defun ,(intern (format nil \"F~D\" i)) () ,i)))");
     let text = report::evaluation(&eval(&agent, "1"));
     assert!(text.contains("defined F0, F1, ") && text.contains("F19 and more.") && text.len() < 400, "{text}");
@@ -229,7 +229,7 @@ fn disconnect_cancels_and_releases_only_its_own_evaluations() {
         let evaluation = Evaluation { background: Background::AtOnce, ..Evaluation::new("(sleep 600)") };
         let job = person.submit(evaluation, reply);
         assert!(person.so_far(job).evaluation > 0);
-        // The first of them runs.
+        // Waits until the first of them runs.
         while !person
             .evaluation(Some(person.so_far(job).evaluation - 2))
             .is_ok_and(|status| matches!(status.progress, sbcl::Progress::Running { .. }))
@@ -240,7 +240,7 @@ fn disconnect_cancels_and_releases_only_its_own_evaluations() {
     });
     assert_eq!(error("in the background", &began).kind, "CANCELLED");
     for _ in 0..2 {
-        let ended = receiver.recv_timeout(PATIENCE).unwrap();
+        let ended = receiver.recv_timeout(REPLY_TIMEOUT).unwrap();
         assert_eq!(ended, Err("CANCELLED".to_owned()));
     }
     assert!(agent.is_held() && agent.last_error().unwrap().message.text == "stays");
@@ -248,7 +248,7 @@ fn disconnect_cancels_and_releases_only_its_own_evaluations() {
     let inside = inside.unwrap();
     assert!(matches!(inside.result.as_deref(), Ok([value]) if value.text != "?"), "{inside:?}");
     assert_eq!(values(&agent, "1"), ["1"]);
-    // What it held is released, by its cleanup forms.
+    // A disconnect releases its held evaluation, which runs its cleanup forms.
     let person = lisp.session().connect();
     values(&agent, "(defvar *released* (sb-thread:make-semaphore))");
     hold(&person, "(unwind-protect (error \"goes\") (sb-thread:signal-semaphore *released*))");
@@ -284,7 +284,7 @@ fn concurrent_connections_evaluate_one_at_a_time() {
                             last = Some(text);
                         }
                         2 if session.is_held() => {
-                            let outcome = resumed(session, "use-value", &round.to_string());
+                            let outcome = resume(session, "use-value", &round.to_string());
                             assert_eq!(outcome.result.unwrap()[0].text, (2 * round).to_string());
                             last = None;
                         }
@@ -292,7 +292,7 @@ fn concurrent_connections_evaluate_one_at_a_time() {
                             wait(|reply| _ = session.abort_held(reply)).unwrap();
                         }
                         _ => {
-                            // One at a time, whoever asks.
+                            // The maximum of concurrent evaluations, over all connections, must be 1.
                             let code = "(setf *most* (max *most* (incf *inside*))) (sleep 0.0005) (decf *inside*)";
                             assert_eq!(values(session, code), ["0"]);
                             assert_eq!(values(session, &format!("(list {n} {round})")), [format!("({n} {round})")]);
@@ -309,17 +309,18 @@ fn concurrent_connections_evaluate_one_at_a_time() {
     for session in &sessions[1..] {
         session.disconnect();
     }
-    // No thread is left but the lane's.
+    // Only the main evaluation thread is left.
     let threads = "(length sb-host::**evaluation-threads**)".replace("sb-host", "sbcl-host");
-    let until = std::time::Instant::now() + PATIENCE;
+    let until = std::time::Instant::now() + REPLY_TIMEOUT;
     while values(&sessions[0], &threads) != ["1"] {
         assert!(std::time::Instant::now() < until, "{:?}", values(&sessions[0], &threads));
     }
 }
 
-/// What belongs to a thread is there again in the next evaluation, as in bare SBCL, where all of them have the same one.
+/// Asserts that consecutive evaluations of `session` run on Lisp's main thread, as in bare SBCL, so that thread-owned
+/// state such as a held mutex is still there in the next one.
 #[track_caller]
-fn assert_one_thread(session: &Session, after: &str) {
+fn assert_runs_on_main_thread(session: &Session, after: &str) {
     let thread = "(list (sb-thread::thread-os-tid sb-thread:*current-thread*) (sb-thread:main-thread-p))";
     eval(session, "(defvar *mutex* (sb-thread:make-mutex))");
     let first = values(session, thread);
@@ -334,41 +335,41 @@ fn assert_one_thread(session: &Session, after: &str) {
 fn consecutive_evaluations_share_the_main_thread_after_holds_and_background_evaluations() {
     let lisp = fresh();
     let (agent, person) = (lisp.session().clone(), lisp.session().connect());
-    assert_one_thread(&agent, "at first");
+    assert_runs_on_main_thread(&agent, "at first");
     hold(&agent, "(error \"held\")");
-    assert_one_thread(&person, "beside what is held");
+    assert_runs_on_main_thread(&person, "while an evaluation is held");
     wait(|reply| _ = agent.abort_held(reply)).expect("it is released");
-    // What is held goes on as what it was.
+    // A held evaluation continues on the main thread.
     hold(&agent, "(list (restart-case (error \"held\") (go-on () 1)) (sb-thread:main-thread-p))");
-    assert_one_thread(&person, "beside what goes on later");
+    assert_runs_on_main_thread(&person, "while an evaluation is held that will be resumed");
     let go_on = RestartDesignator::Name("go-on".to_owned());
     let resumed = wait(|reply| _ = agent.invoke_restart(&go_on, "", reply)).expect("it goes on");
     let Resumed::Outcome(outcome) = resumed else { panic!("{resumed:?}") };
     assert_eq!(outcome.result.as_ref().expect("a value")[0].text, "(1 T)");
-    assert_one_thread(&person, "after that");
+    assert_runs_on_main_thread(&person, "after the resumed evaluation");
     hold(&agent, "(error \"held\")");
-    assert_one_thread(&agent, "after what was held and is released");
+    assert_runs_on_main_thread(&agent, "after a held evaluation was released");
     let in_background = |code: &str, background| Evaluation { background, ..Evaluation::new(code) };
     let (sender, ended) = mpsc::channel();
     agent.submit(in_background("(loop until (boundp '*go*))", Background::AtOnce), move |it| sender.send(it).unwrap());
-    assert_one_thread(&agent, "beside an evaluation that began in the background");
+    assert_runs_on_main_thread(&agent, "during an evaluation that began in the background");
     eval(&agent, "(defvar *go* t)");
     ended.recv().unwrap();
-    assert_one_thread(&agent, "after that");
+    assert_runs_on_main_thread(&agent, "after the background evaluation");
     let (sender, ended) = mpsc::channel();
     let id = agent
         .submit(in_background("(loop until (boundp '*go-on*))", Background::Later), move |it| sender.send(it).unwrap());
     agent.leave_foreground(id).expect("it leaves");
-    assert_one_thread(&agent, "beside one that left the foreground");
+    assert_runs_on_main_thread(&agent, "during an evaluation that left the foreground");
     eval(&agent, "(defvar *go-on* t)");
     ended.recv().unwrap();
-    assert_one_thread(&agent, "after that one");
+    assert_runs_on_main_thread(&agent, "after the evaluation that left the foreground");
     person.disconnect();
 }
 
-/// An evaluation that was not to be in the background stays in the foreground.
+/// An evaluation with `Background::Never` stays in the foreground.
 #[test]
-fn leave_foreground_does_nothing_to_an_evaluation_that_may_not_leave() {
+fn leave_foreground_is_refused_without_background_permission() {
     let lisp = fresh();
     let session = lisp.session();
     let (sender, ended) = mpsc::channel();

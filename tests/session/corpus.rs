@@ -1,16 +1,16 @@
-//! Programs that fail, each with what must be told about it.
+//! Programs that fail, each with the facts that its error report must contain.
 //!
-//! A file in `tests/corpus/` holds a theme. In it, a line `== name` begins a program; the lines after it are Lisp, up
-//! to the first line that begins with one of these words:
+//! Each file in `tests/corpus/` covers one theme. In it, a line `== name` begins a program. The lines after it are Lisp,
+//! up to the first line that begins with one of these keys:
 //!
-//! - `type:` the condition's type, exactly (required)
-//! - `message:` a part of its message, on one line (required, may be repeated; ` || ` between alternatives)
-//! - `restarts:` all restart names in order; RETRY and ABORT follow them unmentioned (required, may be empty)
+//! - `type:` the exact type of the condition (required)
+//! - `message:` a part of the message, on one line (required, may be repeated; ` || ` between alternatives)
+//! - `restarts:` all restart names in order, without the final RETRY and ABORT (required, may be empty)
 //! - `frames:` functions that must be in the backtrace, innermost first, separated by ` < `
 //! - `top:` the function of frame 0
-//! - `bottom:` the function of the outermost frame, EVAL if not said
-//! - `foreign:` why frames of C functions belong in the backtrace; without it there must be none
-//! - `stdout:` what was printed before, on one line
+//! - `bottom:` the function of the outermost frame (default: EVAL)
+//! - `foreign:` the reason why the backtrace has frames of C functions; without this key there must be none
+//! - `stdout:` the output before the error, on one line
 //! - `warnings:` the types of the warnings before the error, in order
 //!
 //! A line that begins with `#;` is a comment.
@@ -18,7 +18,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::support::{Lisp, calls, check_error_response, missing_frame, restarts};
+use crate::support::{TestSession, calls, check_error_response, missing_frame, restarts};
 use sbcl::{Evaluation, report};
 
 #[derive(Debug, Default)]
@@ -92,8 +92,8 @@ fn load(theme: &str) -> Vec<Program> {
     parse(theme, &text)
 }
 
-/// Runs one program; the list of what is wrong with its report.
-fn check(lisp: &Lisp, program: &Program) -> Vec<String> {
+/// Runs one program and returns the list of errors in its report.
+fn check(lisp: &TestSession, program: &Program) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut claim = |holds: bool, what: String| {
         if !holds {
@@ -205,7 +205,7 @@ macro_rules! themes {
         $(#[test] fn $theme() { run(stringify!($theme)); })*
 
         #[test]
-        fn there_are_at_least_200_programs() {
+        fn corpus_has_at_least_200_programs() {
             let count: usize = [$(stringify!($theme)),*].iter().map(|theme| load(theme).len()).sum();
             assert!(count >= 200, "{count} programs");
         }

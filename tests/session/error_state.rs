@@ -1,35 +1,35 @@
-//! The error state against a model: random sequences of evaluations, inspections, queries, resets and waits.
+//! The error state, compared with a model under random sequences of evaluations, inspections, queries, resets and waits.
 
 use std::time::Duration;
 
-use crate::support::{Lisp, check_error_response, fresh};
+use crate::support::{TestSession, check_error_response, fresh};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use sbcl::outcome::SymbolDescription;
 use sbcl::report;
 
-/// What the session can be asked to do.
+/// An operation on the session.
 #[derive(Debug, Clone)]
 enum Operation {
-    /// An evaluation that fails: which one of [`FAILURES`], and a number that makes its message its own.
+    /// Evaluates the failing code at this index of [`FAILURES`], with a number that makes its message distinct.
     Fail(usize, u32),
-    /// An evaluation that succeeds, one of [`SUCCESSES`].
+    /// Evaluates the code at this index of [`SUCCESSES`].
     Succeed(usize),
-    /// An evaluation in a package that does not exist.
+    /// Evaluates in a package that does not exist.
     UnknownPackage,
-    /// An evaluation that takes too long.
+    /// Evaluates code that exceeds its time limit.
     TimeOut,
-    /// An evaluation that is cancelled while it runs.
+    /// Cancels an evaluation while it runs.
     Cancel,
     /// Lists the definitions.
     Definitions,
-    /// Describes a symbol, one of [`SYMBOLS`].
+    /// Describes the symbol at this index of [`SYMBOLS`].
     Describe(usize),
     /// Describes a symbol in a package that does not exist.
     DescribeNowhere,
-    /// Asks for the last error this many times.
+    /// Queries the last error this many times.
     Query(usize),
-    /// Sets the limits.
+    /// Sets the output limit to this many characters.
     Limits(u64),
     /// Resets the session.
     Reset,
@@ -37,7 +37,7 @@ enum Operation {
     Wait(u64),
 }
 
-/// Code that fails, `@` standing for a number, and the type of the failure.
+/// Code that fails, with `@` in place of a number, and the type of its error.
 const FAILURES: [(&str, &str); 14] = [
     ("(error \"failure @\")", "SIMPLE-ERROR"),
     ("(/ @ 0)", "DIVISION-BY-ZERO"),
@@ -80,10 +80,10 @@ const SUCCESSES: [&str; 12] = [
 const SYMBOLS: [&str; 8] =
     ["car", "*package*", "no-such-symbol-here", "model-function", "*model-variable*", "no-such-package:x", ")(", ""];
 
-/// What the table of the error state says must be known after each operation.
+/// The model of the error state: the error that must be known after each operation.
 #[derive(Debug, Default)]
 struct Model {
-    /// Type and a part of the message of the last error.
+    /// The type of the last error, and a part of its message.
     error: Option<(String, String)>,
 }
 
@@ -114,13 +114,13 @@ impl Model {
     }
 }
 
-/// All that the tools tell about the error state.
-fn told(lisp: &Lisp) -> (String, String, String) {
+/// Returns the texts that the tools give for the error state.
+fn error_state_texts(lisp: &TestSession) -> (String, String, String) {
     (lisp.last_error_text(), lisp.backtrace_text(3), lisp.backtrace_text(1_000))
 }
 
-fn perform(lisp: &Lisp, operation: &Operation) -> Result<(), TestCaseError> {
-    let before = told(lisp);
+fn perform(lisp: &TestSession, operation: &Operation) -> Result<(), TestCaseError> {
+    let before = error_state_texts(lisp);
     let mut changes = false;
     match operation {
         Operation::Fail(which, number) => {
@@ -160,7 +160,7 @@ fn perform(lisp: &Lisp, operation: &Operation) -> Result<(), TestCaseError> {
         }
         Operation::Query(times) => {
             for _ in 0..*times {
-                prop_assert_eq!(&told(lisp), &before);
+                prop_assert_eq!(&error_state_texts(lisp), &before);
             }
         }
         Operation::Limits(characters) => {
@@ -175,15 +175,15 @@ fn perform(lisp: &Lisp, operation: &Operation) -> Result<(), TestCaseError> {
         Operation::Wait(milliseconds) => std::thread::sleep(Duration::from_millis(*milliseconds)),
     }
     if !changes {
-        prop_assert_eq!(told(lisp), before, "an inspection changed the error state");
+        prop_assert_eq!(error_state_texts(lisp), before, "an inspection changed the error state");
     }
     Ok(())
 }
 
-/// Compares what is told with the model.
-fn compare(lisp: &Lisp, model: &Model) -> Result<(), TestCaseError> {
+/// Compares the error state with the model.
+fn compare(lisp: &TestSession, model: &Model) -> Result<(), TestCaseError> {
     let state = lisp.session().last_error();
-    let (described, short, _) = told(lisp);
+    let (described, short, _) = error_state_texts(lisp);
     match &model.error {
         None => {
             prop_assert!(state.is_none(), "{}", described);
@@ -207,7 +207,7 @@ fn compare(lisp: &Lisp, model: &Model) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-fn run(lisp: &Lisp, operations: &[Operation]) -> Result<(), TestCaseError> {
+fn run(lisp: &TestSession, operations: &[Operation]) -> Result<(), TestCaseError> {
     lisp.reset();
     let mut model = Model::default();
     compare(lisp, &model)?;
@@ -271,7 +271,7 @@ fn every_pair_of_operations_agrees_with_the_model() {
 }
 
 #[test]
-fn a_wrong_model_is_caught_and_shrunk_to_one_operation() {
+fn wrong_model_is_detected_and_shrunk_to_one_operation() {
     let lisp = fresh();
     let config = Config { cases: 200, max_shrink_iters: 2_000, failure_persistence: None, ..Config::default() };
     let operations = prop::collection::vec(operation(), 1..12);
@@ -293,13 +293,13 @@ fn a_wrong_model_is_caught_and_shrunk_to_one_operation() {
 fn last_error_persists_through_100_queries_and_one_second() {
     let lisp = fresh();
     lisp.error("(defun test () (error \"x\")) (test)");
-    let first = told(&lisp);
+    let first = error_state_texts(&lisp);
     for _ in 0..100 {
-        assert_eq!(told(&lisp), first);
+        assert_eq!(error_state_texts(&lisp), first);
     }
-    // The time itself is what is tested.
+    // The test needs real time to pass.
     std::thread::sleep(Duration::from_secs(1));
-    assert_eq!(told(&lisp), first);
+    assert_eq!(error_state_texts(&lisp), first);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Warnings of undefined functions while other connections declaim.
+//! Warnings about undefined functions, and method definitions, under concurrency.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use crate::support::fresh;
 use sbcl::{Background, Evaluation};
 
 #[test]
-fn a_forward_reference_is_no_warning_while_another_connection_declaims() {
+fn forward_reference_gives_no_warning_while_another_connection_declaims() {
     let lisp = fresh();
     let (one, other) = (lisp.session().clone(), lisp.session().connect());
     let ready = "(defvar *go* (sb-thread:make-semaphore)) (defvar *declaimed* (sb-thread:make-semaphore))";
     assert!(one.evaluate(Evaluation::new(ready)).result.is_ok());
     let (sender, receiver) = mpsc::channel();
-    // The other one evaluates while the first one is within a form.
+    // The other connection evaluates while the first one is inside a form.
     let declaiming = "(sb-thread:wait-on-semaphore *go*)
                       (declaim (optimize (speed 2)))
                       (defun of-the-other () 1)
@@ -27,14 +27,14 @@ fn a_forward_reference_is_no_warning_while_another_connection_declaims() {
                 (defun defined-later (x) x)";
     let outcome = one.evaluate(Evaluation::new(code));
     let warnings: Vec<_> = outcome.warnings.iter().map(|warning| warning.message.text.as_str()).collect();
-    // As in a compilation unit under bare SBCL.
+    // Only the function that is never defined is reported, as in a compilation unit in bare SBCL.
     assert_eq!(warnings, ["undefined function: COMMON-LISP-USER::DEFINED-NOWHERE"]);
     assert!(receiver.recv_timeout(Duration::from_secs(60)).expect("it ends").result.is_ok());
     other.disconnect();
 }
 
 #[test]
-fn methods_defined_by_several_threads_at_once_are_all_undone() {
+fn reset_removes_methods_defined_concurrently_by_multiple_threads() {
     let lisp = fresh();
     let code = "(defgeneric of-threads (x) (:method (x) x))
                 (mapc #'sb-thread:join-thread

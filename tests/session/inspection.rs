@@ -1,33 +1,33 @@
-//! What a session defined, what a symbol means, and what a reset takes away.
+//! Definitions of the session, descriptions of symbols, and resets.
 
-use crate::support::{Lisp, fresh};
+use crate::support::{TestSession, fresh};
 use sbcl::outcome::{DefinitionKind, SymbolDescription};
 use sbcl::report::{self, DefinitionFilter};
 
 const NONE: &str = "No definitions in this session.";
 
-fn of_kind(lisp: &Lisp, kind: DefinitionKind) -> Vec<String> {
+fn of_kind(lisp: &TestSession, kind: DefinitionKind) -> Vec<String> {
     let definitions = lisp.definitions().expect("definitions can be listed");
     definitions.into_iter().filter(|definition| definition.kind == kind).map(|definition| definition.text).collect()
 }
 
-fn functions(lisp: &Lisp) -> Vec<String> {
+fn functions(lisp: &TestSession) -> Vec<String> {
     of_kind(lisp, DefinitionKind::Function)
 }
 
-fn variables(lisp: &Lisp) -> Vec<String> {
+fn variables(lisp: &TestSession) -> Vec<String> {
     of_kind(lisp, DefinitionKind::Variable)
 }
 
-fn macros(lisp: &Lisp) -> Vec<String> {
+fn macros(lisp: &TestSession) -> Vec<String> {
     of_kind(lisp, DefinitionKind::Macro)
 }
 
-fn classes(lisp: &Lisp) -> Vec<String> {
+fn classes(lisp: &TestSession) -> Vec<String> {
     of_kind(lisp, DefinitionKind::Class)
 }
 
-fn packages(lisp: &Lisp) -> Vec<String> {
+fn packages(lisp: &TestSession) -> Vec<String> {
     of_kind(lisp, DefinitionKind::Package)
 }
 
@@ -169,7 +169,7 @@ fn slot_accessors_are_listed_with_the_class() {
     let lisp = fresh();
     lisp.values("(defclass k () ((a :accessor k-a) (b :reader k-b) (c :reader more))) (defmethod more ((x list)) x)");
     assert_eq!(classes(&lisp), ["K (K-A, K-B)"]);
-    // It does more than to read a slot.
+    // This method does more than read a slot.
     assert_eq!(functions(&lisp), ["MORE (OBJECT)"]);
 }
 

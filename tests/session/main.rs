@@ -1,4 +1,4 @@
-//! The session in this process: one image, which all tests share and take in turns.
+//! Tests of the session, in this process: they share one image, and run one at a time.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! The standard streams: where what is printed to them goes, and that they are what bare SBCL has.
+//! The standard streams: where output goes, and that they behave as in bare SBCL.
 
 use crate::support::fresh;
 use sbcl::Evaluation;

@@ -1,4 +1,4 @@
-//! What the tests of the library share: the one session of the process, and parsers for its reports.
+//! Shared helpers of the session tests: the only session of the process, and parsers for its reports.
 
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
@@ -11,7 +11,7 @@ use sbcl::outcome::{Definition, DefinitionFilter, DefinitionQuery, Definitions, 
 use sbcl::report;
 use sbcl::{ErrorRecord, Evaluation, ImageConfig, InspectError, JobId, Limits, Outcome, Progress, Session, TimeLimit};
 
-/// How long anything may take before a test calls it a hang.
+/// The time after which a test considers an operation hung.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 static SESSION: LazyLock<Session> = LazyLock::new(|| {
@@ -20,39 +20,40 @@ static SESSION: LazyLock<Session> = LazyLock::new(|| {
 
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The process's session, for one test at a time.
-pub(crate) struct Lisp {
+/// Exclusive access to the session of the process, for one test at a time.
+pub(crate) struct TestSession {
     session: &'static Session,
     _turn: MutexGuard<'static, ()>,
 }
 
-/// Waits for the session and hands it over after a reset. No other test uses it until what this returns is dropped.
-pub(crate) fn fresh() -> Lisp {
+/// Waits until no other test uses the session, resets it and returns it. Other tests wait until the returned value is
+/// dropped.
+pub(crate) fn fresh() -> TestSession {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     SESSION.set_limits(Limits::default());
-    let lisp = Lisp { session: &SESSION, _turn: turn };
+    let lisp = TestSession { session: &SESSION, _turn: turn };
     lisp.reset();
     lisp
 }
 
-fn answer<T: Send + 'static>(what: impl Debug, ask: impl FnOnce(mpsc::Sender<T>)) -> T {
+fn wait_for_reply<T: Send + 'static>(description: impl Debug, send: impl FnOnce(mpsc::Sender<T>)) -> T {
     let (sender, receiver) = mpsc::channel();
-    ask(sender);
-    receiver.recv_timeout(DEADLINE).unwrap_or_else(|_| panic!("no answer within {DEADLINE:?} to {what:?}"))
+    send(sender);
+    receiver.recv_timeout(DEADLINE).unwrap_or_else(|_| panic!("no answer within {DEADLINE:?} to {description:?}"))
 }
 
-impl Lisp {
+impl TestSession {
     pub(crate) fn session(&self) -> &'static Session {
         self.session
     }
 
     pub(crate) fn run(&self, evaluation: Evaluation) -> Outcome {
-        answer(evaluation.code.clone(), |sender| {
+        wait_for_reply(evaluation.code.clone(), |sender| {
             self.session.submit(evaluation, move |outcome| _ = sender.send(Arc::unwrap_or_clone(outcome)));
         })
     }
 
-    /// Starts an evaluation; the receiver gets its outcome.
+    /// Starts an evaluation. The receiver gets its outcome.
     pub(crate) fn start(&self, code: &str) -> (JobId, mpsc::Receiver<Outcome>) {
         let (sender, receiver) = mpsc::channel();
         (
@@ -61,7 +62,7 @@ impl Lisp {
         )
     }
 
-    /// Waits until the evaluation that was started last runs.
+    /// Waits until the most recently started evaluation runs.
     pub(crate) fn await_running(&self) {
         while self.session.evaluation(None).expect("it was started").progress == Progress::Queued {
             std::thread::yield_now();
@@ -80,18 +81,18 @@ impl Lisp {
         self.run(Evaluation { timeout: TimeLimit::Of(timeout), ..Evaluation::new(code) })
     }
 
-    /// The report of an evaluation.
+    /// Evaluates `code` and returns its report.
     pub(crate) fn text(&self, code: &str) -> String {
         report::evaluation(&self.eval(code))
     }
 
-    /// The values of an evaluation that must succeed.
+    /// Evaluates `code`, which must succeed, and returns its values.
     #[track_caller]
     pub(crate) fn values(&self, code: &str) -> Vec<String> {
         values(code, &self.eval(code))
     }
 
-    /// The only value of an evaluation that must succeed.
+    /// Evaluates `code`, which must succeed, and returns its only value.
     #[track_caller]
     pub(crate) fn value(&self, code: &str) -> String {
         let mut values = self.values(code);
@@ -99,7 +100,7 @@ impl Lisp {
         values.remove(0)
     }
 
-    /// The error of an evaluation that must fail.
+    /// Evaluates `code`, which must fail, and returns its error.
     #[track_caller]
     pub(crate) fn error(&self, code: &str) -> Arc<ErrorRecord> {
         error(code, &self.eval(code))
@@ -118,7 +119,7 @@ impl Lisp {
     }
 
     pub(crate) fn definitions_of(&self, query: &DefinitionQuery) -> Result<Definitions, InspectError> {
-        answer("definitions", |sender| self.session.definitions(query, move |reply| _ = sender.send(reply)))
+        wait_for_reply("definitions", |sender| self.session.definitions(query, move |reply| _ = sender.send(reply)))
     }
 
     #[track_caller]
@@ -128,13 +129,16 @@ impl Lisp {
     }
 
     pub(crate) fn describe_in(&self, name: &str, package: Option<&str>) -> Result<SymbolDescription, InspectError> {
-        answer(name, |sender| self.session.describe_symbol(name, package, false, move |reply| _ = sender.send(reply)))
+        wait_for_reply(name, |sender| {
+            self.session.describe_symbol(name, package, false, move |reply| _ = sender.send(reply))
+        })
     }
 
     #[track_caller]
     pub(crate) fn source_text(&self, name: &str) -> String {
-        let described: Result<_, InspectError> =
-            answer(name, |sender| self.session.describe_symbol(name, None, true, move |reply| _ = sender.send(reply)));
+        let described: Result<_, InspectError> = wait_for_reply(name, |sender| {
+            self.session.describe_symbol(name, None, true, move |reply| _ = sender.send(reply))
+        });
         report::symbol(&described.expect("a symbol can be described"))
     }
 
@@ -144,7 +148,7 @@ impl Lisp {
     }
 
     pub(crate) fn reset(&self) {
-        answer("reset", |sender| self.session.reset(move |reply| _ = sender.send(reply)))
+        wait_for_reply("reset", |sender| self.session.reset(move |reply| _ = sender.send(reply)))
             .expect("a session can be reset");
     }
 }
@@ -165,7 +169,7 @@ pub(crate) fn error(code: &str, outcome: &Outcome) -> Arc<ErrorRecord> {
     }
 }
 
-/// The warnings of an outcome as `TYPE: message`.
+/// Returns the warnings of an outcome as `TYPE: message`.
 pub(crate) fn warnings(outcome: &Outcome) -> Vec<String> {
     outcome.warnings.iter().map(|warning| format!("{}: {}", warning.kind, warning.message.text)).collect()
 }
@@ -174,7 +178,7 @@ pub(crate) fn restarts(error: &ErrorRecord) -> Vec<&str> {
     error.restarts.iter().map(|restart| restart.name.as_str()).collect()
 }
 
-/// True when the frame is a call of `function`, named as the report names it.
+/// Returns true when the frame is a call of `function`, named as in reports.
 pub(crate) fn calls(frame: &str, function: &str) -> bool {
     frame
         .strip_prefix('(')
@@ -182,13 +186,13 @@ pub(crate) fn calls(frame: &str, function: &str) -> bool {
         .is_some_and(|rest| rest.starts_with([' ', ')']))
 }
 
-/// The first of `functions` that is not among the frames in the given order, innermost first.
+/// Returns the first of `functions` that has no frame in the given order, innermost first.
 pub(crate) fn missing_frame<'a>(error: &ErrorRecord, functions: &[&'a str]) -> Option<&'a str> {
     let mut frames = error.frames.iter();
     functions.iter().copied().find(|function| !frames.any(|frame| calls(&frame.call, function)))
 }
 
-/// The parts of an error report, as the specification's own parser takes it apart.
+/// The parts of an error report, as the parser of the specification finds them.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Sections {
     pub(crate) stdout: Option<String>,
@@ -197,7 +201,7 @@ pub(crate) struct Sections {
     pub(crate) backtrace: String,
 }
 
-/// The specification's parser: plain searches for the markers. `None` for a malformed report.
+/// Parses an error report as the specification does, by searching for the markers. Returns `None` for a malformed report.
 pub(crate) fn parse_error_response(text: &str) -> Option<Sections> {
     let error = text.find("[ERROR]")?;
     let stdout = text.find("[stdout]").map(|start| {
@@ -219,10 +223,10 @@ pub(crate) fn parse_error_response(text: &str) -> Option<Sections> {
     })
 }
 
-/// Takes an error report apart, and checks the specification's invariants of its format.
+/// Parses an error report, and checks the invariants that the specification states for its format.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// A description of the first violation.
 pub(crate) fn check_error_response(text: &str) -> Result<Sections, String> {
     let parsed = parse_error_response(text).ok_or("not parseable")?;
     if parsed.message.is_empty() {
@@ -258,7 +262,7 @@ pub(crate) fn check_error_response(text: &str) -> Result<Sections, String> {
     }
     let mut number = 0;
     for (index, line) in lines.iter().enumerate() {
-        // Machinery is folded: `... 31 frames of ASDF`.
+        // Runs of internal frames are folded: `... 31 frames of ASDF`.
         let folded = line.strip_prefix("... ").and_then(|rest| rest.split_once(" frames of "));
         if let Some((count, _)) = folded {
             number += count.parse::<usize>().map_err(|_| format!("no number in {line:?}"))?;
@@ -279,6 +283,6 @@ pub(crate) fn check_error_response(text: &str) -> Result<Sections, String> {
     Ok(parsed)
 }
 
-/// Where an escaped marker or output line of the report would stand in for a real one.
+/// The section markers of a report, which text inside a section could forge.
 pub(crate) const MARKERS: [&str; 8] =
     ["[stdout]", "[stderr]", "[warnings]", "[background]", "[notice]", "[ERROR]", "[Backtrace]", "[Debugger]"];

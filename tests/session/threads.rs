@@ -1,10 +1,10 @@
-//! Threads: which there are, what keeps them, and whose definitions are whose.
+//! Threads: which exist, what keeps their memory alive, and which form a thread's definitions belong to.
 
 use crate::support::fresh;
 use sbcl::report::DefinitionFilter;
 
 #[test]
-fn the_thread_that_evaluates_is_the_main_thread() {
+fn evaluations_run_on_the_main_thread() {
     let lisp = fresh();
     assert_eq!(
         lisp.value(
@@ -29,7 +29,7 @@ fn the_thread_that_evaluates_is_the_main_thread() {
 #[test]
 fn memory_of_finished_threads_is_garbage_collected() {
     let lisp = fresh();
-    // Ten times what is kept if it is.
+    // Allocates four times the limit below, so that memory that is kept by mistake exceeds it.
     let code = "(flet ((run (n) (dotimes (i n) (sb-thread:join-thread (sb-thread:make-thread
                   (lambda () (make-array 1000000 :element-type '(unsigned-byte 8))))))))
                   (run 400)
@@ -54,7 +54,7 @@ fn definition_by_a_background_thread_is_not_attributed_to_other_forms() {
     );
     let code = "(let ((before *rounds*)) (loop while (< *rounds* (+ before 3)) do (sb-thread:thread-yield)) (+ 1 2))";
     assert_eq!(lisp.eval(code).defined, []);
-    // What a form's own thread defines is the form's.
+    // Definitions by a thread that a form starts belong to that form.
     assert_eq!(
         lisp.eval("(sb-thread:join-thread (sb-thread:make-thread (lambda () (eval '(defun by-thread () 1)))))")
             .defined

@@ -1,4 +1,4 @@
-//! An evaluation that failed has failed, whatever its cleanup forms do; and the user's debugger hooks.
+//! Failures that cleanup forms cannot undo, and the user's debugger hooks.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ fn cleanup_form_that_stops_the_unwinding_does_not_hide_the_error() {
     let error = lisp.error("(progn (block nil (unwind-protect (error \"boom\") (return))) 5)");
     assert_eq!(error.message.text, "boom");
     assert!(lisp.last_error_text().contains("boom"));
-    // Nor are the forms after it evaluated.
+    // The forms after the failed one are not evaluated.
     let outcome = lisp.eval("(block nil (unwind-protect (error \"boom\") (return))) (print :next)");
     assert!(outcome.is_error() && outcome.stdout.is_empty(), "{outcome:?}");
 }
@@ -30,7 +30,7 @@ fn last_of_several_errors_is_reported_and_earlier_errors_are_in_history() {
         assert_eq!((history[0].id, &*history[0].kind), (last.id, "TYPE-ERROR"));
         assert_eq!((history[1].id, &*history[1].message.text), (last.id - 1, "first"));
         let text = report::evaluation(&outcome);
-        assert!(text.starts_with(&format!("[notice]\nE{} reached the debugger before: ", last.id - 1)), "{text}");
+        assert!(text.starts_with(&format!("[notice]\nE{} reached the debugger earlier: ", last.id - 1)), "{text}");
     }
 }
 
@@ -69,11 +69,12 @@ fn debugger_hook_and_invoke_debugger_hook_of_the_user_run_and_persist() {
         assert_eq!(outcome.stdout.text, "hook boom\n", "round {round}");
         assert_eq!(error("boom", &outcome).message.text, "boom");
     }
-    // SBCL's own comes before it, and for BREAK as well, which CLHS keeps from the other.
+    // SBCL's *INVOKE-DEBUGGER-HOOK* runs before *DEBUGGER-HOOK*, and for BREAK as well, which by CLHS does not call
+    // *DEBUGGER-HOOK*.
     lisp.values("(setf sb-ext:*invoke-debugger-hook* (lambda (c h) (declare (ignore h)) (format t \"sbcl ~A~%\" c)))");
     assert_eq!(lisp.eval("(error \"boom\")").stdout.text, "sbcl boom\nhook boom\n");
     assert_eq!(lisp.eval("(break \"here\")").stdout.text, "sbcl here\n");
-    // One may leave, and the evaluation goes on.
+    // A hook may exit non-locally, and the evaluation continues.
     lisp.values("(setf *debugger-hook* (lambda (c h) (declare (ignore c h)) (throw 'out :left)))");
     assert_eq!(lisp.value("(catch 'out (error \"boom\"))"), ":LEFT");
 }
@@ -108,10 +109,10 @@ fn small_bytes_consed_between_gcs_does_not_kill_the_image() {
             assert_eq!(lisp.error("(car (first (list 1)))").kind, "TYPE-ERROR");
             assert_eq!(lisp.error("(deep 0)").kind, "SB-KERNEL::CONTROL-STACK-EXHAUSTED");
         }
-        // What was set is what is read.
+        // The accessor returns the value that was set.
         assert_eq!(lisp.value("(sb-ext:bytes-consed-between-gcs)"), bytes.to_string());
     }
-    // As under bare SBCL, a value that is none is refused, and another one is taken as it is.
+    // As in bare SBCL, an invalid value signals an error and a valid one takes effect unchanged.
     assert_eq!(lisp.error("(setf (sb-ext:bytes-consed-between-gcs) -1)").kind, "TYPE-ERROR");
     assert_eq!(lisp.value("(sb-ext:bytes-consed-between-gcs)"), "4096");
     lisp.values("(setf (sb-ext:bytes-consed-between-gcs) (* 1024 1024))");

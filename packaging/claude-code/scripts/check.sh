@@ -1,8 +1,8 @@
 #!/bin/sh
-# After an edit: what the reader would refuse in the Lisp file that was edited. Claude Code passes the call as JSON on
-# standard input and, on status 2, shows standard error to the agent.
+# Checks the syntax of a Lisp file after an edit. Claude Code passes the tool call as JSON on standard input and, on
+# status 2, shows standard error to the agent.
 command -v sbcl-mcp >/dev/null || exit 0
-# A file's name is a JSON string; one with a quotation mark or a backslash in it is not checked.
+# The file name is a JSON string. Names with a quotation mark or a backslash are not checked.
 file=$(tr '\n' ' ' | sed -n 's/.*"file_path"[[:space:]]*:[[:space:]]*"\([^"\\]*\)".*/\1/p')
 case $file in
     *.lisp | *.lsp | *.cl | *.asd) ;;

@@ -1,5 +1,5 @@
 #!/usr/bin/env node
-// Starts the program from the package for this platform, in this process' place as far as Node.js can.
+// Starts the program from the package for this platform, and passes on its streams, signals and exit status.
 "use strict";
 
 const { spawn } = require("node:child_process");
@@ -15,7 +15,7 @@ try {
   process.exit(1);
 }
 
-// The client's pipes become the program's own.
+// The program inherits the client's pipes.
 const child = spawn(program, process.argv.slice(2), { stdio: "inherit" });
 for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) {
   process.on(signal, () => child.kill(signal));

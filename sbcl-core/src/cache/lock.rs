@@ -1,4 +1,4 @@
-//! Locks between builds, held by an open file: the system releases them when a process ends, however it ends.
+//! Locks between builds. An open file holds the lock, so the system releases it when the process ends in any way.
 
 use std::fs::{File, TryLockError};
 use std::path::Path;
@@ -6,16 +6,16 @@ use std::path::Path;
 use crate::error::{Error, IoContext};
 use crate::progress::Progress;
 
-/// Takes the lock of this file, waiting for another build if it must. Dropping the result releases it.
+/// Takes the lock of this file, after waiting for another build if necessary. Dropping the result releases the lock.
 pub(crate) fn take(path: &Path, progress: &Progress) -> Result<File, Error> {
-    let file = File::create(path).doing("making the lock", path)?;
+    let file = File::create(path).context("making the lock", path)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             progress.say(format_args!("waiting for another build, which holds {}", path.display()));
-            file.lock().doing("waiting for the lock", path)?;
+            file.lock().context("waiting for the lock", path)?;
         }
-        Err(TryLockError::Error(error)) => return Err(error).doing("taking the lock", path),
+        Err(TryLockError::Error(error)) => return Err(error).context("taking the lock", path),
     }
     Ok(file)
 }

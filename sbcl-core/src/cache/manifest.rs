@@ -1,5 +1,5 @@
-//! A stage's list of files. A stage without one, or one that lacks a file of it, is not complete: a build that was
-//! killed, a crash of the machine or a person may have left it so.
+//! The manifest of a stage: a list of its files. A stage without a manifest, or without one of the files listed there,
+//! is incomplete: the build was killed, the machine crashed, or a person changed it.
 
 use std::fs::File;
 use std::path::Path;
@@ -9,23 +9,23 @@ use crate::files;
 
 const NAME: &str = ".manifest";
 
-/// Lists the directory's files with their sizes, and has all of them on the disk before the list is.
+/// Writes the directory's manifest, with sizes, after all files have been synced to the disk.
 pub(crate) fn write(directory: &Path) -> Result<(), Error> {
     let mut lines = String::new();
     for name in files::list(directory, |_| true)? {
         let path = directory.join(&name);
-        let file = File::open(&path).doing("opening", &path)?;
-        file.sync_all().doing("writing", &path)?;
-        let size = file.metadata().doing("reading", &path)?.len();
+        let file = File::open(&path).context("opening", &path)?;
+        file.sync_all().context("writing", &path)?;
+        let size = file.metadata().context("reading", &path)?.len();
         lines.push_str(&format!("{size} {}\n", name.display()));
     }
     let path = directory.join(NAME);
-    std::fs::write(&path, lines).doing("writing", &path)?;
-    let file = File::open(&path).doing("opening", &path)?;
-    file.sync_all().doing("writing", &path)
+    std::fs::write(&path, lines).context("writing", &path)?;
+    let file = File::open(&path).context("opening", &path)?;
+    file.sync_all().context("writing", &path)
 }
 
-/// Whether the directory has its list and every file of it in full length.
+/// Returns true if the directory has a manifest and every file listed there in full length.
 pub(crate) fn is_complete(directory: &Path) -> bool {
     let Ok(lines) = std::fs::read_to_string(directory.join(NAME)) else {
         return false;

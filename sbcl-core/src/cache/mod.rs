@@ -3,9 +3,9 @@
 //! ```text
 //! <cache>/<stage>-<key>/   a finished stage
 //! <cache>/sources/         SBCL's source, as it was fetched
-//! <cache>/logs/            what the programs of each stage printed
-//! <cache>/locks/           one empty file a stage and key
-//! <cache>/tmp/             work under way, or left behind by a build that was killed
+//! <cache>/logs/            output of the programs of each stage
+//! <cache>/locks/           one empty file per stage and key
+//! <cache>/tmp/             stages being built, or left behind by a build that was killed
 //! ```
 
 mod lock;
@@ -21,7 +21,7 @@ use crate::key::Key;
 use crate::process::Log;
 use crate::progress::Progress;
 
-/// The file of a stage whose time says when the stage was last used.
+/// A file whose modification time is the time of the stage's last use.
 const USED: &str = ".used";
 
 /// The cache's directory.
@@ -30,43 +30,43 @@ pub(crate) struct Cache {
     root: PathBuf,
 }
 
-/// What a stage that is being made has to work with.
-pub(crate) struct Work<'a> {
-    /// An empty directory which becomes the finished stage.
+/// The directories, log and progress display of a stage that is being built.
+pub(crate) struct StageContext<'a> {
+    /// An empty directory that becomes the finished stage.
     pub(crate) result: PathBuf,
-    /// An empty directory which goes away with the work.
+    /// An empty directory for temporary files, removed afterwards.
     pub(crate) scratch: PathBuf,
-    /// Takes what programs print.
+    /// The log for the output of programs.
     pub(crate) log: Log,
-    /// Where progress is shown.
+    /// The display of progress.
     pub(crate) progress: &'a Progress,
 }
 
 impl Cache {
-    /// The cache in this directory, which is made when something is first put there.
+    /// Returns the cache in this directory, which is created when something is first stored.
     pub(crate) fn new(root: PathBuf) -> Self {
         Self { root }
     }
 
-    /// Where fetched sources are kept. The directory is made.
+    /// Creates the directory of fetched sources, and returns it.
     pub(crate) fn sources(&self) -> Result<PathBuf, Error> {
         self.folder("sources")
     }
 
-    /// A finished stage's directory. If there is none, `make` fills one. Of several builds that want it at the same
-    /// time one makes it and the others wait.
+    /// Returns the directory of a finished stage, which `make` fills if it does not exist. If several builds need it at
+    /// the same time, one makes it and the others wait.
     pub(crate) fn stage(
         &self,
         stage: &str,
         key: &Key,
         progress: &Progress,
-        make: impl FnOnce(&Work<'_>) -> Result<(), Error>,
+        make: impl FnOnce(&StageContext<'_>) -> Result<(), Error>,
     ) -> Result<PathBuf, Error> {
         let name = format!("{stage}-{key}");
         let entry = self.root.join(&name);
         if !manifest::is_complete(&entry) {
             let _lock = lock::take(&self.folder("locks")?.join(&name), progress)?;
-            // Another build may have made it while this one waited.
+            // Another build may have made it during the wait.
             if !manifest::is_complete(&entry) {
                 self.make(&name, &entry, progress, make)?;
             }
@@ -75,7 +75,7 @@ impl Cache {
         Ok(entry)
     }
 
-    /// Removes stages of this name but the `keep` that were used last. What cannot be removed stays.
+    /// Removes all stages of this name except the `keep` most recently used. Failures are ignored.
     pub(crate) fn prune(&self, stage: &str, keep: usize) {
         let prefix = format!("{stage}-");
         let entries = self.root.read_dir().into_iter().flatten().flatten();
@@ -94,34 +94,34 @@ impl Cache {
         name: &str,
         entry: &Path,
         progress: &Progress,
-        make: impl FnOnce(&Work<'_>) -> Result<(), Error>,
+        make: impl FnOnce(&StageContext<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        // Whoever left something under these names is gone: the lock is ours.
+        // This build holds the lock, so no other is still using what was left here.
         if entry.exists() {
             self.discard(entry)?;
         }
         self.clear_leftovers(name);
-        // Programs of a build that was killed may still run in its directory, so this one is not called the same.
+        // Programs of a killed build may still run in its directory, so this one has a different name.
         let temporary = self.folder("tmp")?.join(format!("{name}.{}", std::process::id()));
         remove(&temporary)?;
-        let work = Work {
+        let context = StageContext {
             result: temporary.join("result"),
             scratch: temporary.join("scratch"),
             log: Log::create(self.folder("logs")?.join(format!("{name}.log")))?,
             progress,
         };
-        for directory in [&work.result, &work.scratch] {
-            std::fs::create_dir_all(directory).doing("making", directory)?;
+        for directory in [&context.result, &context.scratch] {
+            std::fs::create_dir_all(directory).context("making", directory)?;
         }
-        let made = make(&work)
-            .and_then(|()| backdate(&work.result))
-            .and_then(|()| manifest::write(&work.result))
-            .and_then(|()| std::fs::rename(&work.result, entry).doing("publishing", entry));
+        let made = make(&context)
+            .and_then(|()| backdate(&context.result))
+            .and_then(|()| manifest::write(&context.result))
+            .and_then(|()| std::fs::rename(&context.result, entry).context("publishing", entry));
         remove(&temporary)?;
         made
     }
 
-    /// Removes what killed builds of this stage left behind, as far as it can be removed.
+    /// Removes files that killed builds of this stage left behind. Failures are ignored.
     fn clear_leftovers(&self, name: &str) {
         let prefix = format!("{name}.");
         let entries = self.root.join("tmp").read_dir();
@@ -132,43 +132,43 @@ impl Cache {
         }
     }
 
-    /// Removes a stage in such a way that no half of it is ever seen under its name.
+    /// Removes a stage. It is renamed first, so that no other build sees a part of it.
     fn discard(&self, entry: &Path) -> Result<(), Error> {
         let name = entry.file_name().unwrap_or_default().to_string_lossy();
         let aside = self.folder("tmp")?.join(format!("{name}.discarded-{}", std::process::id()));
-        std::fs::rename(entry, &aside).doing("removing", entry)?;
+        std::fs::rename(entry, &aside).context("removing", entry)?;
         remove(&aside)
     }
 
     fn folder(&self, name: &str) -> Result<PathBuf, Error> {
         let folder = self.root.join(name);
-        std::fs::create_dir_all(&folder).doing("making", &folder)?;
+        std::fs::create_dir_all(&folder).context("making", &folder)?;
         Ok(folder)
     }
 }
 
 fn remove(directory: &Path) -> Result<(), Error> {
     match std::fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).doing("removing", directory),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).context("removing", directory),
         _ => Ok(()),
     }
 }
 
-/// Has the files look older than any build: cargo runs a build script again for a file that is newer than the last run's
-/// beginning, and so for what that run has made.
+/// Sets the files' modification times to long before any build. Cargo reruns a build script if a file is newer than the
+/// start of its last run, which would include files that this run made.
 fn backdate(directory: &Path) -> Result<(), Error> {
     let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
     for name in files::list(directory, |name| !directory.join(name).is_symlink())? {
         let path = directory.join(name);
         let dated = File::open(&path).and_then(|file| file.set_modified(long_ago));
-        dated.doing("dating", &path)?;
+        dated.context("dating", &path)?;
     }
     Ok(())
 }
 
 fn mark_used(entry: &Path) -> Result<(), Error> {
     let path = entry.join(USED);
-    std::fs::write(&path, "").doing("writing", &path)
+    std::fs::write(&path, "").context("writing", &path)
 }
 
 fn last_used(entry: &Path) -> SystemTime {

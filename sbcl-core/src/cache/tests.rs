@@ -1,4 +1,4 @@
-//! The cache with cheap stages.
+//! Tests of the cache, with stages that take no time to build.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,12 +14,12 @@ fn cache(directory: &Scratch) -> Cache {
     Cache::new(directory.to_path_buf())
 }
 
-/// Has the stage made, or found, and says how often it was made.
+/// Requests the stage, and counts in `made` how often it was built.
 fn build(cache: &Cache, key: &Key, made: &AtomicU32) -> PathBuf {
-    let make = |work: &Work<'_>| {
+    let make = |context: &StageContext<'_>| {
         made.fetch_add(1, Ordering::SeqCst);
-        std::fs::write(work.scratch.join("junk"), "").unwrap();
-        std::fs::write(work.result.join("file"), "whole").unwrap();
+        std::fs::write(context.scratch.join("junk"), "").unwrap();
+        std::fs::write(context.result.join("file"), "whole").unwrap();
         std::thread::sleep(Duration::from_millis(100));
         Ok(())
     };
@@ -49,7 +49,7 @@ fn stage_files_are_dated_before_the_build_began() {
     let entry = build(&cache(&directory), &key("a"), &AtomicU32::new(0));
     let modified = |name: &str| entry.join(name).metadata().unwrap().modified().unwrap();
     assert!(modified("file") < begin && modified("file") > SystemTime::UNIX_EPOCH);
-    // By this one it is known which stages are not needed any more.
+    // Pruning goes by this file's time, so it is not dated back.
     assert!(modified(USED) > begin);
 }
 
@@ -67,24 +67,24 @@ fn different_keys_make_different_stages() {
 #[test]
 fn incomplete_stage_is_made_again() {
     let made = AtomicU32::new(0);
-    let spoil: [fn(&Path); 4] = [
-        // Killed before the list was written.
+    let damage: [fn(&Path); 4] = [
+        // The build was killed before it wrote the manifest.
         |entry| std::fs::remove_file(entry.join(".manifest")).unwrap(),
-        // Lost a file.
+        // A file is missing.
         |entry| std::fs::remove_file(entry.join("file")).unwrap(),
-        // Lost the end of a file, as after a power cut.
+        // A file is truncated, as after a power failure.
         |entry| std::fs::write(entry.join("file"), "who").unwrap(),
-        // An empty directory.
+        // The directory is empty.
         |entry| {
             std::fs::remove_dir_all(entry).unwrap();
             std::fs::create_dir(entry).unwrap();
         },
     ];
-    for (number, spoil) in spoil.iter().enumerate() {
+    for (number, damage) in damage.iter().enumerate() {
         let directory = Scratch::new("half");
         let cache = cache(&directory);
         let entry = build(&cache, &key("a"), &made);
-        spoil(&entry);
+        damage(&entry);
         let again = build(&cache, &key("a"), &made);
         assert_eq!(again, entry);
         assert_eq!(std::fs::read_to_string(entry.join("file")).unwrap(), "whole");
@@ -109,10 +109,10 @@ fn leftovers_of_a_killed_build_are_removed_and_not_used() {
 fn a_failed_build_publishes_nothing_and_can_be_tried_again() {
     let directory = Scratch::new("failed");
     let cache = cache(&directory);
-    let fail = |work: &Work<'_>| {
-        std::fs::write(work.result.join("file"), "half").unwrap();
-        let mut command = crate::process::bare("sh");
-        work.log.run("failing", command.args(["-c", "echo why; false"]), work.progress)
+    let fail = |context: &StageContext<'_>| {
+        std::fs::write(context.result.join("file"), "half").unwrap();
+        let mut command = crate::process::clean_command("sh");
+        context.log.run("failing", command.args(["-c", "echo why; false"]), context.progress)
     };
     let error = cache.stage("fake", &key("a"), &Progress::silent(), fail).unwrap_err();
     let Error::Step { log, output, .. } = error else {

@@ -1,29 +1,29 @@
-//! The source that an earlier build fetched.
+//! The source that an earlier build fetched, in the cache.
 
 use std::path::{Path, PathBuf};
 
-use super::{Outcome, Source, Way, git, verify};
+use super::{Outcome, Provider, Source, git, verify};
 use crate::pin;
 use crate::progress::Progress;
 
-/// The cache's folder of sources.
+/// The cache's directory of sources.
 pub(super) struct Cached {
     sources: PathBuf,
 }
 
 impl Cached {
-    /// Looks in this folder.
+    /// Creates the provider for this directory.
     pub(super) fn new(sources: &Path) -> Self {
         Self { sources: sources.to_owned() }
     }
 }
 
-impl Way for Cached {
+impl Provider for Cached {
     fn name(&self) -> String {
         format!("the cache {}", self.sources.display())
     }
 
-    fn look(&self, _: &Progress) -> Outcome {
+    fn find(&self, _: &Progress) -> Outcome {
         let mut reasons = Vec::new();
         let archive = self.sources.join(pin::ARCHIVE);
         if archive.is_file() {
@@ -55,10 +55,10 @@ mod tests {
     fn archive_with_a_wrong_sha256_is_not_used() {
         let directory = Scratch::new("cached");
         let cached = Cached::new(&directory);
-        let empty = cached.look(&Progress::silent());
+        let empty = cached.find(&Progress::silent());
         assert_eq!(empty, Outcome::Missing("nothing there".to_owned()));
         std::fs::write(directory.join(pin::ARCHIVE), "half of it").unwrap();
-        match cached.look(&Progress::silent()) {
+        match cached.find(&Progress::silent()) {
             Outcome::Missing(reason) => assert!(reason.contains("SHA-256"), "{reason}"),
             other => panic!("used: {other:?}"),
         }

@@ -1,29 +1,29 @@
-//! The source archive from Debian's pool, by way of the mirror that this machine's apt is configured with.
+//! The source archive from Debian's pool, through the mirror that this machine's apt uses.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Outcome, Source, Way, verify};
+use super::{Outcome, Provider, Source, verify};
 use crate::progress::Progress;
 use crate::{files, pin, process};
 
-/// How long apt may take to say which mirrors it uses.
-const ANSWER: Duration = Duration::from_secs(60);
+/// Time limit for apt to list its mirrors.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long the archive may take to arrive.
-const TRANSFER: Duration = Duration::from_secs(600);
+/// Time limit for the download of the archive.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Apt's own downloader: it uses apt's proxies and is there wherever apt is.
+/// Apt's own downloader, which uses apt's proxies and exists wherever apt does.
 const APT_HELPER: &str = "/usr/lib/apt/apt-helper";
 
-/// Debian's pool.
+/// The provider that downloads from Debian's pool.
 pub(super) struct Debian {
     sources: PathBuf,
 }
 
 impl Debian {
-    /// Downloads into this folder.
+    /// Creates the provider, which downloads into this directory.
     pub(super) fn new(sources: &Path) -> Self {
         Self { sources: sources.to_owned() }
     }
@@ -38,12 +38,12 @@ impl Debian {
     }
 }
 
-impl Way for Debian {
+impl Provider for Debian {
     fn name(&self) -> String {
         "Debian's pool".to_owned()
     }
 
-    fn look(&self, progress: &Progress) -> Outcome {
+    fn find(&self, progress: &Progress) -> Outcome {
         let mirrors = match mirrors() {
             Ok(mirrors) if mirrors.is_empty() => {
                 return Outcome::Missing("apt is configured with no mirror".to_owned());
@@ -62,17 +62,17 @@ impl Way for Debian {
     }
 }
 
-/// The bases of the mirrors in apt's configuration.
+/// Returns the base addresses of the mirrors in apt's configuration.
 fn mirrors() -> Result<Vec<String>, String> {
     if !files::is_program("apt-get") {
         return Err("apt-get is not installed".to_owned());
     }
     let mut ask = Command::new("apt-get");
     ask.args(["indextargets", "--format", "$(REPO_URI)"]);
-    process::output_within(ANSWER, &mut ask).map(|listed| bases(&listed))
+    process::output_within(ANSWER_TIMEOUT, &mut ask).map(|listed| bases(&listed))
 }
 
-/// The distinct network addresses in apt's answer, in its order.
+/// Returns the distinct network addresses in apt's output, in the same order.
 fn bases(listed: &str) -> Vec<String> {
     let mut bases = Vec::new();
     for line in listed.lines().map(|line| line.trim().to_owned()) {
@@ -105,10 +105,10 @@ fn download(address: &str, target: &Path) -> Result<(), String> {
     } else {
         return Err("neither apt-helper nor curl nor wget is installed".to_owned());
     };
-    process::output_within(TRANSFER, &mut command).map(|_| ())
+    process::output_within(TRANSFER_TIMEOUT, &mut command).map(|_| ())
 }
 
-/// Puts a downloaded file in its place if it is the pinned archive.
+/// Moves a downloaded file to its final name if it is the pinned archive.
 fn accept(partial: &Path, sources: &Path) -> Result<PathBuf, String> {
     verify::archive(partial)?;
     let archive = sources.join(pin::ARCHIVE);

@@ -4,20 +4,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Outcome, Source, Way};
+use super::{Outcome, Provider, Source};
 use crate::progress::Progress;
 use crate::{files, pin, process};
 
-/// How long a repository may take to answer which commit the tag names.
-const ANSWER: Duration = Duration::from_secs(6);
+/// Time limit for a repository to report the commit that the tag names.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// How long the commit may take to arrive.
-const TRANSFER: Duration = Duration::from_secs(600);
+/// Time limit for fetching the commit.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How long a local command may take.
-const LOCAL: Duration = Duration::from_secs(120);
+/// Time limit of a local command.
+const LOCAL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Variables by which git is told of another repository, as under its hooks.
+/// Variables that make git use another repository, as when it runs under a hook.
 const FOREIGN_VARIABLES: [&str; 6] = [
     "GIT_DIR",
     "GIT_WORK_TREE",
@@ -27,20 +27,20 @@ const FOREIGN_VARIABLES: [&str; 6] = [
     "GIT_COMMON_DIR",
 ];
 
-/// Upstream's repository and its mirror.
+/// The provider that fetches from upstream's repository or its mirror.
 pub(super) struct Git {
     sources: PathBuf,
     remotes: Vec<String>,
     commit: String,
 }
 
-/// Where a fetched repository is kept.
+/// Returns the location of a fetched repository.
 pub(super) fn repository(sources: &Path) -> PathBuf {
     sources.join(format!("{}.git", pin::GIT_TAG))
 }
 
-/// Whether a bare repository holds this commit whole; if not, why. Git names a commit by the hash of all that is in it,
-/// and `fsck` computes the hashes again.
+/// Checks that a bare repository has this commit and all of its contents; the error says why not. A commit's name is
+/// the hash of its contents, and `fsck` computes the hashes again.
 pub(super) fn check(repository: &Path, commit: &str) -> Result<(), String> {
     let found = local(repository, &["rev-parse", "--verify", &tag_commit()])?;
     if found != commit {
@@ -69,17 +69,17 @@ fn git() -> Command {
         command.env_remove(name);
     }
     command.env("GIT_TERMINAL_PROMPT", "0").env("LC_ALL", "C.UTF-8");
-    // A connection that has stopped moving is given up.
+    // Abandons a connection that has stalled.
     command.args(["-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=20"]);
     command
 }
 
 fn local(repository: &Path, arguments: &[&str]) -> Result<String, String> {
-    process::output_within(LOCAL, git().arg("--git-dir").arg(repository).args(arguments))
+    process::output_within(LOCAL_TIMEOUT, git().arg("--git-dir").arg(repository).args(arguments))
 }
 
 impl Git {
-    /// Fetches into this folder.
+    /// Creates the provider, which fetches into this directory.
     pub(super) fn new(sources: &Path) -> Self {
         Self {
             sources: sources.to_owned(),
@@ -90,7 +90,7 @@ impl Git {
 
     fn fetch(&self, remote: &str, progress: &Progress) -> Result<PathBuf, String> {
         let (tag, peeled) = (tag_ref(), format!("{}^{{}}", tag_ref()));
-        let listed = process::output_within(ANSWER, git().args(["ls-remote", remote, &tag, &peeled]))?;
+        let listed = process::output_within(ANSWER_TIMEOUT, git().args(["ls-remote", remote, &tag, &peeled]))?;
         if !listed.lines().any(|line| line.starts_with(&self.commit)) {
             return Err(format!("its tag {} is not commit {}: {listed:?}", pin::GIT_TAG, self.commit));
         }
@@ -99,7 +99,7 @@ impl Git {
         let fetched = self.fetch_into(&temporary, remote, &tag);
         let published = fetched.and_then(|()| {
             let target = repository(&self.sources);
-            // What was there has been found unusable before.
+            // An existing repository has been found unusable before.
             let _ = std::fs::remove_dir_all(&target);
             let renamed = std::fs::rename(&temporary, &target);
             renamed.map(|()| target).map_err(|error| error.to_string())
@@ -109,22 +109,22 @@ impl Git {
     }
 
     fn fetch_into(&self, directory: &Path, remote: &str, tag: &str) -> Result<(), String> {
-        process::output_within(LOCAL, git().args(["init", "--quiet", "--bare"]).arg(directory))?;
+        process::output_within(LOCAL_TIMEOUT, git().args(["init", "--quiet", "--bare"]).arg(directory))?;
         let refspec = format!("{tag}:{tag}");
         let mut fetch = git();
         fetch.arg("--git-dir").arg(directory);
         fetch.args(["fetch", "--quiet", "--no-tags", "--depth", "1", remote, &refspec]);
-        process::output_within(TRANSFER, &mut fetch)?;
+        process::output_within(TRANSFER_TIMEOUT, &mut fetch)?;
         check(directory, &self.commit)
     }
 }
 
-impl Way for Git {
+impl Provider for Git {
     fn name(&self) -> String {
         "upstream's git repository".to_owned()
     }
 
-    fn look(&self, progress: &Progress) -> Outcome {
+    fn find(&self, progress: &Progress) -> Outcome {
         if !files::is_program("git") {
             return Outcome::Missing("git is not installed".to_owned());
         }
@@ -144,13 +144,13 @@ mod tests {
     use super::*;
     use crate::scratch::Scratch;
 
-    /// A repository with one commit under the pinned tag's name, and that commit.
+    /// Creates a repository with one commit, tagged with the pinned name, and returns the commit.
     fn upstream(directory: &Path) -> String {
         let run = |arguments: &[&str]| {
             let identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
             let mut command = git();
             command.arg("-C").arg(directory).args(identity).args(arguments);
-            process::output_within(LOCAL, &mut command).unwrap()
+            process::output_within(LOCAL_TIMEOUT, &mut command).unwrap()
         };
         run(&["init", "--quiet"]);
         std::fs::write(directory.join("make.sh"), "echo built\n").unwrap();
@@ -160,9 +160,9 @@ mod tests {
         run(&["rev-parse", "HEAD"])
     }
 
-    fn look(commit: &str, remotes: Vec<String>, sources: &Path) -> Outcome {
-        let way = Git { sources: sources.to_owned(), remotes, commit: commit.to_owned() };
-        way.look(&Progress::silent())
+    fn find(commit: &str, remotes: Vec<String>, sources: &Path) -> Outcome {
+        let git = Git { sources: sources.to_owned(), remotes, commit: commit.to_owned() };
+        git.find(&Progress::silent())
     }
 
     #[test]
@@ -170,7 +170,7 @@ mod tests {
         let (origin, sources) = (Scratch::new("origin"), Scratch::new("git"));
         let commit = upstream(&origin);
         let remotes = vec!["file:///no/such/repository".to_owned(), format!("file://{}", origin.display())];
-        let found = look(&commit, remotes, &sources);
+        let found = find(&commit, remotes, &sources);
         assert_eq!(found, Outcome::Found(Source::Repository(repository(&sources))));
         let archive = sources.join("source.tar");
         export(&repository(&sources), &commit, &archive).unwrap();
@@ -182,7 +182,7 @@ mod tests {
     fn tag_that_names_another_commit_is_not_used() {
         let (origin, sources) = (Scratch::new("origin"), Scratch::new("git"));
         let commit = upstream(&origin);
-        let outcome = look(pin::GIT_COMMIT, vec![format!("file://{}", origin.display())], &sources);
+        let outcome = find(pin::GIT_COMMIT, vec![format!("file://{}", origin.display())], &sources);
         match outcome {
             Outcome::Missing(reason) => assert!(reason.contains(&commit), "{reason}"),
             other => panic!("used: {other:?}"),

@@ -1,4 +1,5 @@
-//! SBCL's source: the ways to it, in order, and how it is unpacked. Each way checks what it finds against the pin.
+//! SBCL's source: the providers that may have it, in order, and how it is unpacked. Each provider compares its source
+//! with the pin.
 
 mod cached;
 mod debian;
@@ -17,14 +18,14 @@ use crate::settings::Settings;
 
 pub(crate) use unpack::unpack;
 
-/// A source that was found and agrees with the pin.
+/// A source that agrees with the pin.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// The pinned archive.
     Archive(PathBuf),
     /// A bare git repository with the pinned commit.
     Repository(PathBuf),
-    /// A directory of SBCL's, of the right version.
+    /// A source directory of the right version.
     Directory(PathBuf),
 }
 
@@ -36,35 +37,36 @@ impl fmt::Display for Source {
     }
 }
 
-/// What came of a way.
+/// The result of asking a provider.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
-    /// It led to the source.
+    /// The provider has the source.
     Found(Source),
-    /// It did not: what was tried and why it failed. The next way is tried.
+    /// The provider does not have the source, for this reason. The next one is asked.
     Missing(String),
-    /// It was named by the user, and what is there cannot be used. No other way is tried.
+    /// The user named a source that cannot be used, for this reason. No other provider is asked.
     Refused(String),
 }
 
-/// A way to the source.
-trait Way {
-    /// What to call it in a message.
+/// A provider of SBCL's source.
+trait Provider {
+    /// Returns the provider's name for messages.
     fn name(&self) -> String;
-    /// Goes there.
-    fn look(&self, progress: &Progress) -> Outcome;
+    /// Looks for the source and, if necessary, downloads it.
+    fn find(&self, progress: &Progress) -> Outcome;
 }
 
-/// Finds the source by the first way that leads to it.
+/// Returns the source from the first provider that has it.
 pub(crate) fn find(settings: &Settings, cache: &Cache, progress: &Progress) -> Result<Source, Error> {
-    first(&ways(settings, &cache.sources()?), progress)
+    first(&providers(settings, &cache.sources()?), progress)
 }
 
-/// What tells apart stages made from different sources: whatever agrees with the pin in every bit is the same, a
-/// directory is what is in it. A named source that cannot be used is an error even if the cache has no need of it.
+/// Returns a text that distinguishes stages built from different sources. All sources that agree with the pin bit by
+/// bit are the same; a directory is identified by its contents. Fails if the user named a source that cannot be used,
+/// even if the cache does not need it.
 pub(crate) fn identity(settings: &Settings, progress: &Progress) -> Result<String, Error> {
     if settings.source.is_some() {
-        let named: Box<dyn Way> = Box::new(named::Named::new(settings.source.clone()));
+        let named: Box<dyn Provider> = Box::new(named::Named::new(settings.source.clone()));
         if let Source::Directory(path) = first(&[named], progress)? {
             return crate::key::directory_digest(&path, &unpack::directory_files(&path)?);
         }
@@ -72,7 +74,7 @@ pub(crate) fn identity(settings: &Settings, progress: &Progress) -> Result<Strin
     Ok("pinned".to_owned())
 }
 
-fn ways(settings: &Settings, sources: &Path) -> Vec<Box<dyn Way>> {
+fn providers(settings: &Settings, sources: &Path) -> Vec<Box<dyn Provider>> {
     vec![
         Box::new(named::Named::new(settings.source.clone())),
         Box::new(cached::Cached::new(sources)),
@@ -81,16 +83,16 @@ fn ways(settings: &Settings, sources: &Path) -> Vec<Box<dyn Way>> {
     ]
 }
 
-fn first(ways: &[Box<dyn Way>], progress: &Progress) -> Result<Source, Error> {
+fn first(providers: &[Box<dyn Provider>], progress: &Progress) -> Result<Source, Error> {
     let mut tried = Vec::new();
-    for way in ways {
-        match way.look(progress) {
+    for provider in providers {
+        match provider.find(progress) {
             Outcome::Found(source) => {
                 return Ok(source);
             }
-            Outcome::Missing(outcome) => tried.push(Attempt { way: way.name(), outcome }),
+            Outcome::Missing(outcome) => tried.push(Attempt { way: provider.name(), outcome }),
             Outcome::Refused(reason) => {
-                return Err(Error::SourceRefused { way: way.name(), reason });
+                return Err(Error::SourceRefused { way: provider.name(), reason });
             }
         }
     }

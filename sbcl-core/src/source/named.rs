@@ -1,24 +1,24 @@
-//! The source that an environment variable names.
+//! The source that the user names with an environment variable.
 
 use std::path::{Path, PathBuf};
 
-use super::{Outcome, Source, Way, verify};
+use super::{Outcome, Provider, Source, verify};
 use crate::progress::Progress;
 use crate::settings;
 
-/// A directory or archive named by the user.
+/// The provider for that directory or archive.
 pub(super) struct Named {
     path: Option<PathBuf>,
 }
 
 impl Named {
-    /// What the variable says, if it is set.
+    /// Creates the provider from the variable's value, if it is set.
     pub(super) fn new(path: Option<PathBuf>) -> Self {
         Self { path }
     }
 }
 
-impl Way for Named {
+impl Provider for Named {
     fn name(&self) -> String {
         match &self.path {
             Some(path) => format!("{} {}", settings::SOURCE, path.display()),
@@ -26,7 +26,7 @@ impl Way for Named {
         }
     }
 
-    fn look(&self, _: &Progress) -> Outcome {
+    fn find(&self, _: &Progress) -> Outcome {
         let Some(path) = &self.path else {
             return Outcome::Missing("not set".to_owned());
         };
@@ -55,8 +55,8 @@ mod tests {
     use crate::pin;
     use crate::scratch::Scratch;
 
-    fn look(path: &Path) -> Outcome {
-        Named::new(Some(path.to_owned())).look(&Progress::silent())
+    fn find(path: &Path) -> Outcome {
+        Named::new(Some(path.to_owned())).find(&Progress::silent())
     }
 
     fn reason(outcome: Outcome) -> String {
@@ -71,32 +71,32 @@ mod tests {
         let directory = Scratch::new("named");
         let archive = directory.join(pin::ARCHIVE);
         std::fs::write(&archive, "not SBCL").unwrap();
-        let reason = reason(look(&archive));
+        let reason = reason(find(&archive));
         assert!(reason.contains("SHA-256"), "{reason}");
     }
 
     #[test]
     fn a_directory_must_be_of_the_pinned_version() {
         let directory = Scratch::new("named");
-        assert!(reason(look(&directory)).contains("make.sh"));
+        assert!(reason(find(&directory)).contains("make.sh"));
         std::fs::write(directory.join("make.sh"), "").unwrap();
         std::fs::write(directory.join("NEWS"), "changes in sbcl-2.6.3 relative to sbcl-2.6.2:\n").unwrap();
-        assert!(reason(look(&directory)).contains("2.6.3"));
-        // The file that the build itself reads has the last word.
+        assert!(reason(find(&directory)).contains("2.6.3"));
+        // `version.lisp-expr`, which SBCL's build reads, takes precedence over NEWS.
         let version = format!(";;; \"1.0\"\n\"{}\"\n", pin::VERSION);
         std::fs::write(directory.join("version.lisp-expr"), version).unwrap();
-        assert_eq!(look(&directory), Outcome::Found(Source::Directory(directory.to_path_buf())));
+        assert_eq!(find(&directory), Outcome::Found(Source::Directory(directory.to_path_buf())));
     }
 
     #[test]
     fn relative_or_missing_path_is_refused() {
-        assert!(reason(look(Path::new("sbcl"))).contains("absolute"));
-        assert!(reason(look(Path::new("/no/such/source"))).contains("no such"));
+        assert!(reason(find(Path::new("sbcl"))).contains("absolute"));
+        assert!(reason(find(Path::new("/no/such/source"))).contains("no such"));
     }
 
     #[test]
     fn unset_sbcl_mcp_source_lets_the_next_way_be_tried() {
-        let outcome = Named::new(None).look(&Progress::silent());
+        let outcome = Named::new(None).find(&Progress::silent());
         assert_eq!(outcome, Outcome::Missing("not set".to_owned()));
     }
 }

@@ -1,4 +1,4 @@
-//! The order of the ways, and what a user is told when none leads anywhere.
+//! Tests of the order of providers, and of the messages if none has the source.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -7,37 +7,37 @@ use super::*;
 use crate::pin;
 use crate::scratch::Scratch;
 
-struct Fake {
+struct FakeProvider {
     name: &'static str,
     outcome: fn() -> Outcome,
-    looked: Rc<Cell<u32>>,
+    lookups: Rc<Cell<u32>>,
 }
 
-impl Way for Fake {
+impl Provider for FakeProvider {
     fn name(&self) -> String {
         self.name.to_owned()
     }
 
-    fn look(&self, _: &Progress) -> Outcome {
-        self.looked.set(self.looked.get() + 1);
+    fn find(&self, _: &Progress) -> Outcome {
+        self.lookups.set(self.lookups.get() + 1);
         (self.outcome)()
     }
 }
 
-/// A fake way: its name and what comes of it.
-type Try = (&'static str, fn() -> Outcome);
+/// A fake provider: its name and the result of asking it.
+type FakeSpec = (&'static str, fn() -> Outcome);
 
-/// Tries fake ways with these outcomes and says how many were looked at.
-fn try_ways(outcomes: &[Try]) -> (Result<Source, Error>, u32) {
-    let looked = Rc::new(Cell::new(0));
-    let ways: Vec<Box<dyn Way>> = outcomes
+/// Asks fake providers with these results. Also returns the number of providers asked.
+fn try_providers(outcomes: &[FakeSpec]) -> (Result<Source, Error>, u32) {
+    let lookups = Rc::new(Cell::new(0));
+    let providers: Vec<Box<dyn Provider>> = outcomes
         .iter()
         .map(|&(name, outcome)| {
-            let looked = Rc::clone(&looked);
-            Box::new(Fake { name, outcome, looked }) as Box<dyn Way>
+            let lookups = Rc::clone(&lookups);
+            Box::new(FakeProvider { name, outcome, lookups }) as Box<dyn Provider>
         })
         .collect();
-    (first(&ways, &Progress::silent()), looked.get())
+    (first(&providers, &Progress::silent()), lookups.get())
 }
 
 fn missing() -> Outcome {
@@ -51,7 +51,7 @@ fn found() -> Outcome {
 #[test]
 fn lookup_order_is_variable_cache_git_then_debian() {
     let settings = Settings::from_environment(Path::new("/nowhere"));
-    let names: Vec<_> = ways(&settings, Path::new("/nowhere")).iter().map(|way| way.name()).collect();
+    let names: Vec<_> = providers(&settings, Path::new("/nowhere")).iter().map(|provider| provider.name()).collect();
     let expected = ["SBCL_MCP_SOURCE", "the cache", "upstream's git repository", "Debian's pool"];
     assert_eq!(names.len(), expected.len());
     for (name, expected) in names.iter().zip(expected) {
@@ -61,16 +61,16 @@ fn lookup_order_is_variable_cache_git_then_debian() {
 
 #[test]
 fn search_stops_at_the_first_way_that_finds_the_source() {
-    let (source, looked) = try_ways(&[("one", missing), ("two", found), ("three", missing)]);
+    let (source, lookups) = try_providers(&[("one", missing), ("two", found), ("three", missing)]);
     assert_eq!(source.unwrap(), Source::Archive("a".into()));
-    assert_eq!(looked, 2);
+    assert_eq!(lookups, 2);
 }
 
 #[test]
 fn refused_source_ends_the_search_with_an_error() {
     let refused = || Outcome::Refused("of version 1".to_owned());
-    let (source, looked) = try_ways(&[("one", refused), ("two", found)]);
-    assert_eq!(looked, 1);
+    let (source, lookups) = try_providers(&[("one", refused), ("two", found)]);
+    assert_eq!(lookups, 1);
     let message = source.unwrap_err().to_string();
     assert!(message.contains("one: of version 1"), "{message}");
     assert!(message.contains(pin::ARCHIVE_SHA256), "{message}");
@@ -78,8 +78,8 @@ fn refused_source_ends_the_search_with_an_error() {
 
 #[test]
 fn error_for_a_missing_source_lists_every_way_and_the_remedies() {
-    let (source, looked) = try_ways(&[("one", missing), ("two", missing)]);
-    assert_eq!(looked, 2);
+    let (source, lookups) = try_providers(&[("one", missing), ("two", missing)]);
+    assert_eq!(lookups, 2);
     let message = source.unwrap_err().to_string();
     for part in ["one: not there", "two: not there", "SBCL_MCP_SOURCE", pin::ARCHIVE, pin::GIT_TAG] {
         assert!(message.contains(part), "{part:?} is not in {message:?}");

@@ -1,10 +1,10 @@
-//! Comparing a source with the pin.
+//! Compares a source with the pin.
 
 use std::path::Path;
 
 use crate::{key, pin};
 
-/// Whether a file is the pinned archive, by its SHA-256; if not, why.
+/// Checks by its SHA-256 that a file is the pinned archive; the error says why not.
 pub(super) fn archive(path: &Path) -> Result<(), String> {
     let found = key::file_sha256(path).map_err(|error| error.to_string())?;
     if found == pin::ARCHIVE_SHA256 {
@@ -14,7 +14,7 @@ pub(super) fn archive(path: &Path) -> Result<(), String> {
     }
 }
 
-/// Whether a directory is SBCL's source of the pinned version; if not, why.
+/// Checks that a directory is SBCL's source of the pinned version; the error says why not.
 pub(super) fn directory(path: &Path) -> Result<(), String> {
     if !path.join("make.sh").is_file() {
         return Err(format!("{} has no make.sh: not SBCL's source", path.display()));
@@ -26,7 +26,7 @@ pub(super) fn directory(path: &Path) -> Result<(), String> {
     }
 }
 
-/// The version which `version.lisp-expr` gives, or else the newest in the NEWS, as in a checkout of a tag.
+/// Returns the version in `version.lisp-expr`, or else the newest one in NEWS, as in a checkout of a tag.
 fn version(path: &Path) -> Option<String> {
     let read = |name: &str| std::fs::read_to_string(path.join(name)).ok();
     let stated = read("version.lisp-expr").and_then(|text| {

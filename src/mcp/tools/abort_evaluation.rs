@@ -1,4 +1,4 @@
-//! abort-evaluation: the end of an evaluation that is held or runs.
+//! The tool abort-evaluation, which ends a held or running evaluation.
 
 use std::time::Duration;
 
@@ -9,20 +9,22 @@ use serde_json::Value;
 
 use super::arguments::{EvaluationNumber, Flag};
 use super::check_evaluation::{StatusContent, status_of, wait};
-use super::debugger::job;
-use super::{Call, Fault, Finding, Offered, Refused, Step, Traits, evaluation_hints, later, now};
+use super::debugger::handle_with_job;
+use super::{
+    Call, CallHandler, CallPolicy, Fault, Finding, Refused, ToolSpec, evaluation_hints, handle_with, reply_with,
+};
 use crate::Progress;
 use crate::schema::json;
 
 /// Maximum time that a call waits for the end of the evaluation that it interrupts.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// The tool.
+/// The tool abort-evaluation.
 pub(super) struct AbortEvaluation;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Arguments {
-    /// Which evaluation, also one that runs or waits. Default: the held one.
+    /// A running or waiting evaluation. Default: the held one.
     id: Option<EvaluationNumber>,
     /// The default is the newest, as it was for the tool evaluation of version 0.1.
     #[serde(default)]
@@ -38,12 +40,12 @@ pub(super) struct Content {
     evaluation: Option<StatusContent>,
 }
 
-impl Offered for AbortEvaluation {
+impl ToolSpec for AbortEvaluation {
     const NAME: &'static str = "abort-evaluation";
     const TITLE: &'static str = "Abort evaluation";
-    const DESCRIPTION: &'static str = "End an evaluation: it unwinds, and its cleanup forms run. With `id` one that runs, also in \
-        the background, or waits; else the held one (on-error `debug`).";
-    const TRAITS: Traits = Traits { core: true, ..Traits::NONE };
+    const DESCRIPTION: &'static str = "End an evaluation: it unwinds, and its cleanup forms run. With `id` a running \
+        (also background) or waiting one; else the held one (on-error `debug`).";
+    const POLICY: CallPolicy = CallPolicy { core: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = Content;
 
@@ -51,7 +53,7 @@ impl Offered for AbortEvaluation {
         evaluation_hints()
     }
 
-    fn call(call: &Call, arguments: Arguments) -> Result<Step, Fault> {
+    fn call(call: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let id = arguments.id.map(|id| id.0);
         if id.is_none() && !arguments.newest.0 {
             return abort_held();
@@ -59,22 +61,22 @@ impl Offered for AbortEvaluation {
         let status = call.session().evaluation(id)?;
         let id = status.id;
         match status.progress {
-            Progress::Over(..) => now(status),
+            Progress::Over(..) => reply_with(status),
             Progress::Held(_) if call.session().held_evaluation() == Some(id) => abort_held(),
             Progress::Held(_) => Err(Fault::Value(format!(
-                "Evaluation {id} is held for another client, which alone can resume or abort it."
+                "Evaluation {id} is held for another client: only that client can resume or abort it."
             ))),
-            Progress::Queued | Progress::Running { .. } => later(move |call| interrupt(call, id)),
+            Progress::Queued | Progress::Running { .. } => handle_with(move |call| interrupt(call, id)),
         }
     }
 }
 
-/// Aborts what the client's connection holds.
-fn abort_held() -> Result<Step, Fault> {
-    job(|session, call| session.abort_held(move |result| call.answer(result.map(|()| Aborted))))
+/// Aborts the evaluation that the client holds.
+fn abort_held() -> Result<CallHandler, Fault> {
+    handle_with_job(|session, call| session.abort_held(move |result| call.answer(result.map(|()| Aborted))))
 }
 
-/// Interrupts an evaluation, and answers with its progress when it has ended.
+/// Interrupts an evaluation, and answers with its progress once it has ended.
 fn interrupt(call: Call, id: u64) {
     let session = call.session().clone();
     if let Err(error) = session.cancel_evaluation(id) {
@@ -84,7 +86,7 @@ fn interrupt(call: Call, id: u64) {
     wait(call, id, WAIT, move |session, answer| session.when_ended(id, move || answer(report())));
 }
 
-/// The held evaluation is aborted.
+/// The result: the held evaluation is aborted.
 #[derive(Debug)]
 pub(super) struct Aborted;
 

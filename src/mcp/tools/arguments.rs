@@ -1,7 +1,7 @@
-//! A call's arguments: read into the type that a tool has for them.
+//! Arguments of calls, and their conversion to a tool's argument type.
 //!
-//! They are taken generously: numbers and booleans may be written as strings, names with underscores, and `null` or an empty
-//! text is none.
+//! The conversion is lenient: numbers and booleans may be strings, names may have underscores, and `null` or an empty
+//! string counts as absent.
 
 use std::fmt::{self, Display};
 use std::ops::RangeInclusive;
@@ -19,12 +19,12 @@ use crate::{Limits, TimeLimit};
 /// Reads the arguments of a call of `tool`, whose schema is that of `T`.
 ///
 /// # Errors
-/// A sentence for whoever chose them: one is missing, unknown, or has a wrong value.
+/// A sentence for the model, if an argument is missing, unknown, or has a wrong value.
 pub(super) fn read<T: DeserializeOwned>(tool: &Tool, map: JsonObject) -> Result<T, Fault> {
     T::deserialize(Arguments { tool, map }).map_err(|Wrong(reason)| Fault::Value(reason))
 }
 
-/// What is wrong with arguments; within one, the end of a sentence about it.
+/// An error in the arguments: a sentence, or, for the value of one argument, the end of a sentence.
 #[derive(Debug)]
 struct Wrong(String);
 
@@ -46,14 +46,14 @@ impl serde::de::Error for Wrong {
     }
 }
 
-/// Says that a value is none of what is allowed.
-pub(super) fn not(allowed: &str, value: &Value) -> String {
-    format!("{allowed}, not {}", shown_as(value.to_string()))
+/// Describes a value that is not allowed.
+pub(super) fn mismatch(allowed: &str, value: &Value) -> String {
+    format!("{allowed}, not {}", abbreviate(value.to_string()))
 }
 
-/// The error for a value that is none of what is allowed.
+/// Returns the error for a value that is not allowed.
 fn wrong<E: serde::de::Error>(allowed: impl Display, value: &Value) -> E {
-    E::custom(not(&allowed.to_string(), value))
+    E::custom(mismatch(&allowed.to_string(), value))
 }
 
 /// The arguments of one call.
@@ -68,9 +68,9 @@ impl<'a> Arguments<'a> {
         required.into_iter().flatten().filter_map(Value::as_str)
     }
 
-    /// Checks the names, and has each be as the tool has it: with hyphens, where it was written with underscores. `known` are
-    /// all names, also those that are not told.
-    fn check(&mut self, known: &[&str]) -> Result<(), Wrong> {
+    /// Checks the names of the arguments, and replaces underscores in them by hyphens. `known` has all names, also
+    /// those that the tool does not list.
+    fn check_names(&mut self, known: &[&str]) -> Result<(), Wrong> {
         let known_name = |name: String| {
             let hyphenated = name.replace('_', "-");
             if known.contains(&hyphenated.as_str()) { hyphenated } else { name }
@@ -84,14 +84,14 @@ impl<'a> Arguments<'a> {
         let tool = &self.tool.name;
         let mut reason = missing.map_or_else(String::new, |name| format!("{tool} needs the argument {name}. "));
         if let Some(name) = unknown {
-            reason += &format!("{tool} has no argument {}. ", shown(name));
+            reason += &format!("{tool} has no argument {}. ", abbreviated(name));
         }
-        let told = self.tool.input_schema.get("properties").and_then(Value::as_object);
-        let told: Vec<_> =
-            known.iter().filter(|name| told.is_some_and(|told| told.contains_key(**name))).copied().collect();
-        reason += &match &told[..] {
+        let listed = self.tool.input_schema.get("properties").and_then(Value::as_object);
+        let listed: Vec<_> =
+            known.iter().filter(|name| listed.is_some_and(|listed| listed.contains_key(**name))).copied().collect();
+        reason += &match &listed[..] {
             [] => "It takes no arguments.".to_owned(),
-            told => format!("It takes: {}.", told.join(", ")),
+            listed => format!("It takes: {}.", listed.join(", ")),
         };
         Err(Wrong(reason))
     }
@@ -106,9 +106,9 @@ impl<'de> Deserializer<'de> for Arguments<'_> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Wrong> {
-        self.check(fields)?;
+        self.check_names(fields)?;
         let required: Vec<_> = self.required().map(str::to_owned).collect();
-        // What must be there may be empty; for what need not, an empty text is none.
+        // An empty string is a valid value of a required argument, but counts as absent for an optional one.
         let is_given = |name: &str, value: &Value| {
             !value.is_null() && (value != "" || required.iter().any(|required| required == name))
         };
@@ -126,7 +126,7 @@ impl<'de> Deserializer<'de> for Arguments<'_> {
     }
 }
 
-/// The arguments that are given.
+/// The present arguments, as serde visits them.
 struct Given<'a> {
     tool: &'a str,
     given: std::vec::IntoIter<(String, Value)>,
@@ -146,14 +146,15 @@ impl<'de> MapAccess<'de> for Given<'_> {
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Wrong> {
         let (name, value) = self.value.take().ok_or_else(|| Wrong("no value is left".to_owned()))?;
         let tool = self.tool;
-        seed.deserialize(One(value)).map_err(|Wrong(allowed)| Wrong(format!("{tool}: {name} must be {allowed}.")))
+        seed.deserialize(ArgumentValue(value))
+            .map_err(|Wrong(allowed)| Wrong(format!("{tool}: {name} must be {allowed}.")))
     }
 }
 
 /// The value of one argument.
-struct One(Value);
+struct ArgumentValue(Value);
 
-impl<'de> Deserializer<'de> for One {
+impl<'de> Deserializer<'de> for ArgumentValue {
     type Error = Wrong;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
@@ -185,7 +186,7 @@ impl<'de> Deserializer<'de> for One {
     }
 }
 
-/// Implements what an argument's type needs: its schema, and how it is made of a value; with `Err`, what is allowed.
+/// Implements the schema and the conversion of an argument type. The conversion's error describes the allowed values.
 macro_rules! argument {
     ($name:ident, $schema:tt, $from:expr) => {
         impl<'de> Deserialize<'de> for $name {
@@ -213,7 +214,7 @@ macro_rules! argument {
     };
 }
 
-/// A text. A number is one as it is written.
+/// A string. A number is converted as it is written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Text(pub(super) String);
 
@@ -226,12 +227,12 @@ argument!(Text, {"type": "string"}, |value| match value {
     _ => Err("a string".to_owned()),
 });
 
-/// The text, if there is one.
+/// Returns the string of an optional argument.
 pub(super) fn text(given: Option<Text>) -> Option<String> {
     given.map(|text| text.0)
 }
 
-/// A yes or no; no when it is not there, which needs no saying.
+/// A boolean, false by default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub(super) struct Flag(pub(super) bool);
@@ -246,7 +247,8 @@ argument!(Flag, {"type": "boolean"}, |value| {
     }
 });
 
-/// Names, in an array or in one text, where commas or blanks part them, but for what is within parentheses or quoted.
+/// A list of names: an array, or a string with commas or blanks between names. Neither separates names within
+/// parentheses or quotes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Names(pub(super) Vec<String>);
 
@@ -266,58 +268,58 @@ argument!(Names, {"type": "array", "items": {"type": "string"}}, |value| {
         }
     }
     if let [text] = &names[..] {
-        names = parted(text).into_iter().map(str::to_owned).collect();
+        names = split_names(text).into_iter().map(str::to_owned).collect();
     }
     names.retain(|name| !name.trim().is_empty());
     Ok(Self(names))
 });
 
-/// Reads a whole number within a range, 10.0 included.
-fn whole_of(value: &Value, range: RangeInclusive<u64>) -> Option<u64> {
+/// Reads an integer in a range, also one written as 10.0.
+fn integer_in(value: &Value, range: RangeInclusive<u64>) -> Option<u64> {
     let number = match value {
-        Value::String(text) => whole(text),
-        Value::Number(number) => whole(&number.to_string()),
+        Value::String(text) => integer(text),
+        Value::Number(number) => integer(&number.to_string()),
         _ => None,
     };
     number.filter(|number| range.contains(number))
 }
 
-/// A whole number from 1 to `MOST`; `DEFAULT` when it is not there.
+/// An integer from 1 to `MAX`, `DEFAULT` by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub(super) struct Count<const MOST: u64, const DEFAULT: u64>(pub(super) u64);
+pub(super) struct Count<const MAX: u64, const DEFAULT: u64>(pub(super) u64);
 
-impl<const MOST: u64, const DEFAULT: u64> Default for Count<MOST, DEFAULT> {
+impl<const MAX: u64, const DEFAULT: u64> Default for Count<MAX, DEFAULT> {
     fn default() -> Self {
         Self(DEFAULT)
     }
 }
 
-impl<'de, const MOST: u64, const DEFAULT: u64> Deserialize<'de> for Count<MOST, DEFAULT> {
+impl<'de, const MAX: u64, const DEFAULT: u64> Deserialize<'de> for Count<MAX, DEFAULT> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
-        let number = whole_of(&value, 1..=MOST);
-        number.map(Self).ok_or_else(|| wrong(format!("a whole number from 1 to {MOST}"), &value))
+        let number = integer_in(&value, 1..=MAX);
+        number.map(Self).ok_or_else(|| wrong(format!("a whole number from 1 to {MAX}"), &value))
     }
 }
 
-impl<const MOST: u64, const DEFAULT: u64> JsonSchema for Count<MOST, DEFAULT> {
+impl<const MAX: u64, const DEFAULT: u64> JsonSchema for Count<MAX, DEFAULT> {
     fn inline_schema() -> bool {
         true
     }
 
     fn schema_name() -> std::borrow::Cow<'static, str> {
-        format!("Count{MOST}").into()
+        format!("Count{MAX}").into()
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({"type": "integer", "minimum": 1, "maximum": MOST})
+        json_schema!({"type": "integer", "minimum": 1, "maximum": MAX})
     }
 }
 
-/// Defines a whole number that is called something: its least value, the greatest one if there is one, and what is allowed.
+/// Defines an integer type: its minimum, its maximum if there is one, and the description of its values.
 macro_rules! whole_number {
-    ($(#[$about:meta])* $name:ident, $least:expr, $most:expr, $allowed:expr) => {
+    ($(#[$about:meta])* $name:ident, $min:expr, $max:expr, $allowed:expr) => {
         $(#[$about])*
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
         #[serde(transparent)]
@@ -326,8 +328,8 @@ macro_rules! whole_number {
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let value = Value::deserialize(deserializer)?;
-                let most: Option<u64> = $most;
-                let number = whole_of(&value, $least..=most.unwrap_or(u64::MAX));
+                let max: Option<u64> = $max;
+                let number = integer_in(&value, $min..=max.unwrap_or(u64::MAX));
                 number.map(Self).ok_or_else(|| wrong($allowed, &value))
             }
         }
@@ -342,10 +344,10 @@ macro_rules! whole_number {
             }
 
             fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                let mut schema = json_schema!({"type": "integer", "minimum": $least});
-                let most: Option<u64> = $most;
-                if let Some(most) = most {
-                    schema.insert("maximum".to_owned(), most.into());
+                let mut schema = json_schema!({"type": "integer", "minimum": $min});
+                let max: Option<u64> = $max;
+                if let Some(max) = max {
+                    schema.insert("maximum".to_owned(), max.into());
                 }
                 schema
             }
@@ -355,49 +357,49 @@ macro_rules! whole_number {
 
 whole_number!(
     /// The number of a frame.
-    FrameNumber, 0, None, "a frame's number, from 0"
+    FrameNumber, 0, None, "a frame number, from 0"
 );
 whole_number!(
     /// The number of an evaluation.
-    EvaluationNumber, 1, None, "an evaluation's number, from 1"
+    EvaluationNumber, 1, None, "an evaluation number, from 1"
 );
 whole_number!(
     /// The number of a character.
-    CharacterNumber, 0, None, "a character's number, from 0"
+    CharacterNumber, 0, None, "the index of a character, from 0"
 );
 whole_number!(
-    /// How many there are to be, without an upper bound.
-    Most, 1, None, "a whole number from 1"
+    /// A count without an upper bound.
+    PositiveNumber, 1, None, "a whole number from 1"
 );
 
-/// Says which characters may be asked for.
+/// Describes the allowed numbers of characters.
 fn characters(range: &RangeInclusive<u64>) -> String {
     format!("a whole number of characters from {} to {}", range.start(), range.end())
 }
 
 whole_number!(
-    /// Characters of an evaluation's output.
+    /// Maximum number of characters of an evaluation's output.
     OutputCharacters, *Limits::MAX_OUTPUT_RANGE.start(), Some(*Limits::MAX_OUTPUT_RANGE.end()),
     characters(&Limits::MAX_OUTPUT_RANGE)
 );
 whole_number!(
-    /// Characters of an answer.
+    /// Maximum number of characters of an answer.
     AnswerCharacters, *Limits::MAX_ANSWER_RANGE.start(), Some(*Limits::MAX_ANSWER_RANGE.end()),
     characters(&Limits::MAX_ANSWER_RANGE)
 );
-/// Characters of a page, at most.
+/// Upper limit of a page's length, in characters.
 const MAX_PAGE: u64 = 1_000_000;
 whole_number!(
-    /// Characters of a page.
+    /// Number of characters of a page.
     PageCharacters, 1, Some(MAX_PAGE), characters(&(1..=MAX_PAGE))
 );
 whole_number!(
-    /// How many suspects to look for.
+    /// Number of suspects to look for.
     SuspectCount, 0, Some(super::MAX_SUSPECTS),
     format!("a whole number of suspects, from 0 to {}", super::MAX_SUSPECTS)
 );
 
-/// A number, which may be written as a string, within a range.
+/// Reads a number in a range, which may be written as a string.
 pub(super) fn seconds_of<E: serde::de::Error>(
     value: &Value,
     range: &RangeInclusive<f64>,
@@ -406,19 +408,19 @@ pub(super) fn seconds_of<E: serde::de::Error>(
     float(value).filter(|number| range.contains(number)).ok_or_else(|| wrong(allowed, value))
 }
 
-/// How long an evaluation may take: seconds, 0 for any time.
+/// Time limit of an evaluation, in seconds. 0 is no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Timeout(pub(super) TimeLimit);
 
 argument!(Timeout, {"type": "number", "minimum": 0}, |value| {
     let seconds = float(value).filter(|seconds| (0.0..=Limits::MAX_TIMEOUT_SECONDS).contains(seconds));
     let limit = seconds.and_then(|seconds| Limits::timeout_from_seconds(seconds).ok());
-    let limit = limit.ok_or_else(|| format!("a number of seconds from 0 (for none) to {}", Limits::MAX_TIMEOUT_SECONDS))?;
+    let limit = limit.ok_or_else(|| format!("a number of seconds from 0 (no limit) to {}", Limits::MAX_TIMEOUT_SECONDS))?;
     Ok(Self(limit.map_or(TimeLimit::None, TimeLimit::Of)))
 });
 
-/// The parts of a text between commas and blanks that are not within parentheses, `"` or `|`.
-pub(crate) fn parted(text: &str) -> Vec<&str> {
+/// Splits a text at commas and blanks that are not within parentheses, `"` or `|`.
+pub(crate) fn split_names(text: &str) -> Vec<&str> {
     let (mut depth, mut quote) = (0_usize, None);
     let separates = move |character: char| {
         match (character, quote) {
@@ -433,15 +435,15 @@ pub(crate) fn parted(text: &str) -> Vec<&str> {
     text.split(separates).filter(|part| !part.is_empty()).collect()
 }
 
-/// What editors may put before a text.
+/// The mark that some editors put at the start of a text.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
-/// A text that was given, in quotation marks and not too long to be repeated.
-pub(super) fn shown(text: &str) -> String {
-    shown_as(format!("{text:?}"))
+/// Quotes a text from the client and truncates it, for use in a message.
+pub(super) fn abbreviated(text: &str) -> String {
+    abbreviate(format!("{text:?}"))
 }
 
-fn shown_as(mut text: String) -> String {
+fn abbreviate(mut text: String) -> String {
     if let Some((cut, _)) = text.char_indices().nth(60) {
         text.truncate(cut);
         text.push('…');
@@ -449,15 +451,15 @@ fn shown_as(mut text: String) -> String {
     text
 }
 
-/// A number, which may be written as a string.
+/// Reads a number, which may be written as a string.
 fn float(value: &Value) -> Option<f64> {
     value.as_f64().or_else(|| value.as_str()?.trim().parse().ok())
 }
 
-/// A whole number as written: 10 and 10.0.
-pub(super) fn whole(text: &str) -> Option<u64> {
+/// Reads an integer written as 10 or 10.0.
+pub(super) fn integer(text: &str) -> Option<u64> {
     let text = text.trim();
-    // The float is a whole number that fits: nothing is lost.
+    // The conversion is exact: the float is an integer of at most 10^15.
     let float =
         |text: &str| text.parse().ok().filter(|number: &f64| number.fract() == 0.0 && (0.0..=1e15).contains(number));
     text.parse().ok().or_else(|| float(text).map(|number| number as u64))
@@ -508,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_checked() {
+    fn unknown_and_missing_argument_names_are_refused() {
         assert!(sample(json!({"code": "1", "max-count": null})).is_ok());
         let takes = "It takes: code, max-count, flag, name, names, word.";
         assert_eq!(
@@ -526,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_checked() {
+    fn values_outside_the_range_are_refused() {
         let count = |value: Value| sample(json!({"code": "1", "max_count": value})).map(|sample| sample.max_count.0);
         for none in [json!(null), json!("")] {
             assert_eq!(count(none), Ok(4));
@@ -542,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_parted() {
+    fn name_lists_are_split_outside_parentheses_and_quotes() {
         for (given, expected) in [
             (json!("a, b"), vec!["a", "b"]),
             (json!(" a\n,b c,"), vec!["a", "b", "c"]),
@@ -558,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_flags_and_words_are_taken_generously() {
+    fn texts_flags_and_words_are_converted_leniently() {
         for (value, expected) in [(json!(7), "7"), (json!(1.5), "1.5"), (json!("\u{feff}(f)"), "(f)"), (json!(""), "")]
         {
             assert_eq!(sample(json!({"code": value})).unwrap().code.0, expected);
@@ -578,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn schema_says_what_every_client_understands() {
+    fn argument_schemas_use_only_keywords_that_every_client_understands() {
         assert_eq!(
             Value::Object(schema_of_arguments::<Sample>()),
             json!({

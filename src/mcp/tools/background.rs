@@ -1,4 +1,4 @@
-//! `background` and `wait`: evaluations whose calls need not wait for their end.
+//! The arguments `background` and `wait`, and the evaluation of code for a call that need not wait for its end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,21 +9,22 @@ use serde_json::Value;
 
 use super::arguments::{Flag, seconds_of};
 use super::{Call, Fault};
-use crate::session::Aftermath;
 use crate::session::Operation;
+use crate::session::PostProcessing;
 use crate::{Background, Evaluation, JobId, OnError, Outcome, Session};
 
-/// The longest that a call may wait, in seconds.
-const MAX_WAIT: f64 = 86_400.0;
+/// Maximum value of `wait`, in seconds.
+const MAX_WAIT_SECONDS: f64 = 86_400.0;
 
-/// For how long a call waits before its evaluation continues in the background.
+/// Time that a call waits before its evaluation continues in the background.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Wait(Duration);
 
 impl<'de> Deserialize<'de> for Wait {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
-        let seconds = seconds_of(&value, &(0.0..=MAX_WAIT), format!("a number of seconds from 0 to {MAX_WAIT}"))?;
+        let seconds =
+            seconds_of(&value, &(0.0..=MAX_WAIT_SECONDS), format!("a number of seconds from 0 to {MAX_WAIT_SECONDS}"))?;
         Ok(Self(Duration::from_secs_f64(seconds)))
     }
 }
@@ -42,21 +43,22 @@ impl JsonSchema for Wait {
     }
 }
 
-/// For how long a call waits for its evaluation: `None` to the end.
-pub(super) fn patience(background: Flag, wait: Option<Wait>) -> Option<Duration> {
+/// Returns how long a call waits for its evaluation. `None` is unlimited.
+pub(super) fn wait_limit(background: Flag, wait: Option<Wait>) -> Option<Duration> {
     if background.0 { Some(Duration::ZERO) } else { wait.map(|wait| wait.0) }
 }
 
-/// What a failure comes to: what was asked for, or what the session does. One that may be in the background is unwound.
+/// Returns the reaction to a failure: the argument, or the session's setting. An evaluation that may run in the
+/// background is never held.
 pub(super) fn on_error(
     session: &Session,
     asked: Option<OnError>,
-    patience: Option<Duration>,
+    wait_limit: Option<Duration>,
 ) -> Result<OnError, Fault> {
-    match (asked, patience) {
+    match (asked, wait_limit) {
         (Some(asked), Some(_)) if asked != OnError::Abort => Err(Fault::Value(format!(
-            "An evaluation that may be in the background is not held when it fails: with background or wait, on-error \
-             can only be \"abort\", not {:?}.",
+            "A background evaluation is not held when it fails: with background or wait, on-error can only be \
+             \"abort\", not {:?}.",
             asked.name()
         ))),
         (_, Some(_)) => Ok(OnError::Abort),
@@ -64,61 +66,62 @@ pub(super) fn on_error(
     }
 }
 
-/// What a call evaluates.
+/// An evaluation for a call.
 pub(super) struct Job {
     evaluation: Evaluation,
     operation: Option<Operation>,
-    aftermath: Option<Aftermath>,
-    /// What progress reports say.
-    reports: fn(&Session, JobId, usize) -> Option<String>,
+    post_processing: Option<PostProcessing>,
+    /// Returns the text of a progress report.
+    progress_text: fn(&Session, JobId, usize) -> Option<String>,
 }
 
 impl Job {
-    /// Code, whose output is reported.
+    /// Returns a job that evaluates code and reports its output.
     pub(super) fn new(evaluation: Evaluation) -> Self {
-        Self { evaluation, operation: None, aftermath: None, reports: Session::output_so_far }
+        Self { evaluation, operation: None, post_processing: None, progress_text: Session::output_so_far }
     }
 
-    /// An operation.
+    /// Returns a job that performs an operation. `evaluation` has its limits, and the code to log.
     pub(super) fn operation(evaluation: Evaluation, operation: Operation) -> Self {
         Self { operation: Some(operation), ..Self::new(evaluation) }
     }
 
-    /// The same with something to do before it is over.
-    pub(super) fn before_end(self, aftermath: Aftermath) -> Self {
-        Self { aftermath: Some(aftermath), ..self }
+    /// Adds post-processing, which runs before the job is over.
+    pub(super) fn before_end(self, post_processing: PostProcessing) -> Self {
+        Self { post_processing: Some(post_processing), ..self }
     }
 
-    /// The same with other reports.
-    pub(super) fn reporting(self, reports: fn(&Session, JobId, usize) -> Option<String>) -> Self {
-        Self { reports, ..self }
+    /// Replaces the text of progress reports.
+    pub(super) fn with_progress_text(self, progress_text: fn(&Session, JobId, usize) -> Option<String>) -> Self {
+        Self { progress_text, ..self }
     }
 }
 
-/// Evaluates, and has `answer` answer the call with what that comes to, unless the call's patience ends before.
+/// Evaluates `job` and answers the call with `answer`. If the evaluation takes longer than `wait_limit`, it continues
+/// in the background, and the call is answered with its state.
 pub(super) fn evaluate(
     call: Call,
     job: Job,
-    patience: Option<Duration>,
+    wait_limit: Option<Duration>,
     answer: impl FnOnce(Call, Arc<Outcome>) + Send + 'static,
 ) {
-    let Job { mut evaluation, operation, aftermath, reports } = job;
+    let Job { mut evaluation, operation, post_processing, progress_text } = job;
     let session = call.session().clone();
-    if patience.is_some()
+    if wait_limit.is_some()
         && let Err(error) = session.check_background()
     {
         return call.refuse(error);
     }
-    let submit = |evaluation, reply| session.submit_as(None, evaluation, operation.as_ref(), aftermath, reply);
-    if patience == Some(Duration::ZERO) {
+    let submit = |evaluation, reply| session.submit_as(None, evaluation, operation.as_ref(), post_processing, reply);
+    if wait_limit == Some(Duration::ZERO) {
         evaluation.background = Background::AtOnce;
         let job = submit(evaluation, Box::new(drop));
         return call.reply(session.so_far(job));
     }
-    if patience.is_some() {
+    if wait_limit.is_some() {
         evaluation.background = Background::Later;
     }
-    let waiting = call.waiting();
+    let pending = call.pending();
     let call = call.shared();
     let ended = call.clone();
     let reply = move |outcome| {
@@ -127,10 +130,10 @@ pub(super) fn evaluate(
         }
     };
     let job = submit(evaluation, Box::new(reply));
-    waiting.report_job(&session, job, reports);
-    if let Some(time) = patience {
+    pending.report_job(&session, job, progress_text);
+    if let Some(time) = wait_limit {
         let session = session.clone();
-        waiting.after(time, move || {
+        pending.after(time, move || {
             if let Some(outcome) = session.leave_foreground(job)
                 && let Some(call) = call.take()
             {
@@ -138,5 +141,5 @@ pub(super) fn evaluate(
             }
         });
     }
-    waiting.on_cancel(move || session.cancel(job));
+    pending.on_cancel(move || session.cancel(job));
 }

@@ -1,4 +1,4 @@
-//! One call of a tool: who asks, and who is owed the answer.
+//! A call of a tool, and the ways to answer it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,39 +8,39 @@ use rmcp::model::{CallToolResult, ContentBlock, InputRequiredResult, MetaObject,
 use serde::Serialize;
 use serde_json::Value;
 
-use super::ask::Asked;
+use super::ask::AskState;
 use super::{Fault, Refused, Reply, ToolContext, with_package};
-use crate::mcp::peer::{PACKAGE, Peer, fitted};
+use crate::mcp::peer::{PACKAGE, Peer, for_revision};
 use crate::rpc::inflight::{Inflight, NoAnswer, Responder};
 use crate::{JobId, Session};
 
-/// A call that waits for its answer. Dropping it answers an internal error.
+/// A call that has no answer yet. Dropping it answers with an internal error.
 #[derive(Debug)]
 pub(in crate::mcp) struct Call {
     pub(super) context: Arc<ToolContext>,
     pub(super) peer: Peer,
-    /// The least number for a job that it asks for.
-    pub(super) number: u64,
-    /// Present for a tool that asks a person how to go on.
-    pub(super) asked: Option<Asked>,
+    /// The lowest number for the jobs of this call.
+    pub(super) first_job: u64,
+    /// Present for a tool that may ask the user how to continue.
+    pub(super) ask_state: Option<AskState>,
     responder: Responder,
 }
 
 impl Call {
-    pub(in crate::mcp) fn new(context: Arc<ToolContext>, responder: Responder, peer: Peer, number: u64) -> Self {
-        Self { context, peer, number, asked: None, responder }
+    pub(in crate::mcp) fn new(context: Arc<ToolContext>, responder: Responder, peer: Peer, first_job: u64) -> Self {
+        Self { context, peer, first_job, ask_state: None, responder }
     }
 
     pub(super) fn session(&self) -> &Session {
         &self.context.session
     }
 
-    /// Whether the answer has structured content, too.
+    /// Returns true if the answer has structured content.
     pub(super) fn is_structured(&self) -> bool {
-        self.peer.is_for_person() || self.context.offer.structured
+        self.peer.is_for_person() || self.context.options.structured
     }
 
-    /// Answers with what a tool has to say, or why it has nothing to.
+    /// Answers with a tool's result, or with the reason why there is none.
     pub(super) fn answer(self, reply: Result<impl Into<Reply>, impl Into<Fault>>) {
         match reply {
             Ok(reply) => self.reply(reply),
@@ -48,7 +48,7 @@ impl Call {
         }
     }
 
-    /// Answers with why a tool has nothing to say.
+    /// Answers with the reason why the tool has no result.
     pub(super) fn refuse(self, fault: impl Into<Fault>) {
         match fault.into() {
             Fault::Value(sentence) => self.reply(Refused(sentence)),
@@ -56,107 +56,107 @@ impl Call {
         }
     }
 
-    /// Answers with what a tool has to say.
+    /// Answers with a tool's result.
     pub(super) fn reply(self, reply: impl Into<Reply>) {
         let mut reply = reply.into();
         let max = self.context.max_answer();
-        // One block, always: clients are known to show only the first one of an error.
+        // Always one block: some clients show only the first block of an error.
         let content = vec![ContentBlock::text(reply.text(max))];
         let mut result =
             if reply.is_error() { CallToolResult::error(content) } else { CallToolResult::success(content) };
         let (for_person, structured) = (self.peer.is_for_person(), self.is_structured());
         result.structured_content = structured.then(|| reply.content(max));
         if !for_person {
-            return self.responder.answer(fitted(ServerResult::CallToolResult(result), &self.peer));
+            return self.responder.answer(for_revision(ServerResult::CallToolResult(result), &self.peer));
         }
         let session = self.session().clone();
         with_package(&session, move |package| {
             result.meta =
                 package.map(|package| MetaObject([(PACKAGE.to_owned(), package.into())].into_iter().collect()));
-            self.responder.answer(fitted(ServerResult::CallToolResult(result), &self.peer));
+            self.responder.answer(for_revision(ServerResult::CallToolResult(result), &self.peer));
         });
     }
 
-    /// Answers that the client is to call again, with the user's input.
-    pub(super) fn ask_again(self, question: InputRequiredResult) {
+    /// Asks the client to repeat the call with the user's input.
+    pub(super) fn request_input(self, question: InputRequiredResult) {
         self.responder.answer(ServerResult::InputRequiredResult(question));
     }
 
     /// Leaves the answer to another process.
-    pub(super) fn leave(self) {
-        self.responder.leave();
+    pub(super) fn leave_unanswered(self) {
+        self.responder.leave_unanswered();
     }
 
-    /// True unless the client has cancelled it.
+    /// Returns true unless the client has cancelled the call.
     pub(super) fn is_awaited(&self) -> bool {
-        self.context.inflight.is_awaited(self.responder.call())
+        self.context.inflight.is_awaited(self.responder.request_number())
     }
 
-    /// What can be done about it while the answer is somebody else's.
-    pub(super) fn waiting(&self) -> Waiting {
-        Waiting {
+    /// Returns a reference for timers and progress, for use after the call itself has moved to whatever answers it.
+    pub(super) fn pending(&self) -> PendingCall {
+        PendingCall {
             inflight: self.context.inflight.clone(),
-            call: self.responder.call(),
+            request: self.responder.request_number(),
             token: self.peer.meta.get_progress_token(),
-            whole: self.peer.is_for_person(),
+            all_output: self.peer.is_for_person(),
         }
     }
 
-    /// A call that whoever comes first answers.
+    /// Returns a call that the first taker answers.
     pub(super) fn shared(self) -> SharedCall {
         SharedCall(Arc::new(Mutex::new(Some(self))))
     }
 }
 
-/// See [`Call::shared`].
+/// A call that the first taker answers. Clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct SharedCall(Arc<Mutex<Option<Call>>>);
 
 impl SharedCall {
-    /// The call, for the first who asks.
+    /// Returns the call to the first taker, and `None` to any other.
     pub(super) fn take(&self) -> Option<Call> {
         self.0.lock().take()
     }
 }
 
-/// A call while it waits.
+/// A reference to a pending call.
 #[derive(Debug, Clone)]
-pub(super) struct Waiting {
+pub(super) struct PendingCall {
     inflight: Arc<Inflight>,
-    call: u64,
+    request: u64,
     token: Option<ProgressToken>,
-    /// Reports of progress have all of the output.
-    whole: bool,
+    /// True if progress reports have all output.
+    all_output: bool,
 }
 
-impl Waiting {
-    /// Calls `cancel`, too, if the client cancels the call before it is answered. Returns false if it is cancelled or answered
-    /// already.
+impl PendingCall {
+    /// Adds a function to call if the client cancels the call before it is answered. Returns false if the call is not
+    /// pending any more.
     pub(super) fn on_cancel(&self, cancel: impl FnOnce() + Send + 'static) -> bool {
-        self.inflight.on_cancel(self.call, cancel)
+        self.inflight.on_cancel(self.request, cancel)
     }
 
-    /// Has `late` called if it is not answered after `time`.
-    pub(super) fn after(&self, time: Duration, late: impl FnOnce() + Send + 'static) {
-        self.inflight.after(self.call, time, late);
+    /// Calls `on_deadline` if the call is not answered within `time`.
+    pub(super) fn after(&self, time: Duration, on_deadline: impl FnOnce() + Send + 'static) {
+        self.inflight.after(self.request, time, on_deadline);
     }
 
-    /// Reports progress to a client that asked for it: what `printed` brings from a byte on, if there is more, and now
-    /// and then that it goes on.
+    /// Reports progress, if the client asked for it. `printed` returns the output from a byte index on, if there is
+    /// more.
     pub(super) fn report(&self, printed: impl Fn(usize) -> Option<String> + Send + 'static) {
         if let Some(token) = &self.token {
-            self.inflight.report_progress(self.call, token.clone(), self.whole, printed, || None);
+            self.inflight.report_progress(self.request, token.clone(), self.all_output, printed, || None);
         }
     }
 
-    /// The same of a call that has not begun: now and then why, in the words of `goes_on`.
-    pub(super) fn report_waiting(&self, goes_on: impl Fn() -> Option<String> + Send + 'static) {
+    /// Reports at intervals why the call has not begun, with the text of `status`.
+    pub(super) fn report_waiting(&self, status: impl Fn() -> Option<String> + Send + 'static) {
         if let Some(token) = &self.token {
-            self.inflight.report_progress(self.call, token.clone(), self.whole, |_| None, goes_on);
+            self.inflight.report_progress(self.request, token.clone(), self.all_output, |_| None, status);
         }
     }
 
-    /// The same of an evaluation: what `reports` brings, or what it waits for.
+    /// Reports the progress of a job: the text of `reports`, or the evaluation that the job waits for.
     pub(super) fn report_job(
         &self,
         session: &Session,
@@ -166,14 +166,17 @@ impl Waiting {
         if let Some(token) = &self.token {
             let (printing, waiting) = (session.clone(), session.clone());
             let printed = move |from| reports(&printing, job, from);
-            self.inflight.report_progress(self.call, token.clone(), self.whole, printed, move || {
+            self.inflight.report_progress(self.request, token.clone(), self.all_output, printed, move || {
                 let (first, time) = waiting.waits_behind(job)?;
-                Some(format!("waiting for evaluation {first}, which has run for {:.0} seconds", time.as_secs_f64()))
+                Some(format!(
+                    "waiting for evaluation {first}, which has been running for {:.0} seconds",
+                    time.as_secs_f64()
+                ))
             });
         }
     }
 
-    /// Asks the client something; `reply` gets what it answers within `time`, or why it did not.
+    /// Asks the client a question. `reply` gets the answer, or the reason why none came within `time`.
     pub(super) fn ask(
         &self,
         method: &str,
@@ -181,6 +184,6 @@ impl Waiting {
         time: Duration,
         reply: impl FnOnce(Result<Value, NoAnswer>) + Send + 'static,
     ) {
-        self.inflight.ask(self.call, method, params, time, Box::new(reply));
+        self.inflight.ask(self.request, method, params, time, Box::new(reply));
     }
 }

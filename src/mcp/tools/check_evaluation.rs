@@ -1,4 +1,5 @@
-//! check-evaluation: the progress of an evaluation, its result, and what is kept of it. Answers while one runs.
+//! The tool check-evaluation: the progress of an evaluation, its result, and its kept output. Calls are answered while
+//! an evaluation runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,17 +10,17 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::arguments::{CharacterNumber, EvaluationNumber, PageCharacters, seconds_of};
-use super::{Call, Fault, Finding, Offered, Reply, Step, Traits, inspection, later, now};
+use super::{Call, CallHandler, CallPolicy, Fault, Finding, Reply, ToolSpec, handle_with, inspection, reply_with};
 use crate::report::{self, EvaluationPart, Page};
 use crate::schema::{Tests, json};
 use crate::{EvaluationError, EvaluationStatus, Outcome, Progress, Session, WaitId};
 
 /// Maximum number of seconds that a call waits.
-const MAX_WAIT: f64 = 3600.0;
+const MAX_WAIT_SECONDS: f64 = 3600.0;
 /// Number of characters of a page by default.
-const PAGE: u64 = 8_000;
+const DEFAULT_PAGE: u64 = 8_000;
 
-/// The tool.
+/// The tool check-evaluation.
 pub(super) struct CheckEvaluation;
 
 #[derive(Deserialize, JsonSchema)]
@@ -40,7 +41,7 @@ pub(super) struct Arguments {
 }
 
 fn default_page() -> PageCharacters {
-    PageCharacters(PAGE)
+    PageCharacters(DEFAULT_PAGE)
 }
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
@@ -61,15 +62,15 @@ impl From<Part> for EvaluationPart {
     }
 }
 
-/// A waiting time in seconds.
+/// Waiting time in seconds.
 #[derive(Debug, Clone, Copy)]
 struct WaitSeconds(f64);
 
 impl<'de> Deserialize<'de> for WaitSeconds {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
-        let allowed = format!("a number of seconds from 0 to {MAX_WAIT}");
-        seconds_of(&value, &(0.0..=MAX_WAIT), allowed).map(Self)
+        let allowed = format!("a number of seconds from 0 to {MAX_WAIT_SECONDS}");
+        seconds_of(&value, &(0.0..=MAX_WAIT_SECONDS), allowed).map(Self)
     }
 }
 
@@ -83,7 +84,7 @@ impl JsonSchema for WaitSeconds {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({"type": "number", "minimum": 0, "maximum": MAX_WAIT})
+        json_schema!({"type": "number", "minimum": 0, "maximum": MAX_WAIT_SECONDS})
     }
 }
 
@@ -97,13 +98,13 @@ pub(super) struct Content {
     page: Option<PageContent>,
 }
 
-impl Offered for CheckEvaluation {
+impl ToolSpec for CheckEvaluation {
     const NAME: &'static str = "check-evaluation";
     const TITLE: &'static str = "Check evaluation";
-    const DESCRIPTION: &'static str = "Show how far an evaluation is, also while it runs; wait for its result; or show the output or \
-        values that an answer left out (`characters omitted`). Changes nothing, the last error neither. The last 20 \
+    const DESCRIPTION: &'static str = "Report the progress of an evaluation, wait for its result, or show output or \
+        values that an answer left out (`characters omitted`). Changes nothing, not even the last error. The last 20 \
         evaluations are kept. Example: {\"id\": 12, \"wait\": 60}.";
-    const TRAITS: Traits = Traits { core: true, ..Traits::LOOKS };
+    const POLICY: CallPolicy = CallPolicy { core: true, ..CallPolicy::INSPECTION };
     type Arguments = Arguments;
     type Content = Content;
 
@@ -111,7 +112,7 @@ impl Offered for CheckEvaluation {
         inspection()
     }
 
-    fn call(call: &Call, arguments: Arguments) -> Result<Step, Fault> {
+    fn call(call: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let session = call.session();
         let Arguments { id, wait: seconds, part, from, limit } = arguments;
         if part.is_some() && seconds.is_some() {
@@ -119,7 +120,7 @@ impl Offered for CheckEvaluation {
         }
         let status = match session.evaluation(id.map(|id| id.0)) {
             Err(error @ (EvaluationError::None | EvaluationError::NoneSince { .. })) if id.is_none() => {
-                return now(NoEvaluations(error));
+                return reply_with(NoEvaluations(error));
             }
             status => status?,
         };
@@ -130,10 +131,10 @@ impl Offered for CheckEvaluation {
                 (part, Progress::Held(outcome) | Progress::Over(outcome, _)) => part.of(outcome),
                 _ => Default::default(),
             };
-            return now(Page::new(id, part, &text, omitted, from.0, limit.0));
+            return reply_with(Page::new(id, part, &text, omitted, from.0, limit.0));
         }
-        let Some(WaitSeconds(seconds)) = seconds else { return now(status) };
-        later(move |call| {
+        let Some(WaitSeconds(seconds)) = seconds else { return reply_with(status) };
+        handle_with(move |call| {
             wait(call, id, Duration::from_secs_f64(seconds), move |session, answer| {
                 let of = session.clone();
                 session.when_over(id, move |outcome| answer(Reply::from(EvaluationResult::new(&of, outcome))))
@@ -142,16 +143,16 @@ impl Offered for CheckEvaluation {
     }
 }
 
-/// The result of an evaluation that another call has begun.
+/// The result of an evaluation that another call began.
 #[derive(Debug)]
 struct EvaluationResult {
-    /// The identifier of its error.
+    /// Identifier of the evaluation's error in this client's history.
     error: Option<u64>,
     reply: Reply,
 }
 
 impl EvaluationResult {
-    /// An error of another client's has no identifier here.
+    /// The error of another client's evaluation has no identifier here.
     fn new(session: &Session, outcome: Arc<Outcome>) -> Self {
         let error = outcome.result.as_ref().err().map(|error| error.id).filter(|id| session.error(*id).is_some());
         Self { error, reply: outcome.into() }
@@ -202,7 +203,7 @@ enum State {
     Over,
 }
 
-/// The content of a status, and no other.
+/// Structured content that consists of a status only.
 #[derive(Serialize)]
 struct StatusOnly {
     evaluation: StatusContent,
@@ -234,7 +235,7 @@ impl Finding for EvaluationStatus {
     }
 }
 
-/// A page of what is kept of an evaluation.
+/// A page of an evaluation's output, values or error.
 #[derive(Serialize, JsonSchema)]
 struct PageContent {
     evaluation: u64,
@@ -245,7 +246,7 @@ struct PageContent {
     omitted: u64,
 }
 
-/// The content of a page, and no other.
+/// Structured content that consists of a page only.
 #[derive(Serialize)]
 struct PageOnly {
     page: PageContent,
@@ -274,7 +275,7 @@ impl Finding for Page {
     }
 }
 
-/// Nothing has been evaluated in this image, for the reason given.
+/// The answer if nothing has been evaluated in this image, with the reason.
 #[derive(Debug)]
 struct NoEvaluations(EvaluationError);
 
@@ -293,17 +294,17 @@ pub(super) fn status_of(session: &Session, id: u64) -> Result<Reply, EvaluationE
     Ok(session.evaluation(Some(id))?.into())
 }
 
-/// What answers a call that waits.
+/// A function that answers a waiting call.
 pub(super) type Answer = Box<dyn FnOnce(Reply) + Send>;
 
-/// Answers a call when what `begin` waits for has come, or with the progress of the evaluation after `time`.
+/// Answers a call when `begin` calls its `Answer`, or, after `time`, with the progress of the evaluation.
 pub(super) fn wait(
     call: Call,
     id: u64,
     time: Duration,
     begin: impl FnOnce(&Session, Answer) -> Result<WaitId, EvaluationError>,
 ) {
-    let (session, waiting) = (call.session().clone(), call.waiting());
+    let (session, pending) = (call.session().clone(), call.pending());
     let call = call.shared();
     let first = call.clone();
     let answer = move |reply: Reply| {
@@ -318,10 +319,10 @@ pub(super) fn wait(
             }
         }
         Ok(wait) => {
-            let unwaited = session.clone();
-            waiting.on_cancel(move || unwaited.wait_no_longer(wait));
-            waiting.report(|_| None);
-            waiting.after(time, move || {
+            let waiting_session = session.clone();
+            pending.on_cancel(move || waiting_session.wait_no_longer(wait));
+            pending.report(|_| None);
+            pending.after(time, move || {
                 session.wait_no_longer(wait);
                 if let Some(call) = call.take() {
                     call.answer(status_of(&session, id));

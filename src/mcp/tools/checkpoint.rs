@@ -1,4 +1,4 @@
-//! checkpoint: the whole image, saved and brought back.
+//! The tool checkpoint: saves and restores the whole image.
 
 use rmcp::model::ToolAnnotations;
 use schemars::JsonSchema;
@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::{Text, text};
-use super::{Call, Fault, Finding, Offered, Step, later, now, with_package};
-use crate::recovery::checkpoint::save::Saved;
+use super::{Call, CallHandler, Fault, Finding, ToolSpec, handle_with, reply_with, with_package};
+use crate::recovery::checkpoint::save::NewCheckpoint;
 use crate::recovery::checkpoint::store::{self, MAX_NAME};
 use crate::recovery::text;
 use crate::rpc::route::call_of_job;
 use crate::schema::json;
 
-/// Why a user is asked no more.
-const WITHDRAWN: &str = "the session went back to a checkpoint";
+/// The reason given when questions to the user are withdrawn.
+const WITHDRAWAL_REASON: &str = "a checkpoint was restored";
 
-/// The tool.
+/// The tool checkpoint.
 pub(super) struct Checkpoint;
 
 #[derive(Deserialize, JsonSchema)]
@@ -28,7 +28,7 @@ pub(super) struct Arguments {
     name: Option<Text>,
 }
 
-/// What is to be done.
+/// The actions of the tool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Action {
@@ -39,12 +39,12 @@ enum Action {
     Delete,
 }
 
-impl Offered for Checkpoint {
+impl ToolSpec for Checkpoint {
     const NAME: &'static str = "checkpoint";
     const TITLE: &'static str = "Checkpoint";
-    const DESCRIPTION: &'static str = "Save the whole Lisp image (values, functions, classes, packages, loaded systems) under a name \
-        and restore it later, in milliseconds. Not in it: threads, sockets, open files. A lost image begins with the last \
-        checkpoint. `restore` forgets everything since.";
+    const DESCRIPTION: &'static str = "Save the whole Lisp image (values, functions, classes, packages, loaded \
+        systems) under a name and restore it later, in milliseconds. Not saved: threads, sockets, open files. After a \
+        crash the new image starts from the last checkpoint. `restore` discards everything since.";
     type Arguments = Arguments;
     type Content = Content;
 
@@ -52,63 +52,71 @@ impl Offered for Checkpoint {
         ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(false)
     }
 
-    fn call(call: &Call, arguments: Arguments) -> Result<Step, Fault> {
+    fn call(call: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let Arguments { action, name } = arguments;
         let Some(checkpoints) = call.context.checkpoints.clone() else {
             return Err(Fault::Value("This server keeps no checkpoints.".to_owned()));
         };
         if action == Action::List {
-            return now(Told::List(checkpoints.list()));
+            return reply_with(CheckpointReply::List(checkpoints.list()));
         }
         let Some(name) = text(name) else {
             return Err(Fault::Value("checkpoint needs the argument name for this action.".to_owned()));
         };
         if name.chars().count() > MAX_NAME || name.contains(char::is_control) {
-            return Err(Fault::Value(format!("A checkpoint's name is one line of at most {MAX_NAME} characters.")));
+            return Err(Fault::Value(format!(
+                "A checkpoint's name must be one line of at most {MAX_NAME} characters."
+            )));
         }
         if action == Action::Save {
-            return later(move |call| save(call, name));
+            return handle_with(move |call| save(call, name));
         }
         let Some(checkpoint) = checkpoints.get(&name).or_else(|| checkpoints.damaged(&name)) else {
             let names = checkpoints.list().into_iter().map(|checkpoint| format!("{:?}", checkpoint.name));
             let names: Vec<_> = names.collect();
             let there_are = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-            return Err(Fault::Value(format!("There is no checkpoint {name:?}. There are: {there_are}.")));
+            return Err(Fault::Value(format!("There is no checkpoint {name:?}. Existing checkpoints: {there_are}.")));
         };
         if action == Action::Restore {
-            if !checkpoints.is_whole(&checkpoint) {
+            if !checkpoints.is_bootable(&checkpoint) {
                 return Err(Fault::Value(format!(
-                    "The checkpoint {name:?} is not whole: its file is not what was saved. It can be deleted."
+                    "The checkpoint {name:?} is damaged: its file is not what was saved. It can only be deleted."
                 )));
             }
-            return later(move |call| restore(call, checkpoint));
+            return handle_with(move |call| restore(call, checkpoint));
         }
-        checkpoints.delete(&checkpoint).map_err(|error| Fault::Value(format!("It cannot be deleted: {error}.")))?;
-        now(Told::Deleted(name))
+        checkpoints.delete(&checkpoint).map_err(|error| {
+            Fault::Value(format!(
+                "The checkpoint {name:?} cannot be \
+            deleted: {error}."
+            ))
+        })?;
+        reply_with(CheckpointReply::Deleted(name))
     }
 }
 
-/// What the tool has to say.
+/// The results of the tool.
 #[derive(Debug)]
-enum Told {
-    /// Those that there are, oldest first.
+enum CheckpointReply {
+    /// All checkpoints, oldest first.
     List(Vec<store::Checkpoint>),
-    /// One was saved.
-    Saved(Saved),
-    /// The session went back to one, and forgot so many evaluations; its package, and what there is to say.
+    /// A checkpoint was saved.
+    Saved(NewCheckpoint),
+    /// A checkpoint was restored, and the session forgot `forgotten` evaluations. `package` is the session's package
+    /// now.
     Restored { checkpoint: store::Checkpoint, forgotten: u64, package: String, notices: Vec<String> },
-    /// One is gone.
+    /// The checkpoint with this name was deleted.
     Deleted(String),
 }
 
-/// The content of each of these.
+/// Structured content. Each result sets some of the fields.
 #[derive(Default, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Content {
     #[serde(skip_serializing_if = "Option::is_none")]
-    checkpoints: Option<Vec<One>>,
+    checkpoints: Option<Vec<CheckpointSummary>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    saved: Option<One>,
+    saved: Option<CheckpointSummary>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stopped_microseconds: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -116,7 +124,7 @@ pub(super) struct Content {
     #[serde(skip_serializing_if = "Option::is_none")]
     timers: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    restored: Option<One>,
+    restored: Option<CheckpointSummary>,
     #[serde(skip_serializing_if = "Option::is_none")]
     forgotten: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -127,23 +135,23 @@ pub(super) struct Content {
     deleted: Option<String>,
 }
 
-/// What is told of a checkpoint.
+/// The description of a checkpoint.
 #[derive(Serialize, JsonSchema)]
-struct One {
+struct CheckpointSummary {
     name: String,
     evaluation: u64,
     saved: String,
     bytes: u64,
 }
 
-impl One {
+impl CheckpointSummary {
     fn new(checkpoint: &store::Checkpoint) -> Self {
         let store::Checkpoint { name, evaluation, saved, bytes, .. } = checkpoint;
         Self { name: name.clone(), evaluation: *evaluation, saved: saved.strftime("%FT%TZ").to_string(), bytes: *bytes }
     }
 }
 
-impl Finding for Told {
+impl Finding for CheckpointReply {
     fn text(&self, _: usize) -> String {
         match self {
             Self::List(all) => text::checkpoints(all),
@@ -160,16 +168,18 @@ impl Finding for Told {
     fn content(&self, _: usize) -> Value {
         let nothing = Content::default();
         json(&match self {
-            Self::List(all) => Content { checkpoints: Some(all.iter().map(One::new).collect()), ..nothing },
+            Self::List(all) => {
+                Content { checkpoints: Some(all.iter().map(CheckpointSummary::new).collect()), ..nothing }
+            }
             Self::Saved(saved) => Content {
-                saved: Some(One::new(&saved.checkpoint)),
+                saved: Some(CheckpointSummary::new(&saved.checkpoint)),
                 stopped_microseconds: Some(saved.stopped),
                 threads: Some(saved.threads.clone()),
                 timers: Some(saved.timers),
                 ..nothing
             },
             Self::Restored { checkpoint, forgotten, package, notices } => Content {
-                restored: Some(One::new(checkpoint)),
+                restored: Some(CheckpointSummary::new(checkpoint)),
                 forgotten: Some(*forgotten),
                 package: Some(package.clone()),
                 notices: Some(notices.clone()),
@@ -187,7 +197,7 @@ fn refuse(call: Call, reason: String) {
 fn save(call: Call, name: String) {
     let Some(saver) = call.context.saver() else { return };
     saver.save(name, false, move |saved| match saved {
-        Ok(saved) => call.reply(Told::Saved(saved)),
+        Ok(saved) => call.reply(CheckpointReply::Saved(saved)),
         Err(reason) => refuse(call, reason),
     });
 }
@@ -197,28 +207,27 @@ fn restore(call: Call, checkpoint: store::Checkpoint) {
     let Some(recovery) = call.context.recovery.clone() else {
         return refuse(
             call,
-            "Nothing was restored: a process without a supervisor (--no-supervisor) is its image, and cannot go back to \
-             another."
+            "Nothing was restored: a server without a supervisor (--no-supervisor) cannot replace its image."
                 .to_owned(),
         );
     };
-    let number = call_of_job(call.number);
-    match recovery.returned_for(number) {
+    let number = call_of_job(call.first_job);
+    match recovery.restore_outcome(number) {
         Some(Ok(returned)) => {
             let (checkpoint, forgotten) = (returned.checkpoint.clone(), returned.forgotten);
             with_package(&session, move |package| {
                 let notices = call.session().take_notices();
                 let package = package.unwrap_or_default();
-                call.reply(Told::Restored { checkpoint, forgotten, package, notices });
+                call.reply(CheckpointReply::Restored { checkpoint, forgotten, package, notices });
             });
         }
         Some(Err(reason)) => refuse(call, reason.clone()),
         None => {
             // The next worker answers.
             let inflight = call.context.inflight.clone();
-            call.leave();
-            session.abandon();
-            inflight.withdraw_all(WITHDRAWN);
+            call.leave_unanswered();
+            session.cancel_and_answer_all();
+            inflight.withdraw_all(WITHDRAWAL_REASON);
             recovery.request_restore(number, checkpoint, &session);
         }
     }

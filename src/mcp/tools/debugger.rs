@@ -1,32 +1,34 @@
-//! The tools for an evaluation that is held where it failed.
+//! The tools for a held evaluation: invoke-restart, eval-in-frame and resume-from-frame.
 
 use rmcp::model::ToolAnnotations;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::abort_evaluation::Aborted;
-use super::arguments::{FrameNumber, Text, Timeout, shown, text, whole};
-use super::{Call, Fault, Offered, Reply, Step, evaluation_hints, later};
+use super::arguments::{FrameNumber, Text, Timeout, abbreviated, integer, text};
+use super::{Call, CallHandler, Fault, Reply, ToolSpec, evaluation_hints, handle_with};
 use crate::schema;
 use crate::{JobId, RestartDesignator, Resumed, Session};
 
-/// Returns the step that submits a job, as [`submit_job`] does.
-pub(super) fn job(submit: impl FnOnce(&Session, Call) -> JobId + Send + 'static) -> Result<Step, Fault> {
-    later(move |call| submit_job(call, submit))
+/// Returns a handler that submits a job, as [`submit_job`] does.
+pub(super) fn handle_with_job(
+    submit: impl FnOnce(&Session, Call) -> JobId + Send + 'static,
+) -> Result<CallHandler, Fault> {
+    handle_with(move |call| submit_job(call, submit))
 }
 
-/// Submits a job that answers `call`, and is cancelled with it.
+/// Submits a job that answers `call`. Cancelling the call cancels the job.
 pub(super) fn submit_job(call: Call, submit: impl FnOnce(&Session, Call) -> JobId) {
-    let (session, waiting) = (call.session().clone(), call.waiting());
+    let (session, pending) = (call.session().clone(), call.pending());
     let job = submit(&session, call);
-    waiting.report({
+    pending.report({
         let session = session.clone();
         move |from| session.output_so_far(job, from)
     });
-    waiting.on_cancel(move || session.cancel(job));
+    pending.on_cancel(move || session.cancel(job));
 }
 
-/// invoke-restart.
+/// The tool invoke-restart.
 pub(super) struct InvokeRestart;
 
 #[derive(Deserialize, JsonSchema)]
@@ -37,21 +39,21 @@ pub(super) struct RestartArguments {
     values: Option<Text>,
 }
 
-/// What the evaluation did then, or that it was aborted.
+/// The result of the resumed evaluation, or the note that it was aborted.
 #[derive(JsonSchema)]
 #[allow(dead_code, reason = "it is one of two contents: this is the schema of both")]
 pub(super) struct RestartContent {
     #[schemars(flatten)]
     evaluation: schema::Evaluation,
-    #[schemars(extend("says" = "In place of all else: the restart was ABORT."))]
+    #[schemars(extend("says" = "Present alone: the restart was ABORT."))]
     aborted: Option<bool>,
 }
 
-impl Offered for InvokeRestart {
+impl ToolSpec for InvokeRestart {
     const NAME: &'static str = "invoke-restart";
     const TITLE: &'static str = "Invoke restart";
-    const DESCRIPTION: &'static str = "Resume the held evaluation (on-error `debug`) with one of its restarts; returns its \
-        values or the next error, held again. Typical: [[eval-in-frame|define what is missing with eval-in-frame, \
+    const DESCRIPTION: &'static str = "Resume the held evaluation (on-error `debug`) with one of its restarts; returns \
+        its values or the next error, held again. Typical: [[eval-in-frame|define what is missing with eval-in-frame, \
         then ]]CONTINUE.";
     type Arguments = RestartArguments;
     type Content = RestartContent;
@@ -60,10 +62,10 @@ impl Offered for InvokeRestart {
         evaluation_hints()
     }
 
-    fn call(_: &Call, arguments: RestartArguments) -> Result<Step, Fault> {
+    fn call(_: &Call, arguments: RestartArguments) -> Result<CallHandler, Fault> {
         let restart = designator(arguments.restart.0)?;
         let values = text(arguments.values).unwrap_or_default();
-        job(move |session, call| {
+        handle_with_job(move |session, call| {
             session.invoke_restart(&restart, &values, move |outcome| {
                 call.answer(outcome.map(|resumed| match resumed {
                     Resumed::Outcome(outcome) => Reply::from(outcome),
@@ -74,20 +76,20 @@ impl Offered for InvokeRestart {
     }
 }
 
-/// The restart that is meant: a number may be written as a string, too.
+/// Parses the argument `restart`: a number, or a name.
 fn designator(restart: String) -> Result<RestartDesignator, Fault> {
-    match (restart.trim().parse::<f64>(), whole(&restart)) {
+    match (restart.trim().parse::<f64>(), integer(&restart)) {
         (_, Some(number @ 1..)) => Ok(RestartDesignator::Number(number)),
         (Err(_), _) => Ok(RestartDesignator::Name(restart)),
         (Ok(_), _) => Err(Fault::Value(format!(
             "{}: restart must be a number from 1, or a name, not {}.",
             InvokeRestart::NAME,
-            shown(&restart)
+            abbreviated(&restart)
         ))),
     }
 }
 
-/// eval-in-frame.
+/// The tool eval-in-frame.
 pub(super) struct EvalInFrame;
 
 #[derive(Deserialize, JsonSchema)]
@@ -101,12 +103,12 @@ pub(super) struct EvalArguments {
     timeout: Timeout,
 }
 
-impl Offered for EvalInFrame {
+impl ToolSpec for EvalInFrame {
     const NAME: &'static str = "eval-in-frame";
     const TITLE: &'static str = "Evaluate in frame";
-    const DESCRIPTION: &'static str = "Evaluate code inside a frame of the held evaluation (on-error `debug`), with its \
-        variables visible: inspect or set them, or define what is missing. An error in it does not lose the held \
-        evaluation.";
+    const DESCRIPTION: &'static str = "Evaluate code inside a frame of the held evaluation (on-error `debug`), with \
+        its variables visible: inspect or set them, or define what is missing. An error in this code leaves the held \
+        evaluation intact.";
     type Arguments = EvalArguments;
     type Content = schema::Evaluation;
 
@@ -114,15 +116,15 @@ impl Offered for EvalInFrame {
         evaluation_hints()
     }
 
-    fn call(_: &Call, arguments: EvalArguments) -> Result<Step, Fault> {
+    fn call(_: &Call, arguments: EvalArguments) -> Result<CallHandler, Fault> {
         let EvalArguments { frame, code, timeout } = arguments;
-        job(move |session, call| {
+        handle_with_job(move |session, call| {
             session.eval_in_frame(frame.0, &code.0, timeout.0, move |outcome| call.answer(outcome))
         })
     }
 }
 
-/// resume-from-frame.
+/// The tool resume-from-frame.
 pub(super) struct ResumeFromFrame;
 
 #[derive(Deserialize, JsonSchema)]
@@ -133,12 +135,12 @@ pub(super) struct ResumeArguments {
     r#return: Option<Text>,
 }
 
-impl Offered for ResumeFromFrame {
+impl ToolSpec for ResumeFromFrame {
     const NAME: &'static str = "resume-from-frame";
     const TITLE: &'static str = "Resume from frame";
-    const DESCRIPTION: &'static str = "Resume the held evaluation (on-error `debug`) at a frame: with `return` as if the frame had \
-        returned these values; without, its function is called again with the same arguments, for instance after you have \
-        redefined it. Returns the values or the next error, held again.";
+    const DESCRIPTION: &'static str = "Resume the held evaluation (on-error `debug`) at a frame: with `return` as if \
+        the frame had returned these values; without, its function is called again with the same arguments, for \
+        instance after you have redefined it. Returns the values or the next error, held again.";
     type Arguments = ResumeArguments;
     type Content = schema::Evaluation;
 
@@ -146,13 +148,15 @@ impl Offered for ResumeFromFrame {
         evaluation_hints()
     }
 
-    fn call(_: &Call, arguments: ResumeArguments) -> Result<Step, Fault> {
+    fn call(_: &Call, arguments: ResumeArguments) -> Result<CallHandler, Fault> {
         let ResumeArguments { frame, r#return } = arguments;
         match r#return {
-            Some(Text(code)) => {
-                job(move |session, call| session.return_from_frame(frame.0, &code, move |outcome| call.answer(outcome)))
-            }
-            None => job(move |session, call| session.restart_frame(frame.0, move |outcome| call.answer(outcome))),
+            Some(Text(code)) => handle_with_job(move |session, call| {
+                session.return_from_frame(frame.0, &code, move |outcome| call.answer(outcome))
+            }),
+            None => handle_with_job(move |session, call| {
+                session.restart_frame(frame.0, move |outcome| call.answer(outcome))
+            }),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! list-definitions.
+//! The tool list-definitions.
 
 use rmcp::model::ToolAnnotations;
 use schemars::JsonSchema;
@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::{Count, Text, text};
-use super::{Call, Fault, Finding, Offered, Step, Traits, inspection, later};
+use super::{Call, CallHandler, CallPolicy, Fault, Finding, ToolSpec, handle_with, inspection};
 use crate::mcp::recovery_context::RecoveryContext;
 use crate::outcome::{Definition, DefinitionFilter, DefinitionQuery, Definitions};
 use crate::report;
 use crate::schema::json;
 
-/// The tool.
+/// The tool list-definitions.
 pub(super) struct ListDefinitions;
 
 #[derive(Deserialize, JsonSchema)]
@@ -20,19 +20,19 @@ pub(super) struct Arguments {
     /// Which kind to list.
     #[serde(default, rename = "type")]
     filter: DefinitionFilter,
-    /// Only this package's, loaded systems' too.
+    /// Only this package, also definitions of loaded systems.
     package: Option<Text>,
     /// How many to list.
     #[serde(default)]
     limit: Count<10_000, 100>,
 }
 
-impl Offered for ListDefinitions {
+impl ToolSpec for ListDefinitions {
     const NAME: &'static str = "list-definitions";
     const TITLE: &'static str = "List definitions";
-    const DESCRIPTION: &'static str = "List what this session defined, with lambda lists and values: functions, variables, macros, \
-        classes, packages, loaded systems (counted).";
-    const TRAITS: Traits = Traits { core: true, ..Traits::LOOKS };
+    const DESCRIPTION: &'static str = "List what this session defined, with lambda lists and values: functions, \
+        variables, macros, classes, packages, loaded systems (counted).";
+    const POLICY: CallPolicy = CallPolicy { core: true, ..CallPolicy::INSPECTION };
     type Arguments = Arguments;
     type Content = Content;
 
@@ -40,12 +40,12 @@ impl Offered for ListDefinitions {
         inspection()
     }
 
-    fn call(_: &Call, arguments: Arguments) -> Result<Step, Fault> {
+    fn call(_: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let Arguments { filter, package, limit } = arguments;
         let query = DefinitionQuery { filter, package: text(package), limit: limit.0 };
-        // What is not there belongs to no kind and no package.
+        // Forms that could not be restored have no kind and no package.
         let is_all = query.filter == DefinitionFilter::All && query.package.is_none();
-        later(move |call| {
+        handle_with(move |call| {
             let session = call.session().clone();
             session.definitions(&query, move |definitions| {
                 let unrestored = call.context.recovery.as_ref().filter(|_| is_all).map(RecoveryContext::unrestored);

@@ -1,4 +1,4 @@
-//! describe-last-error and get-backtrace: the error state. They answer while an evaluation runs.
+//! The tools describe-last-error and get-backtrace. Calls are answered while an evaluation runs.
 
 use std::sync::Arc;
 
@@ -7,9 +7,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::arguments::{Count, Flag, FrameNumber, Most, Text, shown};
+use super::arguments::{Count, Flag, FrameNumber, PositiveNumber, Text, abbreviated};
 use super::debugger::submit_job;
-use super::{Call, Fault, Finding, Offered, Reply, Step, Traits, inspection, later};
+use super::{Call, CallHandler, CallPolicy, Fault, Finding, Reply, ToolSpec, handle_with, inspection};
 use crate::report::{self, FrameRange};
 use crate::schema::{Failure, Summary, json};
 use crate::tool_names;
@@ -17,15 +17,18 @@ use crate::{ErrorRecord, HoldError, Session};
 
 /// Number of frames shown by default.
 const DEFAULT_FRAMES: u64 = 20;
-/// Maximum number of errors in a list, and the number that error-history listed by default in version 0.1.
+/// Maximum number of errors in a list.
 const MAX_LISTED: u64 = 200;
+/// Number of errors that error-history listed by default in version 0.1.
 pub(super) const DEFAULT_LISTED: u64 = 20;
 
-const TRAITS: Traits = Traits { repeatable: true, meanwhile: true, about_errors: true, ..Traits::NONE };
+const POLICY: CallPolicy =
+    CallPolicy { repeatable: true, during_restore: true, reads_error_state: true, ..CallPolicy::NONE };
 
-/// Answers a call with what `find` finds in the error state, once a cancelled evaluation is part of it, or is overdue.
-fn settled(find: impl FnOnce(&Session) -> Result<Reply, Fault> + Send + 'static) -> Result<Step, Fault> {
-    later(move |call| find_settled(call, find))
+/// Answers a call with the result of `find`, once a cancelled evaluation has been recorded in the error state or is
+/// overdue.
+fn handle_settled(find: impl FnOnce(&Session) -> Result<Reply, Fault> + Send + 'static) -> Result<CallHandler, Fault> {
+    handle_with(move |call| find_settled(call, find))
 }
 
 fn find_settled(call: Call, find: impl FnOnce(&Session) -> Result<Reply, Fault> + Send + 'static) {
@@ -39,22 +42,22 @@ fn find_settled(call: Call, find: impl FnOnce(&Session) -> Result<Reply, Fault> 
     });
 }
 
-/// The error that the argument error-id names, or the last one.
+/// Returns the error with the identifier `error-id`, or the last one.
 fn error(session: &Session, id: Option<Text>) -> Result<Option<Arc<ErrorRecord>>, Fault> {
     let Some(Text(id)) = id else { return Ok(session.last_error()) };
     let number = id.trim().trim_start_matches(['E', 'e']).parse().unwrap_or(0);
     session.error(number).map(Some).ok_or_else(|| {
         let known = session.error_history();
         Fault::Value(if known.is_empty() {
-            format!("There is no error {}: no errors in this session.", shown(&id))
+            format!("There is no error {}: no errors in this session.", abbreviated(&id))
         } else {
             let see = tool_names::with(&[DescribeLastError::NAME], " (describe-last-error with `list` shows them)");
-            format!("There is no error {}. The history has {}{see}.", shown(&id), range(&known))
+            format!("There is no error {}. The history has {}{see}.", abbreviated(&id), range(&known))
         })
     })
 }
 
-/// The identifiers of errors, which come newest first.
+/// Describes the identifiers of errors, which are sorted newest first.
 fn range(errors: &[Arc<ErrorRecord>]) -> String {
     match errors {
         [newest, .., oldest] => format!("E{} to E{}", oldest.id, newest.id),
@@ -76,7 +79,7 @@ pub(super) struct ErrorContent {
     unended: Option<u64>,
 }
 
-/// describe-last-error.
+/// The tool describe-last-error.
 pub(super) struct DescribeLastError;
 
 #[derive(Deserialize, JsonSchema)]
@@ -101,12 +104,13 @@ pub(super) struct DescribedContent {
     older: Option<usize>,
 }
 
-impl Offered for DescribeLastError {
+impl ToolSpec for DescribeLastError {
     const NAME: &'static str = "describe-last-error";
     const TITLE: &'static str = "Describe last error";
-    const DESCRIPTION: &'static str = "Explain the last error: type, message, time, restarts, and the top 5 frames. Use it after an \
-        [ERROR]. It stays until an evaluation succeeds; the earlier errors, which `list` shows, stay longer.";
-    const TRAITS: Traits = Traits { core: true, ..TRAITS };
+    const DESCRIPTION: &'static str = "Explain the last error: type, message, time, restarts, and the top 5 frames. \
+        Use it after an [ERROR]. It is kept until an evaluation succeeds; `list` shows earlier errors, which are kept \
+        longer.";
+    const POLICY: CallPolicy = CallPolicy { core: true, ..POLICY };
     type Arguments = DescribeArguments;
     type Content = DescribedContent;
 
@@ -114,22 +118,22 @@ impl Offered for DescribeLastError {
         inspection()
     }
 
-    fn call(_: &Call, arguments: DescribeArguments) -> Result<Step, Fault> {
+    fn call(_: &Call, arguments: DescribeArguments) -> Result<CallHandler, Fault> {
         let DescribeArguments { error_id, list } = arguments;
         match (error_id, list) {
             (Some(_), Some(_)) => Err(Fault::Value(format!("{} takes error-id or list, not both.", Self::NAME))),
-            (None, Some(Count(count))) => settled(move |session| {
+            (None, Some(Count(count))) => handle_settled(move |session| {
                 let mut errors = session.error_history();
                 let shown = errors.len().min(usize::try_from(count).unwrap_or(usize::MAX));
                 let older = errors.split_off(shown).len();
                 Ok(ErrorList { errors, older }.into())
             }),
-            (error_id, None) => settled(|session| Ok(Described(error(session, error_id)?).into())),
+            (error_id, None) => handle_settled(|session| Ok(Described(error(session, error_id)?).into())),
         }
     }
 }
 
-/// An error to describe, if there is one.
+/// The result of describe-last-error for one error.
 #[derive(Debug)]
 struct Described(Option<Arc<ErrorRecord>>);
 
@@ -148,7 +152,7 @@ impl Finding for Described {
     }
 }
 
-/// get-backtrace.
+/// The tool get-backtrace.
 pub(super) struct GetBacktrace;
 
 #[derive(Deserialize, JsonSchema)]
@@ -156,7 +160,7 @@ pub(super) struct GetBacktrace;
 pub(super) struct BacktraceArguments {
     /// How many frames to show.
     #[serde(default = "default_frames")]
-    max_frames: Most,
+    max_frames: PositiveNumber,
     /// The first frame to show.
     #[serde(default)]
     from: FrameNumber,
@@ -167,17 +171,18 @@ pub(super) struct BacktraceArguments {
     error_id: Option<Text>,
 }
 
-fn default_frames() -> Most {
-    Most(DEFAULT_FRAMES)
+fn default_frames() -> PositiveNumber {
+    PositiveNumber(DEFAULT_FRAMES)
 }
 
-impl Offered for GetBacktrace {
+impl ToolSpec for GetBacktrace {
     const NAME: &'static str = "get-backtrace";
     const TITLE: &'static str = "Get backtrace";
-    const DESCRIPTION: &'static str = "Show the call stack of the last error, innermost frame first, with the arguments of each \
-        call and source locations.[[debugger| While an evaluation is held (on-error `debug`), `locals` shows the values that its \
-        variables have now, marked (live).]] Example: {\"from\": 3, \"max-frames\": 1, \"locals\": true}.";
-    const TRAITS: Traits = Traits { core: true, ..TRAITS };
+    const DESCRIPTION: &'static str = "Show the call stack of the last error, innermost frame first, with the \
+        arguments of each call and source locations.[[debugger| While an evaluation is held (on-error `debug`), \
+        `locals` shows the values that its variables have now, marked (live).]] Example: {\"from\": 3, \"max-frames\": \
+        1, \"locals\": true}.";
+    const POLICY: CallPolicy = CallPolicy { core: true, ..POLICY };
     type Arguments = BacktraceArguments;
     type Content = ErrorContent;
 
@@ -185,22 +190,22 @@ impl Offered for GetBacktrace {
         inspection()
     }
 
-    fn call(_: &Call, arguments: BacktraceArguments) -> Result<Step, Fault> {
+    fn call(_: &Call, arguments: BacktraceArguments) -> Result<CallHandler, Fault> {
         let BacktraceArguments { max_frames, from, locals, error_id } = arguments;
         let range = FrameRange { from: from.0, max_frames: max_frames.0, locals: locals.0 };
         let is_last = error_id.is_none();
         let snapshot = move |session: &Session| Ok(Backtrace { error: error(session, error_id)?, range }.into());
         if !(is_last && range.locals) {
-            return settled(snapshot);
+            return handle_settled(snapshot);
         }
-        later(move |call| match call.session().held_error() {
+        handle_with(move |call| match call.session().held_error() {
             Some(error) => live(call, error, range, snapshot),
             None => find_settled(call, snapshot),
         })
     }
 }
 
-/// Answers a call with frames of the held error and the values that their variables have now; with the `snapshot` when the
+/// Answers a call with frames of the held error and the present values of their variables, or with `snapshot` if the
 /// evaluation is not held any more.
 fn live(
     call: Call,
@@ -217,7 +222,7 @@ fn live(
     });
 }
 
-/// Frames of an error, if there is one.
+/// Frames of a recorded error, if there is one.
 #[derive(Debug)]
 struct Backtrace {
     error: Option<Arc<ErrorRecord>>,
@@ -235,7 +240,7 @@ impl Finding for Backtrace {
     }
 }
 
-/// Frames of the held error, with the values that their variables have now.
+/// Frames of the held error, with the present values of their variables.
 #[derive(Debug)]
 struct LiveBacktrace {
     error: ErrorRecord,
@@ -253,7 +258,7 @@ impl Finding for LiveBacktrace {
     }
 }
 
-/// Errors, newest first, and the number of older errors.
+/// A list of errors, newest first, and the number of older ones.
 #[derive(Debug)]
 struct ErrorList {
     errors: Vec<Arc<ErrorRecord>>,
@@ -277,7 +282,7 @@ impl Finding for ErrorList {
     }
 }
 
-/// A reply about errors, while this cancelled evaluation has not ended.
+/// A reply about errors, with a notice that a cancelled evaluation has not ended.
 #[derive(Debug)]
 struct Unsettled {
     evaluation: u64,
@@ -286,7 +291,7 @@ struct Unsettled {
 
 impl Finding for Unsettled {
     fn text(&self, max: usize) -> String {
-        let notice = report::unsettled(self.evaluation);
+        let notice = report::pending_cancellation(self.evaluation);
         format!("{notice}\n\n{}", self.reply.part(max.saturating_sub(notice.len() + 2)))
     }
 

@@ -1,4 +1,4 @@
-//! evaluate-lisp.
+//! The tool evaluate-lisp.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use serde_json::Value;
 use super::arguments::{Flag, Text, Timeout, text};
 use super::background::{self, Job, Wait};
 use super::limits::OnErrorChoice;
-use super::{Call, Fault, Finding, Offered, Step, Traits, ask, evaluation_hints, later};
+use super::{Call, CallHandler, CallPolicy, Fault, Finding, ToolSpec, ask, evaluation_hints, handle_with};
 use crate::schema::{self, json};
 use crate::session::Operation;
 use crate::{OnError, Outcome, report};
 
-/// The tool.
+/// The tool evaluate-lisp.
 pub(super) struct EvaluateLisp;
 
 #[derive(Deserialize, JsonSchema)]
@@ -43,15 +43,15 @@ pub(super) struct Arguments {
     wait: Option<Wait>,
 }
 
-impl Offered for EvaluateLisp {
+impl ToolSpec for EvaluateLisp {
     const NAME: &'static str = "evaluate-lisp";
     const TITLE: &'static str = "Evaluate Lisp";
-    const DESCRIPTION: &'static str = "Evaluate Common Lisp code in the persistent SBCL session: any number of forms, one by one. \
-        Send functions that call each other together. Definitions, variables and `*package*` persist; `*`, `**`, `***` hold \
-        the last values. Answers with [stdout], [stderr], [warnings], then `=> value` for each value of the last form. A \
-        failure answers with [ERROR], type and message, and a [Backtrace][[describe-last-error|; describe-last-error tells \
-        more]].";
-    const TRAITS: Traits = Traits { asks: true, core: true, shown_at_once: true, ..Traits::NONE };
+    const DESCRIPTION: &'static str = "Evaluate Common Lisp code in the persistent SBCL session: any number of forms, \
+        one by one. Send functions that call each other together. Definitions, variables and `*package*` persist; `*`, \
+        `**`, `***` hold the last values. Answers with [stdout], [stderr], [warnings], then `=> value` for each value \
+        of the last form. A failure answers with [ERROR], type and message, and a [Backtrace][[describe-last-error|; \
+        describe-last-error has details]].";
+    const POLICY: CallPolicy = CallPolicy { asks_user: true, core: true, always_loaded: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = schema::Evaluation;
 
@@ -59,31 +59,31 @@ impl Offered for EvaluateLisp {
         evaluation_hints()
     }
 
-    fn call(call: &Call, arguments: Arguments) -> Result<Step, Fault> {
+    fn call(call: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let session = call.session().clone();
         let mut evaluation = crate::Evaluation::new(arguments.code.0);
         evaluation.package = text(arguments.package);
         evaluation.timeout = arguments.timeout.0;
         evaluation.capture_time = arguments.capture_time.0;
         evaluation.record_errors = arguments.record_errors.0;
-        let patience = background::patience(arguments.background, arguments.wait);
-        let on_error = background::on_error(&session, OnErrorChoice::of(arguments.on_error), patience)?;
+        let wait_limit = background::wait_limit(arguments.background, arguments.wait);
+        let on_error = background::on_error(&session, OnErrorChoice::of(arguments.on_error), wait_limit)?;
         evaluation.hold = on_error != OnError::Abort;
         let asks = on_error == OnError::Ask;
         let form_by_form = call.peer.is_form_by_form();
-        later(move |call| {
+        handle_with(move |call| {
             let job = match form_by_form {
                 true => Job::operation(evaluation, Operation::new("evaluate-form")),
                 false => Job::new(evaluation),
             };
-            background::evaluate(call, job, patience, move |call, outcome| {
+            background::evaluate(call, job, wait_limit, move |call, outcome| {
                 if asks { ask::settle(call, outcome) } else { call.reply(outcome) }
             });
         })
     }
 }
 
-/// What an evaluation did.
+/// The result of an evaluation.
 #[derive(Debug)]
 pub(super) struct Evaluated(pub(super) Arc<Outcome>);
 

@@ -1,4 +1,4 @@
-//! find-references.
+//! The tool find-references.
 
 use rmcp::model::ToolAnnotations;
 use schemars::JsonSchema;
@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::{Count, Text, text};
-use super::{Call, Fault, Finding, Offered, Step, Traits, inspection, query};
+use super::{Call, CallHandler, CallPolicy, Fault, Finding, ToolSpec, inspection, query};
 use crate::outcome::References;
 use crate::report;
 use crate::schema::json;
 use crate::session::Operation;
 
-/// The tool.
+/// The tool find-references.
 pub(super) struct FindReferences;
 
 #[derive(Deserialize, JsonSchema)]
@@ -28,7 +28,7 @@ pub(super) struct Arguments {
     package: Option<Text>,
 }
 
-/// As lisp/find-references.lisp has it.
+/// The relations, named as in lisp/find-references.lisp.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Relation {
@@ -43,12 +43,12 @@ enum Relation {
     Tests,
 }
 
-impl Offered for FindReferences {
+impl ToolSpec for FindReferences {
     const NAME: &'static str = "find-references";
     const TITLE: &'static str = "Find references";
-    const DESCRIPTION: &'static str = "List who calls a function, or another relation, a line each: what, where, the line of source \
-        there. Works for loaded and evaluated code: {\"name\": \"*db*\", \"relation\": \"sets\"}.";
-    const TRAITS: Traits = Traits::LOOKS;
+    const DESCRIPTION: &'static str = "List the callers of a function, or another relation: for each its name, place \
+        and source line. Works for loaded and evaluated code: {\"name\": \"*db*\", \"relation\": \"sets\"}.";
+    const POLICY: CallPolicy = CallPolicy::INSPECTION;
     type Arguments = Arguments;
     type Content = References;
 
@@ -56,17 +56,17 @@ impl Offered for FindReferences {
         inspection()
     }
 
-    fn call(_: &Call, arguments: Arguments) -> Result<Step, Fault> {
+    fn call(_: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let name = arguments.name.0;
         let named = name.trim();
         if named.is_empty() {
-            let reason =
-                "find-references: name must be that of a function, variable, macro or class, as my-app:run, not \"\".";
+            let reason = "find-references: name must be that of a function, variable, macro or class, such as my-app:run, not \
+                 \"\".";
             return Err(Fault::Value(reason.to_owned()));
         }
         if named.starts_with("#:") {
             return Err(Fault::Value(format!(
-                "find-references: nothing can refer to {named}: the reader makes another symbol each time."
+                "find-references: nothing can refer to {named}: the reader makes a new symbol each time."
             )));
         }
         let relation = arguments.relation.and_then(|relation| json(&relation).as_str().map(str::to_owned));

@@ -1,4 +1,4 @@
-//! find-symbols.
+//! The tool find-symbols.
 
 use rmcp::model::ToolAnnotations;
 use schemars::JsonSchema;
@@ -6,13 +6,13 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::arguments::{Count, Flag, Text, text};
-use super::{Call, Fault, Finding, Offered, Step, Traits, inspection, query};
+use super::{Call, CallHandler, CallPolicy, Fault, Finding, ToolSpec, inspection, query};
 use crate::outcome::FoundSymbols;
 use crate::report;
 use crate::schema::json;
 use crate::session::Operation;
 
-/// The tool.
+/// The tool find-symbols.
 pub(super) struct FindSymbols;
 
 #[derive(Deserialize, JsonSchema)]
@@ -32,7 +32,7 @@ pub(super) struct Arguments {
     limit: Count<1_000, 30>,
 }
 
-/// As lisp/find-symbols.lisp has it.
+/// The kinds of symbols, named as in lisp/find-symbols.lisp.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Kind {
@@ -44,7 +44,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// What Lisp is told.
+    /// Returns the name that Lisp knows.
     fn name(self) -> &'static str {
         match self {
             Self::Function => "function",
@@ -56,12 +56,13 @@ impl Kind {
     }
 }
 
-impl Offered for FindSymbols {
+impl ToolSpec for FindSymbols {
     const NAME: &'static str = "find-symbols";
     const TITLE: &'static str = "Find symbols";
-    const DESCRIPTION: &'static str = "Search symbols and packages by name, best matches first, with kind, lambda list and first line \
-        of documentation: {\"query\": \"with-*-file\"}.[[describe-symbol| describe-symbol tells all about one.]]";
-    const TRAITS: Traits = Traits::LOOKS;
+    const DESCRIPTION: &'static str = "Search symbols and packages by name, best matches first, with kind, lambda list \
+        and first line of documentation: {\"query\": \"with-*-file\"}.[[describe-symbol| describe-symbol shows one in \
+        full.]]";
+    const POLICY: CallPolicy = CallPolicy::INSPECTION;
     type Arguments = Arguments;
     type Content = FoundSymbols;
 
@@ -69,7 +70,7 @@ impl Offered for FindSymbols {
         inspection()
     }
 
-    fn call(_: &Call, arguments: Arguments) -> Result<Step, Fault> {
+    fn call(_: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let operation = Operation::new(Self::NAME)
             .with("query", arguments.query.0)
             .maybe("package", text(arguments.package))

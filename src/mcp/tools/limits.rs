@@ -1,4 +1,4 @@
-//! configure-limits.
+//! The tool configure-limits.
 
 use rmcp::model::ToolAnnotations;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -7,12 +7,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::arguments::{AnswerCharacters, OutputCharacters, Timeout};
-use super::{Call, Fault, Finding, Offered, Step, Traits, now};
+use super::{Call, CallHandler, CallPolicy, Fault, Finding, ToolSpec, reply_with};
 use crate::schema::json;
 use crate::tool_names;
 use crate::{Limits, OnError, TimeLimit, report};
 
-/// The tool.
+/// The tool configure-limits.
 pub(super) struct ConfigureLimits;
 
 #[derive(Deserialize, JsonSchema)]
@@ -30,12 +30,13 @@ pub(super) struct Arguments {
     on_error: Option<OnErrorChoice>,
 }
 
-impl Offered for ConfigureLimits {
+impl ToolSpec for ConfigureLimits {
     const NAME: &'static str = "configure-limits";
     const TITLE: &'static str = "Configure limits";
-    const DESCRIPTION: &'static str = "Show the session's limits and, with arguments, change them for later evaluations: when work \
-        needs longer (TIMEOUT) or output was cut[[debugger|, or to hold every failure (on-error)]].";
-    const TRAITS: Traits = Traits { repeatable: true, meanwhile: true, core: true, ..Traits::NONE };
+    const DESCRIPTION: &'static str = "Show the session's limits and, with arguments, change them for later \
+        evaluations: when work needs longer (TIMEOUT) or output was cut[[debugger|, or to hold every failure \
+        (on-error)]].";
+    const POLICY: CallPolicy = CallPolicy { repeatable: true, during_restore: true, core: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = Content;
 
@@ -43,7 +44,7 @@ impl Offered for ConfigureLimits {
         ToolAnnotations::new().read_only(false).destructive(false).idempotent(true).open_world(false)
     }
 
-    fn call(call: &Call, arguments: Arguments) -> Result<Step, Fault> {
+    fn call(call: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let session = call.session();
         let mut limits = session.limits();
         let before = limits;
@@ -64,7 +65,7 @@ impl Offered for ConfigureLimits {
         if limits != before {
             session.set_limits(limits);
         }
-        now(limits)
+        reply_with(limits)
     }
 }
 
@@ -94,7 +95,7 @@ impl Finding for Limits {
     }
 }
 
-/// What to do on a failure: `debug` only where there are tools for what is held.
+/// A value of `on-error`. `debug` is allowed only if tools for a held evaluation are listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct OnErrorChoice(pub(super) OnError);
 
@@ -111,7 +112,7 @@ impl<'de> Deserialize<'de> for OnErrorChoice {
         let offered = || OnError::ALL.into_iter().filter(offered);
         offered().find(|choice| value == choice.name()).map(Self).ok_or_else(|| {
             let names: Vec<_> = offered().map(OnError::name).collect();
-            D::Error::custom(super::arguments::not(&format!("one of {}", names.join(", ")), &value))
+            D::Error::custom(super::arguments::mismatch(&format!("one of {}", names.join(", ")), &value))
         })
     }
 }
@@ -131,7 +132,7 @@ impl JsonSchema for OnErrorChoice {
         "OnError".into()
     }
 
-    /// With all values: the tool set takes out what it does not offer.
+    /// The schema has all values. The tool set removes those that it does not offer.
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({"type": "string", "enum": OnError::ALL.map(OnError::name)})
     }

@@ -1,4 +1,4 @@
-//! load-system.
+//! The tool load-system.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -12,16 +12,16 @@ use serde::{Deserialize, Serialize};
 use super::arguments::{Flag, Text, Timeout, text};
 use super::background::{self, Wait};
 use super::limits::OnErrorChoice;
-use super::system::{Definitions, System, absolute, existing, pathname};
-use super::{Call, Fault, Offered, Step, Traits, ask, evaluation_hints, later};
+use super::system::{DefinitionCache, System, absolute_path, existing_directory, pathname};
+use super::{Call, CallHandler, CallPolicy, Fault, ToolSpec, ask, evaluation_hints, handle_with};
 use crate::schema;
 use crate::session::Operation;
 use crate::{Evaluation, OnError, Session, TimeLimit, report};
 
-/// The time limit where none is given.
-const TIMEOUT: Duration = Duration::from_secs(600);
+/// Time limit by default.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The tool.
+/// The tool load-system.
 pub(super) struct LoadSystem;
 
 #[derive(Deserialize, JsonSchema)]
@@ -29,14 +29,14 @@ pub(super) struct LoadSystem;
 pub(super) struct Arguments {
     /// An ASDF system, as `my-app/tests`.
     system: Option<Text>,
-    /// Or a .lisp, .fasl or .asd file, or a directory with an .asd.
+    /// In place of `system`: a .lisp, .fasl or .asd file, or a directory with an .asd.
     path: Option<Text>,
     /// Reload what is up to date: the system it`self`, or `all` it depends on.
     #[serde(default)]
     force: Force,
     /// Where to look for the .asd first.
     directory: Option<Text>,
-    /// Current package meanwhile.
+    /// Current package during the load.
     package: Option<Text>,
     /// Seconds until TIMEOUT; 0: no limit. Default: 600.
     #[serde(default)]
@@ -61,7 +61,7 @@ enum Force {
 }
 
 impl Force {
-    /// What Lisp is told.
+    /// Returns the name that Lisp knows.
     fn name(self) -> Option<&'static str> {
         match self {
             Self::None => None,
@@ -71,7 +71,7 @@ impl Force {
     }
 }
 
-/// What an evaluation did, and what it loaded.
+/// The result of an evaluation, with a report of what it loaded.
 #[derive(JsonSchema)]
 #[allow(dead_code, reason = "the content of any evaluation has what was loaded: this is its schema")]
 pub(super) struct Content {
@@ -80,14 +80,16 @@ pub(super) struct Content {
     loaded: Option<schema::LoadReport>,
 }
 
-impl Offered for LoadSystem {
+impl ToolSpec for LoadSystem {
     const NAME: &'static str = "load-system";
     const TITLE: &'static str = "Load a system or file";
-    const DESCRIPTION: &'static str = "Load an ASDF system with its dependencies, or a Lisp file, into the session; compiles what \
-        changed on disk. Use it after editing files, in place of asdf:load-system. Finds a system by name, or by the .asd \
-        file in or near `directory`. [warnings] have file, line and form; [notice] names \
-        variables that keep an old value, and definitions that a file no longer has. Example: {\"system\": \"my-app\"}.";
-    const TRAITS: Traits = Traits { searches: true, asks: true, core: true, ..Traits::NONE };
+    const DESCRIPTION: &'static str = "Load an ASDF system with its dependencies, or a Lisp file, into the session; \
+        compiles what changed on disk. Use it after editing files, in place of asdf:load-system. Finds a system by \
+        name, or by the .asd file in or near `directory`. [warnings] have file, line and form; [notice] names \
+        variables that keep an old value, and definitions that a file no longer has. Example: {\"system\": \
+        \"my-app\"}.";
+    const POLICY: CallPolicy =
+        CallPolicy { searches_directories: true, asks_user: true, core: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = Content;
 
@@ -95,7 +97,7 @@ impl Offered for LoadSystem {
         evaluation_hints()
     }
 
-    fn call(call: &Call, arguments: Arguments) -> Result<Step, Fault> {
+    fn call(call: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let session = call.session().clone();
         let force = arguments.force.name();
         let [system, path, directory] = [arguments.system, arguments.path, arguments.directory].map(text);
@@ -103,17 +105,17 @@ impl Offered for LoadSystem {
         let mut evaluation = Evaluation::new(target.code(force));
         let operation = target.operation(force);
         evaluation.package = text(arguments.package);
-        let patience = background::patience(arguments.background, arguments.wait);
+        let wait_limit = background::wait_limit(arguments.background, arguments.wait);
         evaluation.timeout = match arguments.timeout.0 {
-            TimeLimit::Default if patience.is_none() => TimeLimit::Of(TIMEOUT),
+            TimeLimit::Default if wait_limit.is_none() => TimeLimit::Of(DEFAULT_TIMEOUT),
             limit => limit,
         };
-        let on_error = background::on_error(&session, OnErrorChoice::of(arguments.on_error), patience)?;
+        let on_error = background::on_error(&session, OnErrorChoice::of(arguments.on_error), wait_limit)?;
         evaluation.hold = on_error != OnError::Abort;
         let asks = on_error == OnError::Ask;
-        let job = background::Job::operation(evaluation, operation).reporting(Session::progress_so_far);
-        later(move |call| {
-            background::evaluate(call, job, patience, move |call, outcome| {
+        let job = background::Job::operation(evaluation, operation).with_progress_text(Session::progress_so_far);
+        handle_with(move |call| {
+            background::evaluate(call, job, wait_limit, move |call, outcome| {
                 let outcome = if outcome.is_error() { outcome } else { Arc::new(report::with_brief_output(&outcome)) };
                 if asks { ask::settle(call, outcome) } else { call.reply(outcome) }
             });
@@ -121,7 +123,7 @@ impl Offered for LoadSystem {
     }
 }
 
-/// What is to be loaded.
+/// The system or file to load.
 #[derive(Debug)]
 enum Target {
     System(System),
@@ -132,11 +134,11 @@ impl Target {
     fn of(system: Option<&str>, path: Option<&str>, directory: Option<&str>) -> Result<Self, Fault> {
         match (system, path, directory) {
             (Some(_), Some(_), _) => Err(Fault::Value(format!("{} takes system or path, not both.", LoadSystem::NAME))),
-            (Some(system), None, _) => System::find(system, directory, &Definitions::default()).map(Self::System),
+            (Some(system), None, _) => System::find(system, directory, &DefinitionCache::default()).map(Self::System),
             (None, Some(path), _) => {
                 let path = match directory {
-                    Some(directory) => existing(directory)?.join(path),
-                    None => absolute(path)?,
+                    Some(directory) => existing_directory(directory)?.join(path),
+                    None => absolute_path(path)?,
                 };
                 if path.is_dir() {
                     System::of_directory(&path).map(Self::System)
@@ -146,7 +148,7 @@ impl Target {
                     Ok(Self::File(path))
                 }
             }
-            (None, None, Some(directory)) => System::of_directory(&existing(directory)?).map(Self::System),
+            (None, None, Some(directory)) => System::of_directory(&existing_directory(directory)?).map(Self::System),
             (None, None, None) => Err(Fault::Value(format!(
                 "{} needs the argument system or path. It takes: system, path, force, directory, package, timeout, on-error, \
                  background, wait.",
@@ -155,7 +157,7 @@ impl Target {
         }
     }
 
-    /// What evaluates to the same.
+    /// Returns code with the same effect.
     fn code(&self, force: Option<&str>) -> String {
         match self {
             Self::System(system) => system.code(force),
@@ -166,7 +168,7 @@ impl Target {
     fn operation(&self, force: Option<&str>) -> Operation {
         let load = Operation::new("load");
         match self {
-            Self::System(system) => system.of(load.maybe("force", force)),
+            Self::System(system) => system.add_to(load.maybe("force", force)),
             Self::File(path) => load.with("path", path.display().to_string()),
         }
     }

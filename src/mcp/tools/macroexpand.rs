@@ -1,4 +1,4 @@
-//! macroexpand.
+//! The tool macroexpand.
 
 use rmcp::model::ToolAnnotations;
 use schemars::JsonSchema;
@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::{Text, text};
-use super::{Call, Fault, Finding, Offered, Step, Traits, inspection, query};
+use super::{Call, CallHandler, CallPolicy, Fault, Finding, ToolSpec, inspection, query};
 use crate::outcome::{Expansion, ExpansionError, ExpansionStep};
 use crate::report;
 use crate::schema::json;
 use crate::session::Operation;
 
-/// The tool.
+/// The tool macroexpand.
 pub(super) struct MacroExpand;
 
 #[derive(Deserialize, JsonSchema)]
@@ -26,7 +26,7 @@ pub(super) struct Arguments {
     package: Option<Text>,
 }
 
-/// As lisp/macroexpand.lisp has it.
+/// The depths of expansion, named as in lisp/macroexpand.lisp.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Depth {
@@ -36,12 +36,12 @@ enum Depth {
     All,
 }
 
-impl Offered for MacroExpand {
+impl ToolSpec for MacroExpand {
     const NAME: &'static str = "macroexpand";
     const TITLE: &'static str = "Expand macros";
-    const DESCRIPTION: &'static str = "Expand a macro form, as source, with the steps named. Evaluates nothing but macro functions: \
-        {\"form\": \"(with-open-file (s p) (read s))\"}.";
-    const TRAITS: Traits = Traits::LOOKS;
+    const DESCRIPTION: &'static str = "Expand a macro form, as source, with the steps named. Evaluates nothing but \
+        macro functions: {\"form\": \"(with-open-file (s p) (read s))\"}.";
+    const POLICY: CallPolicy = CallPolicy::INSPECTION;
     type Arguments = Arguments;
     type Content = Content;
 
@@ -49,7 +49,7 @@ impl Offered for MacroExpand {
         inspection()
     }
 
-    fn call(_: &Call, arguments: Arguments) -> Result<Step, Fault> {
+    fn call(_: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let depth = match arguments.depth {
             Depth::Once => "once",
             Depth::Full => "full",
@@ -63,7 +63,7 @@ impl Offered for MacroExpand {
     }
 }
 
-/// What the form expands to.
+/// The expansion of a form.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Content {
     steps: Vec<ExpansionStep>,

@@ -1,4 +1,4 @@
-//! The tools: one small file a family, each with its definitions and its calls.
+//! The MCP tools. Each family of tools has a file with its definitions and calls.
 
 mod abort_evaluation;
 mod arguments;
@@ -13,7 +13,7 @@ mod errors;
 mod evaluate;
 mod find_references;
 mod find_symbols;
-mod former;
+mod former_names;
 mod limits;
 mod load_system;
 mod macroexpand;
@@ -33,71 +33,71 @@ use rmcp::model::{CallToolRequestParams, ErrorData, JsonObject, MetaObject, Tool
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
-use super::Offer;
+use super::ToolOptions;
 use super::recovery_context::RecoveryContext;
 use super::reply::{Finding, Refused, Reply};
 use crate::outcome::{Image, Record, of_kind};
 use crate::recovery::checkpoint::save::Saver;
 use crate::recovery::checkpoint::store::Checkpoints;
-use crate::recovery::messages::replaced;
-use crate::recovery::restore::Restoration;
+use crate::recovery::messages::outcome_after_reset;
+use crate::recovery::replay::ReplayEnd;
 use crate::rpc::inflight::Inflight;
 use crate::rpc::route::call_of_job;
 use crate::schema::{schema_of_arguments, schema_of_result};
 use crate::session::Operation;
 use crate::{Outcome, Session};
-pub(crate) use arguments::parted;
+pub(crate) use arguments::split_names;
 pub(super) use call::Call;
-pub(super) use former::translated;
-pub(in crate::mcp) use registry::Listener;
+pub(super) use former_names::translate_former_call;
 pub(crate) use registry::Registry;
+pub(in crate::mcp) use registry::ToolListObserver;
 pub(crate) use run_tests::{MAX_SUSPECTS, TEST_TIMEOUT_RANGE};
 pub(super) use system::System;
 pub(crate) use tool_set::ToolSet;
 
-/// What the tools work with.
+/// The context in which a client's tools run.
 #[derive(Debug)]
 pub(super) struct ToolContext {
     session: Session,
     inflight: Arc<Inflight>,
-    /// Present where a supervisor replaces the image when it is lost.
+    /// Present if a supervisor replaces a lost image.
     pub(super) recovery: Option<RecoveryContext>,
-    /// Absent where none are kept.
+    /// Absent in a program that keeps no checkpoints.
     checkpoints: Option<Checkpoints>,
-    offer: Offer,
-    /// What users are asked between two calls.
+    options: ToolOptions,
+    /// Questions to the user that repeated calls answer.
     questions: Mutex<ask::Questions>,
 }
 
 impl ToolContext {
-    /// What serves one client.
+    /// Creates the context of the first client.
     pub(super) fn new(
         session: Session,
         inflight: Arc<Inflight>,
         recovery: Option<RecoveryContext>,
         checkpoints: Option<Checkpoints>,
-        offer: Offer,
+        options: ToolOptions,
     ) -> Arc<Self> {
-        offer.registry.name_listed_tools();
-        if !offer.registry.tools().has(reset::ResetSession::NAME) {
+        options.registry.publish_tool_names();
+        if !options.registry.tools().has(reset::ResetSession::NAME) {
             session.query(&Operation::new("forbid-resets"), |_| ());
         }
-        Arc::new(Self { session, inflight, recovery, checkpoints, offer, questions: Mutex::default() })
+        Arc::new(Self { session, inflight, recovery, checkpoints, options, questions: Mutex::default() })
     }
 
-    /// The same for another client, by a connection of its own.
-    pub(super) fn beside(&self, session: Session, inflight: Arc<Inflight>) -> Arc<Self> {
-        let recovery = self.recovery.as_ref().map(|recovery| recovery.beside(&session));
-        Self::new(session, inflight, recovery, self.checkpoints.clone(), self.offer.clone())
+    /// Creates the context of another client, which has a connection of its own.
+    pub(super) fn for_attached(&self, session: Session, inflight: Arc<Inflight>) -> Arc<Self> {
+        let recovery = self.recovery.as_ref().map(|recovery| recovery.for_attached(&session));
+        Self::new(session, inflight, recovery, self.checkpoints.clone(), self.options.clone())
     }
 
-    /// What the server tells a model of itself.
+    /// Returns the server's instructions for a model.
     pub(super) fn instructions(&self) -> String {
-        self.offer.registry.tools().instructions(self.offer.joinable)
+        self.options.registry.tools().instructions(self.options.attachable)
     }
 
     pub(super) fn registry(&self) -> &Registry {
-        &self.offer.registry
+        &self.options.registry
     }
 
     pub(super) fn session(&self) -> &Session {
@@ -108,53 +108,54 @@ impl ToolContext {
         &self.inflight
     }
 
-    /// Has the client be told what became of the image before.
-    pub(super) fn tell_of_replacement(&self) {
+    /// Reports the replacement of the last image to the client.
+    pub(super) fn report_replacement(&self) {
         if let Some(recovery) = &self.recovery {
-            recovery.tell_of_replacement(&self.session);
+            recovery.report_replacement(&self.session);
         }
     }
 
-    /// Has the thread that reads look what is due.
-    pub(super) fn look_again(&self) {
+    /// Wakes the event loop, which then runs expired timers.
+    pub(super) fn wake_event_loop(&self) {
         if let Some(recovery) = &self.recovery {
-            recovery.look_again();
+            recovery.wake_event_loop();
         }
     }
 
-    /// What saves checkpoints, where there are any.
+    /// Returns a saver of checkpoints, if any are kept.
     fn saver(&self) -> Option<Saver> {
         let checkpoints = self.checkpoints.clone()?;
         let reports = self.recovery.as_ref().map(|recovery| recovery.saves.clone());
         Some(Saver { session: self.session.clone(), checkpoints, reports })
     }
 
-    /// Characters that an answer may have.
+    /// Returns the maximum number of characters in an answer.
     fn max_answer(&self) -> usize {
         usize::try_from(self.session.limits().max_answer).unwrap_or(usize::MAX)
     }
 
-    /// What `tools/list` shows.
+    /// Returns the tools for `tools/list`.
     pub(super) fn list(&self) -> Vec<Tool> {
-        let mut tools = self.offer.registry.tools().tools();
-        if !self.offer.structured {
+        let mut tools = self.options.registry.tools().tools();
+        if !self.options.structured {
             tools.iter_mut().for_each(|tool| tool.output_schema = None);
         }
         tools
     }
 
-    /// Why a call of this tool is none.
+    /// Returns the error for a call of an unknown tool.
     fn no_such_tool(&self, name: &str) -> Fault {
-        Fault::Protocol(ErrorData::invalid_params(no_such_tool(name, &self.offer.registry.tools().tools()), None))
+        Fault::Protocol(ErrorData::invalid_params(no_such_tool(name, &self.options.registry.tools().tools()), None))
     }
 }
 
-/// Why a tool has nothing to say.
+/// The reason why a tool has no result.
 #[derive(Debug)]
 enum Fault {
-    /// The request is not one for this tool: the client's fault.
+    /// The request is malformed, which is the client's fault.
     Protocol(ErrorData),
-    /// A wrong value, in a sentence for whoever chose it: the model sees results, but often no protocol errors.
+    /// An argument has a wrong value. The text is a sentence for the model, which sees results, but often no protocol
+    /// errors.
     Value(String),
 }
 
@@ -164,110 +165,111 @@ impl<T: std::error::Error> From<T> for Fault {
     }
 }
 
-/// What is done with a call once its arguments are found right: it is answered then, or later.
-type Step = Box<dyn FnOnce(Call) + Send>;
+/// A function that answers a call whose arguments are valid, now or later.
+type CallHandler = Box<dyn FnOnce(Call) + Send>;
 
-/// What is done with a call, which answers it some time.
-fn later(work: impl FnOnce(Call) + Send + 'static) -> Result<Step, Fault> {
+/// Handles a call by `work`, which answers it now or later.
+fn handle_with(work: impl FnOnce(Call) + Send + 'static) -> Result<CallHandler, Fault> {
     Ok(Box::new(work))
 }
 
 /// Answers a call at once.
-fn now(reply: impl Into<Reply>) -> Result<Step, Fault> {
+fn reply_with(reply: impl Into<Reply>) -> Result<CallHandler, Fault> {
     let reply = reply.into();
-    later(move |call| call.reply(reply))
+    handle_with(move |call| call.reply(reply))
 }
 
-/// Answers a call with what this query finds.
-fn query<F: From<Vec<Record>> + Finding + 'static>(operation: Operation) -> Result<Step, Fault> {
-    later(move |call| {
+/// Answers a call with the result of a query.
+fn query<F: From<Vec<Record>> + Finding + 'static>(operation: Operation) -> Result<CallHandler, Fault> {
+    handle_with(move |call| {
         let session = call.session().clone();
         session.query(&operation, move |found| call.answer(found.map(F::from)));
     })
 }
 
-/// Calls `then` with the name of the package that the session is in, should that be to be had.
+/// Calls `then` with the name of the session's package, or with `None` if the query fails.
 fn with_package(session: &Session, then: impl FnOnce(Option<String>) + Send + 'static) {
     session.query(&Operation::new("image-name"), move |records| {
         then(records.ok().and_then(|records| Some(of_kind::<Image>(&records).next()?.package.clone())));
     });
 }
 
-/// A tool.
-trait Offered {
-    /// What it is called.
+/// A tool: its definition and its calls.
+trait ToolSpec {
+    /// The name in calls.
     const NAME: &'static str;
-    /// What people read in its place.
+    /// The name for people.
     const TITLE: &'static str;
-    /// What it does, and when to use it. What is within `[[tool|...]]` is said where that tool is listed.
+    /// The description: what the tool does, and when to use it. Text within `[[tool|...]]` is included only if that
+    /// tool is listed.
     const DESCRIPTION: &'static str;
-    /// What is promised of its calls, beside what they are asked.
-    const TRAITS: Traits = Traits::NONE;
-    /// The arguments of a call. Their documentation is their description.
+    /// The treatment of the tool's calls.
+    const POLICY: CallPolicy = CallPolicy::NONE;
+    /// The arguments of a call. Their doc comments are the descriptions that clients read.
     type Arguments: DeserializeOwned + JsonSchema;
     /// The structured content of a result.
     type Content: JsonSchema;
 
-    /// What clients may expect of a call.
+    /// Returns the hints about the tool's effects.
     fn hints() -> ToolAnnotations;
 
-    /// Begins a call.
-    fn call(call: &Call, arguments: Self::Arguments) -> Result<Step, Fault>;
+    /// Validates a call and returns its handler.
+    fn call(call: &Call, arguments: Self::Arguments) -> Result<CallHandler, Fault>;
 }
 
-/// How calls of a tool are treated.
+/// The treatment of a tool's calls.
 #[derive(Debug, Clone, Copy)]
-struct Traits {
-    /// It may be called again when the image was lost before it answered.
+struct CallPolicy {
+    /// A call may be repeated if the image was lost before it was answered.
     repeatable: bool,
-    /// It answers while an image is being restored.
-    meanwhile: bool,
-    /// It tells of the error state, which a cancelled evaluation may be yet to become part of.
-    about_errors: bool,
-    /// It searches directories before it waits for Lisp, which may take seconds.
-    searches: bool,
-    /// A call may have to be repeated with what a person answered.
-    asks: bool,
-    /// It is part of the working loop: `--tools core`.
+    /// Calls are answered while an image is being restored.
+    during_restore: bool,
+    /// The answer depends on the error state, which a cancelled evaluation may still change.
+    reads_error_state: bool,
+    /// A call searches directories before it waits for Lisp, which may take seconds.
+    searches_directories: bool,
+    /// A call may have to be repeated with the user's answer to a question.
+    asks_user: bool,
+    /// The tool is part of the working loop (`--tools core`).
     core: bool,
-    /// Clients that show tools only on demand show it at once.
-    shown_at_once: bool,
+    /// Clients that load tools on demand load this one at once.
+    always_loaded: bool,
 }
 
-impl Traits {
+impl CallPolicy {
     const NONE: Self = Self {
         repeatable: false,
-        meanwhile: false,
-        about_errors: false,
-        searches: false,
-        asks: false,
+        during_restore: false,
+        reads_error_state: false,
+        searches_directories: false,
+        asks_user: false,
         core: false,
-        shown_at_once: false,
+        always_loaded: false,
     };
-    /// Those of a tool that only looks.
-    const LOOKS: Self = Self { repeatable: true, ..Self::NONE };
+    /// The policy of a tool that changes nothing.
+    const INSPECTION: Self = Self { repeatable: true, ..Self::NONE };
 }
 
-/// A tool in the table of all.
+/// A row in the table of tools.
 struct Entry {
     name: &'static str,
-    traits: Traits,
+    policy: CallPolicy,
     define: fn() -> Tool,
-    call: fn(&Call, &Tool, JsonObject) -> Result<Step, Fault>,
+    call: fn(&Call, &Tool, JsonObject) -> Result<CallHandler, Fault>,
 }
 
-const fn entry<T: Offered>() -> Entry {
+const fn entry<T: ToolSpec>() -> Entry {
     Entry {
         name: T::NAME,
-        traits: T::TRAITS,
+        policy: T::POLICY,
         define: define::<T>,
         call: |call, tool, map| T::call(call, arguments::read(tool, map)?),
     }
 }
 
-/// Makes a tool's definition.
-fn define<T: Offered>() -> Tool {
-    // What is so by default (MCP 2025-11-25, ToolAnnotations) takes room in every list.
+/// Creates a tool's definition.
+fn define<T: ToolSpec>() -> Tool {
+    // Hints with the default value are left out to keep the list short (MCP 2025-11-25, ToolAnnotations).
     let mut hints = T::hints();
     hints.idempotent_hint = hints.idempotent_hint.filter(|idempotent| *idempotent);
     hints.open_world_hint = hints.open_world_hint.filter(|open| !open);
@@ -275,13 +277,13 @@ fn define<T: Offered>() -> Tool {
         .with_title(T::TITLE)
         .with_annotations(hints);
     tool.output_schema = Some(Arc::new(schema_of_result::<T::Content>()));
-    if T::TRAITS.shown_at_once {
+    if T::POLICY.always_loaded {
         tool.meta = Some(MetaObject(JsonObject::from_iter([("anthropic/alwaysLoad".to_owned(), true.into())])));
     }
     tool
 }
 
-/// The tools, in the order of the list: evaluate, load, test, look up, errors, debugger, all else.
+/// All tools in the order of the list: evaluation, loading, tests, lookup, errors, debugger, others.
 static TOOLS: [Entry; 20] = [
     entry::<evaluate::EvaluateLisp>(),
     entry::<load_system::LoadSystem>(),
@@ -305,24 +307,24 @@ static TOOLS: [Entry; 20] = [
     entry::<limits::ConfigureLimits>(),
 ];
 
-/// Their definitions, in the same order.
+/// The definitions of [`TOOLS`], in the same order.
 static DEFINITIONS: LazyLock<Vec<Tool>> = LazyLock::new(|| TOOLS.iter().map(|tool| (tool.define)()).collect());
 
-/// The definition of each tool.
+/// Returns the definitions of all tools.
 fn all() -> Vec<Tool> {
     DEFINITIONS.clone()
 }
 
-/// Finds a tool and its definition.
+/// Finds a tool and its definition by name.
 fn find(name: &str) -> Option<(&'static Entry, &'static Tool)> {
     TOOLS.iter().zip(&*DEFINITIONS).find(|(tool, _)| tool.name == name)
 }
 
-fn traits(name: &str) -> Traits {
-    find(name).map_or(Traits::NONE, |(tool, _)| tool.traits)
+fn policy(name: &str) -> CallPolicy {
+    find(name).map_or(CallPolicy::NONE, |(tool, _)| tool.policy)
 }
 
-/// What an outcome is told as: by what it has in it.
+/// Returns the reply for an outcome, chosen by the kinds of its records.
 pub(super) fn reply_of(outcome: Arc<Outcome>) -> Reply {
     match () {
         () if tracing::is_traced(&outcome) => tracing::Traced(outcome).into(),
@@ -332,34 +334,35 @@ pub(super) fn reply_of(outcome: Arc<Outcome>) -> Reply {
     }
 }
 
-/// How similar a name is, from 0 to 1, that may be what was meant.
-const NEAR: f64 = 0.8;
-/// Characters of a name that are compared.
-const LONG: usize = 100;
+/// Similarity, from 0 to 1, above which a known name is suggested for an unknown one.
+const MIN_SIMILARITY: f64 = 0.8;
+/// Maximum number of characters compared.
+const MAX_COMPARED: usize = 100;
 
 /// Returns true for a tool that searches directories before it waits for Lisp, which may take seconds.
 pub(super) fn searches_directories(tool: &str) -> bool {
-    former::successors(tool).into_iter().any(|tool| traits(tool).searches)
+    former_names::successors(tool).into_iter().any(|tool| policy(tool).searches_directories)
 }
 
-/// Calls a tool, as soon as the image is as it was.
+/// Calls a tool once the image is restored.
 pub(super) fn call(call: Call, request: CallToolRequestParams) {
-    let traits = traits(&request.name);
+    let policy = policy(&request.name);
     match call.context.recovery.clone() {
-        // One about errors does not answer when it is yet to be told what became of an evaluation that was cancelled.
+        // A tool that reads the error state waits, even if it could answer during the restore, if a cancelled
+        // evaluation of its client is still to be recorded there.
         Some(recovery)
             if recovery.is_restoring()
-                && (!traits.meanwhile || traits.about_errors && recovery.has_cancelled(call.session())) =>
+                && (!policy.during_restore || policy.reads_error_state && recovery.has_cancelled(call.session())) =>
         {
             let progress = recovery.clone();
-            call.waiting().report_waiting(move || progress.progress());
-            recovery.when_restored(move |restoration| match restoration {
-                // Its client wants no answer any more.
+            call.pending().report_waiting(move || progress.progress());
+            recovery.when_restored(move |end| match end {
+                // Cancelled meanwhile.
                 _ if !call.is_awaited() => {}
-                Restoration::Over => call_now(call, request),
-                // Another image answers.
-                Restoration::GivenUp if traits.repeatable => call.leave(),
-                Restoration::GivenUp => call.reply(replaced()),
+                ReplayEnd::Complete => call_now(call, request),
+                // The next image answers.
+                ReplayEnd::Abandoned if policy.repeatable => call.leave_unanswered(),
+                ReplayEnd::Abandoned => call.reply(outcome_after_reset()),
             });
         }
         _ => call_now(call, request),
@@ -370,62 +373,63 @@ fn call_now(mut call: Call, request: CallToolRequestParams) {
     let CallToolRequestParams { name, arguments, request_state, input_responses, .. } = request;
     let session = call.session().clone();
     if let Some(recovery) = &call.context.recovery {
-        if let Some(lost) = recovery.lost_question(call.number) {
+        if let Some(lost) = recovery.lost_inspection(call.first_job) {
             return call.refuse(Fault::Value(lost));
         }
-        let returns = name == checkpoint::Checkpoint::NAME && recovery.returned_for(call_of_job(call.number)).is_some();
-        if !traits(&name).repeatable && !returns && recovery.has_begun(call.number) {
+        let returns =
+            name == checkpoint::Checkpoint::NAME && recovery.restore_outcome(call_of_job(call.first_job)).is_some();
+        if !policy(&name).repeatable && !returns && recovery.has_begun(call.first_job) {
             let lost = recovery.lost_outcome(&session);
             return call.reply(lost);
         }
-        session.number_from(call.number);
+        session.number_jobs_from(call.first_job);
     }
     let arguments = arguments.unwrap_or_default();
-    let step = match find(&name).filter(|_| call.context.offer.registry.tools().has(&name)) {
+    let handler = match find(&name).filter(|_| call.context.options.registry.tools().has(&name)) {
         None => Err(call.context.no_such_tool(&name)),
         Some((tool, definition)) => {
-            if tool.traits.asks {
-                call.asked = Some(ask::Asked::new(&call.context, &arguments));
+            if tool.policy.asks_user {
+                call.ask_state = Some(ask::AskState::new(&call.context, &arguments));
             }
-            match request_state.filter(|_| tool.traits.asks) {
+            match request_state.filter(|_| tool.policy.asks_user) {
                 None => (tool.call)(&call, definition, arguments),
-                Some(state) => ask::go_on(&call, &state, input_responses),
+                Some(state) => ask::resume(&call, &state, input_responses),
             }
         }
     };
-    match step {
-        Ok(step) => step(call),
+    match handler {
+        Ok(handler) => handler(call),
         Err(fault) => call.refuse(fault),
     }
 }
 
-/// Takes over what another client holds for debugging: evaluation `id`, or the one that there is.
-pub(super) fn take_over(call: Call, id: Option<u64>) {
-    let taken = call.session().take_over(id);
-    call.answer(taken);
+/// Moves an evaluation that another client holds to this client: evaluation `id`, or the only one.
+pub(super) fn adopt_held(call: Call, id: Option<u64>) {
+    let adopted = call.session().take_over(id);
+    call.answer(adopted);
 }
 
-/// What to say of a tool that there is not: near names, and all there are.
+/// Returns the message about an unknown tool, with similar names and all names.
 fn no_such_tool(name: &str, all: &[Tool]) -> String {
     let all: Vec<_> = all.iter().map(|tool| &*tool.name).collect();
-    let written: String = name.chars().take(LONG).collect::<String>().to_ascii_lowercase().replace('_', "-");
+    let written: String = name.chars().take(MAX_COMPARED).collect::<String>().to_ascii_lowercase().replace('_', "-");
     let mut near: Vec<_> = all
         .iter()
         .map(|known| (strsim::jaro_winkler(&written, known), *known))
-        .filter(|(similarity, _)| *similarity > NEAR)
+        .filter(|(similarity, _)| *similarity > MIN_SIMILARITY)
         .collect();
     near.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     let near: Vec<_> = near.into_iter().take(3).map(|(_, name)| name).collect();
     let near = if near.is_empty() { String::new() } else { format!(" Did you mean {}?", near.join(", ")) };
-    format!("There is no tool {}.{near} There are: {}.", arguments::shown(name), all.join(", "))
+    format!("There is no tool {}.{near} Tools: {}.", arguments::abbreviated(name), all.join(", "))
 }
 
-/// Hints of a tool that evaluates whatever it is given.
+/// Returns the hints of a tool that evaluates any code.
 fn evaluation_hints() -> ToolAnnotations {
     ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true)
 }
 
-/// Hints of a tool that only looks.
+/// Returns the hints of a tool that changes nothing.
 fn inspection() -> ToolAnnotations {
     ToolAnnotations::new().read_only(true).open_world(false)
 }

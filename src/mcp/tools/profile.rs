@@ -1,4 +1,4 @@
-//! profile: where an evaluation spends its time, or what allocates.
+//! The tool profile: where an evaluation spends its time or allocates.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use serde_json::Value;
 
 use super::arguments::{Count, Flag, Text, Timeout, text};
 use super::background::{self, Job, Wait};
-use super::{Call, Fault, Finding, Offered, Step, evaluation_hints, later};
+use super::{Call, CallHandler, Fault, Finding, ToolSpec, evaluation_hints, handle_with};
 use crate::outcome::{Profile, ProfileSummary, ProfiledFunction, Stack, of_kind};
 use crate::schema::{self, json};
-use crate::session::Aftermath;
 use crate::session::Operation;
+use crate::session::PostProcessing;
 use crate::{Evaluation, Outcome, report};
 
-/// The tool.
+/// The tool profile.
 pub(super) struct ProfileCode;
 
 #[derive(Deserialize, JsonSchema)]
@@ -45,7 +45,7 @@ pub(super) struct Arguments {
     wait: Option<Wait>,
 }
 
-/// As lisp/profiling.lisp has it.
+/// The profiler's modes, named as in lisp/profiling.lisp.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Mode {
@@ -56,7 +56,7 @@ enum Mode {
 }
 
 impl Mode {
-    /// What Lisp is told.
+    /// Returns the name that Lisp knows.
     fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -66,7 +66,7 @@ impl Mode {
     }
 }
 
-/// What an evaluation did, with the functions it was seen in.
+/// The result of an evaluation, with the functions in which samples were taken.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Content {
     #[serde(flatten)]
@@ -84,7 +84,7 @@ struct Summary {
     milliseconds: u64,
 }
 
-impl Offered for ProfileCode {
+impl ToolSpec for ProfileCode {
     const NAME: &'static str = "profile";
     const TITLE: &'static str = "Profile";
     const DESCRIPTION: &'static str = "Evaluate Common Lisp code under SBCL's statistical profiler: the functions that took time or \
@@ -96,13 +96,13 @@ impl Offered for ProfileCode {
         evaluation_hints()
     }
 
-    fn call(_: &Call, arguments: Arguments) -> Result<Step, Fault> {
+    fn call(_: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let mut evaluation = Evaluation::new(arguments.code.0);
         let mode = arguments.mode.name();
         let path = text(arguments.save_to).map(PathBuf::from);
         evaluation.package = text(arguments.package);
         evaluation.timeout = arguments.timeout.0;
-        let patience = background::patience(arguments.background, arguments.wait);
+        let wait_limit = background::wait_limit(arguments.background, arguments.wait);
         let operation =
             Operation::new("profile").with("mode", mode).with("top", arguments.limit.0).with("stacks", path.is_some());
         let mut job = Job::operation(evaluation, operation);
@@ -110,22 +110,22 @@ impl Offered for ProfileCode {
             let work = move |mut outcome: Outcome| {
                 outcome.notices.push(match flame_graph(&outcome, mode, &path) {
                     Ok(()) => format!("Flame graph: {}", path.display()),
-                    Err(reason) => format!("No flame graph in {}: {reason}", path.display()),
+                    Err(reason) => format!("No flame graph was written to {}: {reason}", path.display()),
                 });
                 Ok(outcome)
             };
-            job = job.before_end(Aftermath::new(work, || ()));
+            job = job.before_end(PostProcessing::new(work, || ()));
         }
-        later(move |call| background::evaluate(call, job, patience, |call, outcome| call.reply(outcome)))
+        handle_with(move |call| background::evaluate(call, job, wait_limit, |call, outcome| call.reply(outcome)))
     }
 }
 
-/// True for an outcome that tells of a profile.
+/// Returns true for an outcome that has a profile.
 pub(super) fn is_profiled(outcome: &Outcome) -> bool {
     Profile::of(&outcome.records).is_some()
 }
 
-/// What an evaluation did, and where it spent its time.
+/// The result of an evaluation, with its profile.
 #[derive(Debug)]
 pub(super) struct Profiled(pub(super) Arc<Outcome>);
 
@@ -135,7 +135,7 @@ impl Finding for Profiled {
     }
 
     fn content(&self, max: usize) -> Value {
-        // What else is told is short, too.
+        // The rest of the outcome is truncated as in the text.
         let outcome = report::fitted(&self.0, max);
         let (profile, functions) = Profile::of(&outcome.records).map_or((None, Vec::new()), |profile| {
             let ProfileSummary { mode, samples, threads, milliseconds, .. } = profile.summary.clone();
@@ -150,7 +150,7 @@ impl Finding for Profiled {
     }
 }
 
-/// Writes the flame graph of a profile; or says why not.
+/// Writes the flame graph of a profile. The error says why there is none.
 fn flame_graph(outcome: &Outcome, mode: &str, path: &Path) -> Result<(), String> {
     use inferno::flamegraph::{Options, from_lines};
     let stacks =

@@ -1,4 +1,4 @@
-//! The tools that a process offers to its clients, which may change while these are connected.
+//! The tools that a process offers. They may change while clients are connected.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,8 +9,8 @@ use parking_lot::{Mutex, RwLock};
 use super::ToolSet;
 use crate::tool_names;
 
-/// A recipient of changes.
-pub(in crate::mcp) trait Listener: Send + Sync {
+/// An observer of changes to the list of tools.
+pub(in crate::mcp) trait ToolListObserver: Send + Sync {
     /// Called after each change.
     fn tools_changed(&self);
 }
@@ -21,11 +21,11 @@ pub(crate) struct Registry(Arc<Shared>);
 
 struct Shared {
     tools: RwLock<ToolSet>,
-    /// The number of changes so far.
+    /// Number of changes so far.
     version: AtomicU64,
-    /// True for tools that may change.
-    changes: bool,
-    listeners: Mutex<Vec<Weak<dyn Listener>>>,
+    /// True if the tools may change.
+    may_change: bool,
+    observers: Mutex<Vec<Weak<dyn ToolListObserver>>>,
 }
 
 impl fmt::Debug for Shared {
@@ -35,25 +35,25 @@ impl fmt::Debug for Shared {
 }
 
 impl Registry {
-    /// Returns a registry of tools that stay as they are.
+    /// Returns a registry whose tools never change.
     pub(crate) fn fixed(tools: ToolSet) -> Self {
         Self::new(tools, false)
     }
 
-    /// Returns a registry of tools that may change.
+    /// Returns a registry whose tools may change.
     pub(in crate::mcp) fn changing(tools: ToolSet) -> Self {
         Self::new(tools, true)
     }
 
-    fn new(tools: ToolSet, changes: bool) -> Self {
+    fn new(tools: ToolSet, may_change: bool) -> Self {
         let shared =
-            Shared { tools: RwLock::new(tools), version: AtomicU64::new(0), changes, listeners: Mutex::default() };
+            Shared { tools: RwLock::new(tools), version: AtomicU64::new(0), may_change, observers: Mutex::default() };
         Self(Arc::new(shared))
     }
 
-    /// Returns true for tools that may change.
+    /// Returns true if the tools may change.
     pub(in crate::mcp) fn may_change(&self) -> bool {
-        self.0.changes
+        self.0.may_change
     }
 
     /// Returns the number of changes so far.
@@ -61,31 +61,31 @@ impl Registry {
         self.0.version.load(Ordering::Acquire)
     }
 
-    /// Returns the tools that are offered now.
+    /// Returns the current tools.
     pub(in crate::mcp) fn tools(&self) -> ToolSet {
         self.0.tools.read().clone()
     }
 
-    /// Has all texts of this process name the tools of this registry only.
-    pub(in crate::mcp) fn name_listed_tools(&self) {
+    /// Makes all texts of this process name only the tools of this registry.
+    pub(in crate::mcp) fn publish_tool_names(&self) {
         tool_names::set(self.tools().names());
     }
 
-    /// Tells `listener` of changes, as long as it is there.
-    pub(in crate::mcp) fn tell(&self, listener: Weak<dyn Listener>) {
-        if self.0.changes {
-            let mut listeners = self.0.listeners.lock();
-            listeners.retain(|listener| listener.strong_count() > 0);
-            listeners.push(listener);
+    /// Notifies `observer` of changes until it is dropped.
+    pub(in crate::mcp) fn subscribe(&self, observer: Weak<dyn ToolListObserver>) {
+        if self.0.may_change {
+            let mut observers = self.0.observers.lock();
+            observers.retain(|observer| observer.strong_count() > 0);
+            observers.push(observer);
         }
     }
 
-    /// Offers these tools from now on.
+    /// Replaces the tools and notifies the observers.
     pub(in crate::mcp) fn set(&self, tools: ToolSet) {
         *self.0.tools.write() = tools;
         self.0.version.fetch_add(1, Ordering::AcqRel);
-        self.name_listed_tools();
-        let listeners: Vec<_> = self.0.listeners.lock().iter().filter_map(Weak::upgrade).collect();
-        listeners.iter().for_each(|listener| listener.tools_changed());
+        self.publish_tool_names();
+        let observers: Vec<_> = self.0.observers.lock().iter().filter_map(Weak::upgrade).collect();
+        observers.iter().for_each(|observer| observer.tools_changed());
     }
 }

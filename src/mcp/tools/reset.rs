@@ -1,30 +1,30 @@
-//! reset-session.
+//! The tool reset-session.
 
 use rmcp::model::ToolAnnotations;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Call, Fault, Finding, Offered, Step, Traits, ask, later};
+use super::{Call, CallHandler, CallPolicy, Fault, Finding, ToolSpec, ask, handle_with};
 use crate::report;
 use crate::rpc::route::call_of_job;
 use crate::schema::json;
 
-/// Why a user is asked no more.
-const WITHDRAWN: &str = "the session was reset";
+/// The reason given when questions to the user are withdrawn.
+const WITHDRAWAL_REASON: &str = "the session was reset";
 
-/// The tool.
+/// The tool reset-session.
 pub(super) struct ResetSession;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Arguments {}
 
-impl Offered for ResetSession {
+impl ToolSpec for ResetSession {
     const NAME: &'static str = "reset-session";
     const TITLE: &'static str = "Reset session";
-    const DESCRIPTION: &'static str = "Start over: definitions, variables, packages, classes, threads and the last error are gone; \
-        limits[[checkpoint| and named checkpoints]] stay. Cannot be undone.";
-    const TRAITS: Traits = Traits { repeatable: true, meanwhile: true, core: true, ..Traits::NONE };
+    const DESCRIPTION: &'static str = "Start over: definitions, variables, packages, classes, threads and the last \
+        error are gone; limits[[checkpoint| and named checkpoints]] stay. Cannot be undone.";
+    const POLICY: CallPolicy = CallPolicy { repeatable: true, during_restore: true, core: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = Content;
 
@@ -32,32 +32,32 @@ impl Offered for ResetSession {
         ToolAnnotations::new().read_only(false).destructive(true).idempotent(true).open_world(false)
     }
 
-    fn call(_: &Call, _: Arguments) -> Result<Step, Fault> {
-        later(|call| {
+    fn call(_: &Call, _: Arguments) -> Result<CallHandler, Fault> {
+        handle_with(|call| {
             let session = call.session().clone();
             let answer = |call: Call, ended: Vec<String>| {
                 let notices = ended.into_iter().chain(call.session().take_notices()).collect();
                 call.reply(Reset { notices });
             };
             if let Some(recovery) = call.context.recovery.clone() {
-                let number = call_of_job(call.number);
+                let number = call_of_job(call.first_job);
                 if recovery.is_fresh_for(number) {
                     return answer(call, Vec::new());
                 }
                 // The next worker answers.
                 let context = call.context.clone();
-                call.leave();
-                recovery.give_up_restoring(&session);
-                session.abandon();
-                ask::withdraw(&context, WITHDRAWN);
+                call.leave_unanswered();
+                recovery.abandon_replay(&session);
+                session.cancel_and_answer_all();
+                ask::withdraw(&context, WITHDRAWAL_REASON);
                 return recovery.request_reset(number, &session);
             }
-            let ended = session.end_all();
-            ask::withdraw(&call.context, WITHDRAWN);
-            // Half a reset is worse than one that nobody waits for: it is not cancelled.
+            let ended = session.cancel_all();
+            ask::withdraw(&call.context, WITHDRAWAL_REASON);
+            // The reset has no cancellation handler: an incomplete reset is worse than one that nobody waits for.
             session.reset(move |result| {
-                // What had just failed may have asked since.
-                ask::withdraw(&call.context, WITHDRAWN);
+                // An evaluation that was failing meanwhile may have asked the user.
+                ask::withdraw(&call.context, WITHDRAWAL_REASON);
                 match result {
                     Ok(()) => answer(call, ended),
                     Err(error) => call.refuse(error),
@@ -67,7 +67,7 @@ impl Offered for ResetSession {
     }
 }
 
-/// The session is as new; what there is to say of what it was.
+/// The result of a reset. `notices` name the evaluations that it ended, among others.
 #[derive(Debug)]
 struct Reset {
     notices: Vec<String>,

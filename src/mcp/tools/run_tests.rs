@@ -1,4 +1,4 @@
-//! run-tests.
+//! The tool run-tests.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::RangeInclusive;
@@ -12,38 +12,38 @@ use serde_json::Value;
 
 use super::arguments::{Flag, Names, SuspectCount, Text, seconds_of, text};
 use super::background::{self, Wait};
-use super::system::{Definitions, System};
-use super::{Call, Fault, Finding, Offered, Step, Traits, later};
-use crate::mcp::beside::{Handle, Tests};
+use super::system::{DefinitionCache, System};
+use super::{Call, CallHandler, CallPolicy, Fault, Finding, ToolSpec, handle_with};
+use crate::mcp::fresh_image::{FreshRun, TestSelection};
 use crate::outcome::{
     Difference, Directory, NoSuspects, PassingImage, Record, RunCounts, Suspect, Suspects, SystemToLoad, TestCounts,
     TestResult, TestRun, TestStatus, of_kind,
 };
 use crate::schema::{self, json};
-use crate::session::Aftermath;
+use crate::session::PostProcessing;
 use crate::session::recovery::failed;
 use crate::{Limits, Outcome, report};
 
-/// What is said in place of the suspects of a test operation.
-const NOTHING_TO_COMPARE: &str = "There are no suspects: of a test operation one verdict is known, and what it printed tells of \
-    no test that passes to compare it with.";
-/// The same where no code of theirs ran, after "There are no suspects: " and which tests that is.
-const NOTHING_MARKED: &str =
-    "ran nothing of the systems that are tested, but tests and what is not found in their files.";
-/// Names of tests in a notice.
-const NAMES: usize = 10;
-/// Suspects for each test that fails, at most.
+/// Notice if a test operation failed, whose single verdict allows no comparison.
+const NOTHING_TO_COMPARE: &str = "There are no suspects: a test operation has a single verdict, and its output names \
+    no passing test to compare with.";
+/// End of the notice if coverage marked no code of the tested systems. "There are no suspects: " and the subject come
+/// before it.
+const NOTHING_MARKED: &str = "ran no code of the tested systems, apart from tests and code that is not in their files.";
+/// Maximum number of test names in a notice.
+const MAX_NAMED_TESTS: usize = 10;
+/// Maximum number of suspects for each failing test.
 pub(crate) const MAX_SUSPECTS: u64 = 20;
 
-/// Systems of one call.
+/// Maximum number of systems in one call.
 const MAX_SYSTEMS: usize = 20;
 
-/// Seconds that a test may take unless asked otherwise.
-const TIMEOUT: f64 = 60.0;
-/// Seconds that a test may be given.
+/// Time limit for each test by default, in seconds.
+const DEFAULT_TIMEOUT_SECONDS: f64 = 60.0;
+/// Allowed time limits for each test, in seconds.
 pub(crate) const TEST_TIMEOUT_RANGE: RangeInclusive<f64> = 0.1..=Limits::MAX_TIMEOUT_SECONDS;
 
-/// The tool.
+/// The tool run-tests.
 pub(super) struct RunTests;
 
 #[derive(Deserialize, JsonSchema)]
@@ -79,14 +79,14 @@ pub(super) struct Arguments {
     wait: Option<Wait>,
 }
 
-/// Seconds that a test may take.
+/// Time limit for each test, in seconds.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(transparent)]
 struct TestSeconds(f64);
 
 impl Default for TestSeconds {
     fn default() -> Self {
-        Self(TIMEOUT)
+        Self(DEFAULT_TIMEOUT_SECONDS)
     }
 }
 
@@ -117,8 +117,8 @@ impl JsonSchema for TestSeconds {
 }
 
 impl Arguments {
-    /// Which tests.
-    fn tests(&self) -> Result<Tests, Fault> {
+    /// Returns the selected tests.
+    fn tests(&self) -> Result<TestSelection, Fault> {
         let name = RunTests::NAME;
         let given = [!self.system.0.is_empty(), self.test_package.is_some(), self.name.is_some()];
         if given.iter().filter(|given| **given).count() != 1 {
@@ -129,7 +129,7 @@ impl Arguments {
         }
         let [directory, package, name] =
             [&self.directory, &self.test_package, &self.name].map(|given| text(given.clone()));
-        let known = Definitions::default();
+        let known = DefinitionCache::default();
         let mut systems: Vec<System> = Vec::new();
         for name in &self.system.0 {
             let system = System::find(name, directory.as_deref(), &known)?;
@@ -138,18 +138,18 @@ impl Arguments {
             }
         }
         let timeout = u64::try_from(Duration::from_secs_f64(self.timeout.0).as_millis()).unwrap_or(u64::MAX);
-        Ok(Tests { systems, package, name, timeout, reload: self.reload.0, ..Tests::default() })
+        Ok(TestSelection { systems, package, name, timeout, reload: self.reload.0, ..TestSelection::default() })
     }
 }
 
-impl Offered for RunTests {
+impl ToolSpec for RunTests {
     const NAME: &'static str = "run-tests";
     const TITLE: &'static str = "Run tests";
-    const DESCRIPTION: &'static str = "Run the tests of a system or package, or one test or suite: the counts; then, for each failed \
-        test, file and line, the form, what was expected and what came, or the error with frames[[get-backtrace| and its \
-        identifier for get-backtrace]]. Knows FiveAM, Parachute, Rove, lisp-unit2, sb-rt and RT; else runs the ASDF test-op \
-        as one test.";
-    const TRAITS: Traits = Traits { searches: true, core: true, ..Traits::NONE };
+    const DESCRIPTION: &'static str = "Run the tests of a system or package, or one test or suite: returns the counts \
+        and, for each failed test, file and line, the form, expected and actual values, or the error with \
+        frames[[get-backtrace| and its identifier for get-backtrace]]. Supports FiveAM, Parachute, Rove, lisp-unit2, \
+        sb-rt and RT; otherwise runs the ASDF test-op as one test.";
+    const POLICY: CallPolicy = CallPolicy { searches_directories: true, core: true, ..CallPolicy::NONE };
     type Arguments = Arguments;
     type Content = schema::Tests;
 
@@ -157,36 +157,40 @@ impl Offered for RunTests {
         ToolAnnotations::new().read_only(false).destructive(true).idempotent(false).open_world(true)
     }
 
-    fn call(_: &Call, arguments: Arguments) -> Result<Step, Fault> {
+    fn call(_: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let tests = arguments.tests()?;
-        let beside = Beside { fresh: arguments.fresh.0, suspects: arguments.suspects.0 };
-        let is_beside = beside.fresh || beside.suspects > 0;
-        let patience = background::patience(arguments.background, arguments.wait);
-        let mut operation = tests.operation().with("way", is_beside).with("beside", beside.fresh);
-        if !beside.fresh {
+        let options = FreshRunOptions { fresh: arguments.fresh.0, suspects: arguments.suspects.0 };
+        let uses_fresh_image = options.fresh || options.suspects > 0;
+        let wait_limit = background::wait_limit(arguments.background, arguments.wait);
+        let mut operation = tests.operation().with("way", uses_fresh_image).with("beside", options.fresh);
+        if !options.fresh {
             operation = operation.with_errors();
         }
         let mut job = background::Job::operation(tests.evaluation(), operation);
-        if is_beside {
-            let handle = Handle::default();
-            let cancelled = handle.clone();
+        if uses_fresh_image {
+            let run = FreshRun::default();
+            let cancelled = run.clone();
             let work = move |outcome| {
-                if beside.is_needed(&outcome) { run_beside(&handle, tests, beside, outcome) } else { Ok(outcome) }
+                if options.is_needed(&outcome) {
+                    run_in_fresh_images(&run, tests, options, outcome)
+                } else {
+                    Ok(outcome)
+                }
             };
-            job = job.before_end(Aftermath::new(work, move || cancelled.end()));
+            job = job.before_end(PostProcessing::new(work, move || cancelled.end()));
         }
-        later(move |call: Call| {
-            background::evaluate(call, job, patience, |call, outcome| call.answer(Ok::<_, Fault>(outcome)));
+        handle_with(move |call: Call| {
+            background::evaluate(call, job, wait_limit, |call, outcome| call.answer(Ok::<_, Fault>(outcome)));
         })
     }
 }
 
-/// True for an outcome that tells of tests.
+/// Returns true for an outcome of a test run.
 pub(super) fn is_tested(outcome: &Outcome) -> bool {
     !outcome.is_error() && TestCounts::of(outcome).is_some()
 }
 
-/// What tests came to.
+/// The result of a test run.
 #[derive(Debug)]
 pub(super) struct Tested(pub(super) Arc<Outcome>);
 
@@ -200,15 +204,17 @@ impl Finding for Tested {
     }
 }
 
-/// What is done in other images.
+/// The work for fresh images after the session's own run.
 #[derive(Debug, Clone, Copy)]
-struct Beside {
+struct FreshRunOptions {
+    /// True to run the tests again.
     fresh: bool,
+    /// Maximum number of suspects for each failing test. 0 to look for none.
     suspects: u64,
 }
 
-impl Beside {
-    /// Whether there is anything to do after what the session came to.
+impl FreshRunOptions {
+    /// Returns true if a fresh image is needed after the session's outcome `here`.
     fn is_needed(self, here: &Outcome) -> bool {
         !here.is_error() && (self.fresh || self.suspects > 0 && has_failures(here))
     }
@@ -218,20 +224,26 @@ fn has_failures(outcome: &Outcome) -> bool {
     TestCounts::of(outcome).is_some_and(|counts| counts.failed > 0 || counts.errors > 0)
 }
 
-/// Runs the tests in other images, once the session has, those of each system in its own.
-fn run_beside(handle: &Handle, tests: Tests, beside: Beside, here: Outcome) -> Result<Outcome, String> {
+/// Runs the tests in fresh images, one image for each system. `here` is the outcome in the session.
+fn run_in_fresh_images(
+    run: &FreshRun,
+    tests: TestSelection,
+    options: FreshRunOptions,
+    here: Outcome,
+) -> Result<Outcome, String> {
     if tests.systems.len() < 2 {
-        return run_one_beside(handle, tests, beside, here);
+        return run_system_in_fresh_image(run, tests, options, here);
     }
     let mut fresh = Outcome::of_tests(String::new());
     let mut suspects = Vec::new();
     let mut notices: Vec<(String, Vec<String>)> = Vec::new();
     for ((name, known), system) in here.by_system().into_iter().zip(tests.systems.clone()) {
-        if !beside.fresh && !report::could_be_run(name, &known.records) {
+        if !options.fresh && !report::tests_ran(name, &known.records) {
             continue;
         }
-        let told = known.records.len();
-        let outcome = run_one_beside(handle, Tests { systems: vec![system], ..tests.clone() }, beside, known);
+        let known_records = known.records.len();
+        let outcome =
+            run_system_in_fresh_image(run, TestSelection { systems: vec![system], ..tests.clone() }, options, known);
         let mut outcome = outcome.unwrap_or_else(|reason| failed("SIMPLE-ERROR", reason));
         for notice in std::mem::take(&mut outcome.notices) {
             match notices.iter_mut().find(|(known, _)| *known == notice) {
@@ -239,25 +251,26 @@ fn run_beside(handle: &Handle, tests: Tests, beside: Beside, here: Outcome) -> R
                 None => notices.push((notice, vec![name.to_owned()])),
             }
         }
-        if beside.fresh {
-            fresh = fresh.with_system(name, told_as_test(name, outcome));
+        if options.fresh {
+            fresh = fresh.with_system(name, as_failed_test(name, outcome));
             continue;
         }
-        let mut added = outcome.records.split_off(told);
+        let mut added = outcome.records.split_off(known_records);
         added.iter_mut().for_each(|record| record.set_system(name));
         suspects.extend(added);
     }
-    let mut outcome = if beside.fresh { fresh } else { here };
+    let mut outcome = if options.fresh { fresh } else { here };
     outcome.records.extend(suspects);
-    // What is said of all need not say of which.
+    // A notice that concerns all systems names none.
     outcome.notices.extend(notices.into_iter().map(|(notice, systems)| {
         if systems.len() == tests.systems.len() { notice } else { format!("{}: {notice}", systems.join(", ")) }
     }));
     Ok(outcome)
 }
 
-/// Of several systems, one that has no tests that could be run has one that failed, so that others are told of, too.
-fn told_as_test(name: &str, outcome: Outcome) -> Outcome {
+/// Turns a run that failed into a run with one failed test, so that the results of other systems can be reported with
+/// it.
+fn as_failed_test(name: &str, outcome: Outcome) -> Outcome {
     let Err(error) = &outcome.result else { return outcome };
     let run = RunCounts { errors: 1, ..RunCounts::default() }.into();
     let status = TestStatus::Error;
@@ -265,53 +278,59 @@ fn told_as_test(name: &str, outcome: Outcome) -> Outcome {
     Outcome { records: vec![run, test], errors: vec![error.clone()], result: Ok(Vec::new()), ..outcome }
 }
 
-/// Runs the tests in other images, once the session has. If a fresh one is asked for, what is said is what they come to
-/// there, and which ones differ.
-fn run_one_beside(handle: &Handle, mut tests: Tests, beside: Beside, here: Outcome) -> Result<Outcome, String> {
+/// Runs the tests in a fresh image and looks for suspects, as far as the options ask for it. Returns the outcome in the
+/// fresh image with its differences from the session's outcome `here`, or else `here`; the suspects are added to it.
+fn run_system_in_fresh_image(
+    run: &FreshRun,
+    mut tests: TestSelection,
+    options: FreshRunOptions,
+    here: Outcome,
+) -> Result<Outcome, String> {
     tests.registry = of_kind(&here.records).map(|directory: &Directory| directory.name.clone()).collect();
     tests.load = of_kind(&here.records).map(|system: &SystemToLoad| system.name.clone()).collect();
     tests.reload = false;
     if tests.systems.is_empty() && tests.load.is_empty() {
-        return Err("The tests are in no file of a system that is loaded, which another image could load.".to_owned());
+        return Err("The tests are not in a file of a loaded system, so a fresh image cannot load them.".to_owned());
     }
-    let mut outcome = if beside.fresh { run_fresh(handle, &tests, &here)? } else { here };
-    if beside.suspects == 0 || outcome.is_error() || !has_failures(&outcome) {
+    let mut outcome = if options.fresh { run_fresh(run, &tests, &here)? } else { here };
+    if options.suspects == 0 || outcome.is_error() || !has_failures(&outcome) {
         return Ok(outcome);
     }
-    tests.suspects = beside.suspects;
+    tests.suspects = options.suspects;
     tests.endless = failed_tests(&outcome, |test| test.milliseconds >= tests.timeout);
-    add_suspects(handle, &tests, &mut outcome);
+    add_suspects(run, &tests, &mut outcome);
     Ok(outcome)
 }
 
-/// The names of the tests that failed, of those that these are.
-fn failed_tests(outcome: &Outcome, are: impl Fn(&TestResult) -> bool) -> Vec<String> {
-    let failed = of_kind(&outcome.records).filter(|test: &&TestResult| test.status.is_failure() && are(test));
+/// Returns the names of the failed tests that satisfy `predicate`.
+fn failed_tests(outcome: &Outcome, predicate: impl Fn(&TestResult) -> bool) -> Vec<String> {
+    let failed = of_kind(&outcome.records).filter(|test: &&TestResult| test.status.is_failure() && predicate(test));
     failed.map(|test| test.name.clone()).collect()
 }
 
-/// Those of the tests of these names that passed.
+/// Returns the named tests that passed.
 fn passed_tests(names: &[String], records: &[Record]) -> Vec<String> {
     let passed = of_kind(records).filter(|test: &&TestResult| test.status == TestStatus::Passed);
     let passed: HashSet<_> = passed.map(|test| &test.name).collect();
     names.iter().filter(|name| passed.contains(name)).cloned().collect()
 }
 
-/// Runs the tests in a fresh image.
-fn run_fresh(handle: &Handle, tests: &Tests, here: &Outcome) -> Result<Outcome, String> {
-    let mut outcome = handle.run(tests)?;
+/// Runs the tests in a fresh image, and adds the differences from `here`.
+fn run_fresh(run: &FreshRun, tests: &TestSelection, here: &Outcome) -> Result<Outcome, String> {
+    let mut outcome = run.run(tests)?;
     outcome.defined.clear();
-    outcome.notices.push("The tests ran in a fresh image that loaded the files and nothing else.".to_owned());
+    outcome.notices.push("The tests ran in a fresh image that loaded only the files.".to_owned());
     outcome.records.extend(differences(&here.records, &outcome.records));
     Ok(outcome)
 }
 
-/// Runs the tests once more under coverage and adds the suspects to what they came to.
-fn add_suspects(handle: &Handle, tests: &Tests, outcome: &mut Outcome) {
-    let failed = match handle.run(tests) {
+/// Runs the tests once more, under coverage, and adds the suspects to `outcome`.
+fn add_suspects(run: &FreshRun, tests: &TestSelection, outcome: &mut Outcome) {
+    let failed = match run.run(tests) {
         Ok(covered) => match covered.result {
             Ok(_) => {
-                // Under coverage tests are slower: what fails there alone, as by its limit, is not of interest.
+                // Tests are slower under coverage: those that fail only there, for instance by their time limit, are of
+                // no interest.
                 let failed = failed_tests(outcome, |_| true);
                 let passed = passed_tests(&failed, &covered.records);
                 let mut wanted = false;
@@ -325,10 +344,9 @@ fn add_suspects(handle: &Handle, tests: &Tests, outcome: &mut Outcome) {
                 }));
                 let found = of_kind::<Suspect>(&outcome.records).next().is_some();
                 if !passed.is_empty() {
-                    let more = passed.len().saturating_sub(NAMES);
+                    let more = passed.len().saturating_sub(MAX_NAMED_TESTS);
                     outcome.notices.push(format!(
-                        "No suspects of what passed where they were looked for, in another image that loaded the \
-                         files: {}{}.",
+                        "No suspects for tests that passed in the fresh image that looked for suspects: {}{}.",
                         passed[..passed.len() - more].join(", "),
                         if more > 0 { format!(" and {more} more") } else { String::new() }
                     ));
@@ -349,10 +367,10 @@ fn add_suspects(handle: &Handle, tests: &Tests, outcome: &mut Outcome) {
         },
         Err(reason) => reason,
     };
-    outcome.notices.push(format!("Suspects could not be looked for. {failed}"));
+    outcome.notices.push(format!("The search for suspects failed. {failed}"));
 }
 
-/// Records `differs` of the tests that pass in one of the two images alone.
+/// Returns a record for each test that passes in only one of the two images.
 fn differences(here: &[Record], fresh: &[Record]) -> Vec<Record> {
     let status = |records| {
         let tests = of_kind(records);

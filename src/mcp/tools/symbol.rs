@@ -1,4 +1,4 @@
-//! describe-symbol.
+//! The tool describe-symbol.
 
 use rmcp::model::ToolAnnotations;
 use schemars::JsonSchema;
@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::arguments::{Flag, Text, text};
-use super::{Call, Fault, Finding, Offered, Step, Traits, inspection, later};
+use super::{Call, CallHandler, CallPolicy, Fault, Finding, ToolSpec, handle_with, inspection};
 use crate::outcome::{Role, SymbolDescription};
 use crate::report;
 use crate::schema::json;
 
-/// The tool.
+/// The tool describe-symbol.
 pub(super) struct DescribeSymbol;
 
 #[derive(Deserialize, JsonSchema)]
@@ -25,12 +25,13 @@ pub(super) struct Arguments {
     source: Flag,
 }
 
-impl Offered for DescribeSymbol {
+impl ToolSpec for DescribeSymbol {
     const NAME: &'static str = "describe-symbol";
     const TITLE: &'static str = "Describe symbol";
-    const DESCRIPTION: &'static str = "Describe a symbol, SBCL's own too: function, macro, variable with its value, class, type, \
-        with argument list, documentation and source location. Suggests similar names when nothing matches.";
-    const TRAITS: Traits = Traits::LOOKS;
+    const DESCRIPTION: &'static str = "Describe a symbol, SBCL's own too: function, macro, variable with its value, \
+        class, type, with argument list, documentation and source location. Suggests similar names when nothing \
+        matches.";
+    const POLICY: CallPolicy = CallPolicy::INSPECTION;
     type Arguments = Arguments;
     type Content = Content;
 
@@ -38,17 +39,17 @@ impl Offered for DescribeSymbol {
         inspection()
     }
 
-    fn call(_: &Call, arguments: Arguments) -> Result<Step, Fault> {
+    fn call(_: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let Arguments { name, package, source } = arguments;
         let package = text(package);
-        later(move |call| {
+        handle_with(move |call| {
             let session = call.session().clone();
             session.describe_symbol(&name.0, package.as_deref(), source.0, move |found| call.answer(found));
         })
     }
 }
 
-/// What the symbol means.
+/// The meanings of a symbol.
 #[derive(Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Content {

@@ -1,4 +1,4 @@
-//! Systems of ASDF: what they are called, and where they are defined.
+//! ASDF systems: their names, and the search for their definitions.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -12,79 +12,87 @@ use serde::{Deserialize, Serialize};
 use super::Fault;
 use crate::session::{Operation, quoted};
 
-/// Maximum number of entries that are looked at in one directory, maximum size of an .asd file that is read, and of all that
-/// one request reads.
+/// Maximum number of entries read in one directory.
 const MAX_ENTRIES: usize = 2_000;
+/// Maximum size of an .asd file that is read, in bytes.
 const MAX_DEFINITION: u64 = 1 << 20;
+/// Maximum size of all .asd files that one request reads, in bytes.
 const MAX_DEFINITIONS: u64 = 8 << 20;
 
-/// A system, and where it is defined.
+/// An ASDF system, and the file that defines it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(in crate::mcp) struct System {
     name: String,
-    /// Where its definition is, if that was found.
+    /// The definition, if the search found one.
     definition: Option<Definition>,
-    /// The definition counts only if ASDF knows no system of that name.
+    /// True if the definition is used only when ASDF knows no system with this name.
     fallback: bool,
-    /// Where it was looked for.
+    /// The directories that were searched, for messages.
     looked: Vec<String>,
 }
 
-/// Where a system is defined.
+/// The file that defines a system.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 enum Definition {
-    /// In this directory, in the file of its name.
-    In(PathBuf),
-    /// In this file.
-    By(PathBuf),
+    /// The file in this directory that has the system's name.
+    #[serde(rename = "In")]
+    InDirectory(PathBuf),
+    /// This file.
+    #[serde(rename = "By")]
+    InFile(PathBuf),
 }
 
 impl System {
-    /// The system of this name, however it is written, in another case too unless there is one in that. Its definition is
-    /// looked for in and near `directory`, and then it comes before what ASDF knows of that name; without a directory, in
-    /// and near the working directory. `known` is what the searches of one request have read.
+    /// Finds the system with this name, which may be written as a string or symbol. If nothing defines exactly this
+    /// name, a definition in another case counts. The search begins in `directory`, whose definition takes precedence
+    /// over ASDF's, or else in the working directory. `known` caches what the searches of one request read.
     ///
     /// # Errors
-    /// There is no such directory.
-    pub(super) fn find(name: &str, directory: Option<&str>, known: &Definitions) -> Result<Self, Fault> {
+    /// If `directory` does not exist.
+    pub(super) fn find(name: &str, directory: Option<&str>, known: &DefinitionCache) -> Result<Self, Fault> {
         let name = system_name(name);
-        let begin = directory.map_or_else(|| absolute("."), existing)?;
+        let begin = directory.map_or_else(|| absolute_path("."), existing_directory)?;
         let found = find(&name, &begin, known);
         let looked = vec![format!("{}, above it and one level below", begin.display())];
         let (name, definition) = found.map_or((name, None), |(name, definition)| (name, Some(definition)));
         Ok(Self { name, definition, fallback: directory.is_none(), looked })
     }
 
-    /// True when both are the same, as far as is known here: ASDF is asked for what was not found in any case.
+    /// Returns true if both are the same system. If neither has a definition, their names may differ in case, since
+    /// ASDF is asked for both spellings.
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        let alike = self.definition.is_none() && other.definition.is_none() && in_any_case(&self.name, &other.name);
+        let alike =
+            self.definition.is_none() && other.definition.is_none() && eq_ignoring_case(&self.name, &other.name);
         self.name == other.name || alike
     }
 
-    /// The system that the .asd file at `path` is named after.
+    /// Returns the system that has the name of the .asd file at `path`.
     pub(super) fn of_definition(path: &Path) -> Self {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let directory = path.parent().unwrap_or(Path::new("/")).to_owned();
-        Self { name, definition: Some(Definition::In(directory)), fallback: false, looked: Vec::new() }
+        Self { name, definition: Some(Definition::InDirectory(directory)), fallback: false, looked: Vec::new() }
     }
 
-    /// The system whose .asd file is the only one in a directory.
+    /// Returns the system of the only .asd file in a directory.
     ///
     /// # Errors
-    /// There is none, or there are several.
+    /// If the directory has no .asd file or more than one.
     pub(super) fn of_directory(directory: &Path) -> Result<Self, Fault> {
-        match &definitions(directory)[..] {
+        match &asd_files_in(directory)[..] {
             [path] => Ok(Self::of_definition(path)),
             [] => Err(Fault::Value(format!("There is no .asd file in {}: name a file.", directory.display()))),
             paths => {
                 let names: Vec<_> = paths.iter().filter_map(|path| path.file_stem()?.to_str()).collect();
                 let names = names.join(", ");
-                Err(Fault::Value(format!("{} has several .asd files: name a system of {names}.", directory.display())))
+                Err(Fault::Value(format!(
+                    "{} has several .asd files: name one of the systems {names}.",
+                    directory.display()
+                )))
             }
         }
     }
 
-    /// Code that loads it, by `force` (`self` or `all`, if any), in whatever package it is read.
+    /// Returns code that loads the system and can be read in any package. `force` is `self` or `all`.
     pub(in crate::mcp) fn code(&self, force: Option<&str>) -> String {
         let name = quoted(&self.name);
         let lower = quoted(&self.name.to_lowercase());
@@ -99,11 +107,11 @@ impl System {
         };
         let known = match &self.definition {
             None => return load,
-            Some(Definition::In(directory)) => {
+            Some(Definition::InDirectory(directory)) => {
                 let directory = format!("{}/", directory.display());
                 format!("(cl:pushnew {} asdf:*central-registry* :test #'cl:equal)", pathname(&directory))
             }
-            Some(Definition::By(file)) => format!("(asdf:load-asd {})", pathname(&file.display().to_string())),
+            Some(Definition::InFile(file)) => format!("(asdf:load-asd {})", pathname(&file.display().to_string())),
         };
         if self.fallback {
             format!("(cl:unless (asdf:find-system {name} cl:nil)\n  {known})\n{load}")
@@ -112,11 +120,11 @@ impl System {
         }
     }
 
-    /// The operation, of this system.
-    pub(in crate::mcp) fn of(&self, operation: Operation) -> Operation {
+    /// Adds the system to an operation.
+    pub(in crate::mcp) fn add_to(&self, operation: Operation) -> Operation {
         let (directory, file) = match &self.definition {
-            Some(Definition::In(directory)) => (Some(directory), None),
-            Some(Definition::By(file)) => (None, Some(file)),
+            Some(Definition::InDirectory(directory)) => (Some(directory), None),
+            Some(Definition::InFile(file)) => (None, Some(file)),
             None => (None, None),
         };
         let text = |path: Option<&PathBuf>| path.map(|path| path.display().to_string());
@@ -129,30 +137,31 @@ impl System {
     }
 }
 
-/// The directory of this name.
+/// Returns the absolute path of a directory.
 ///
 /// # Errors
-/// There is none.
-pub(super) fn existing(directory: &str) -> Result<PathBuf, Fault> {
-    let directory = absolute(directory)?;
+/// If the directory does not exist.
+pub(super) fn existing_directory(directory: &str) -> Result<PathBuf, Fault> {
+    let directory = absolute_path(directory)?;
     if directory.is_dir() {
         return Ok(directory);
     }
     Err(Fault::Value(format!("directory: there is no directory {}.", directory.display())))
 }
 
-/// A path from the working directory, or the user's home directory, on.
-pub(super) fn absolute(path: &str) -> Result<PathBuf, Fault> {
+/// Returns an absolute path. `~/` stands for the user's home directory, and relative paths begin in the working
+/// directory.
+pub(super) fn absolute_path(path: &str) -> Result<PathBuf, Fault> {
     let path = match (path.strip_prefix("~/"), std::env::home_dir()) {
         (Some(rest), Some(home)) => home.join(rest),
         _ => PathBuf::from(path),
     };
     let path = std::path::absolute(path)?;
-    // `.` and `..` have no meaning for what ASDF is to know.
+    // ASDF needs a path without `.` and `..`.
     Ok(path.canonicalize().unwrap_or(path))
 }
 
-/// A system's name, however it is written: `"my-app"`, `:my-app`, `#:MY-APP`.
+/// Returns the name of a system that may be written as a string or symbol: `"my-app"`, `:my-app`, `#:MY-APP`.
 fn system_name(written: &str) -> String {
     let name = written.trim().trim_matches('"');
     match name.strip_prefix("#:").or_else(|| name.strip_prefix(':')) {
@@ -161,60 +170,64 @@ fn system_name(written: &str) -> String {
     }
 }
 
-/// What the system that was `written` is called, and where it is defined: in `begin`, or above it, or one level below.
-fn find(written: &str, begin: &Path, known: &Definitions) -> Option<(String, Definition)> {
+/// Finds the name and the definition of the system `written`: in `begin`, above it, or one level below.
+fn find(written: &str, begin: &Path, known: &DefinitionCache) -> Option<(String, Definition)> {
     let lower = written.to_lowercase();
     let names = std::iter::once(written).chain((lower != written).then_some(lower.as_str()));
     names.into_iter().find_map(|name| find_as_written(name, begin, known)).or_else(|| {
-        // As neither: ASDF finds what is called like its file.
+        // In neither case: ASDF requires that the file has the name of the system.
         begin.ancestors().find_map(|directory| {
-            let paths = known.definitions(directory);
+            let paths = known.asd_files(directory);
             let found = paths.iter().filter(|path| {
                 directory == begin
-                    || path.file_stem().is_some_and(|stem| in_any_case(&stem.to_string_lossy(), primary(&lower)))
+                    || path
+                        .file_stem()
+                        .is_some_and(|stem| eq_ignoring_case(&stem.to_string_lossy(), primary_name(&lower)))
             });
-            only(found.filter_map(|path| known.defined_by(path, written)).collect())
+            only_item(found.filter_map(|path| known.defined_by(path, written)).collect())
         })
     })
 }
 
-/// The same for a name that is written as the definition's file, or the definition, has it.
-fn find_as_written(name: &str, begin: &Path, known: &Definitions) -> Option<(String, Definition)> {
-    let file = format!("{}.asd", primary(name));
+/// Finds a system whose definition, or whose .asd file, has exactly this name.
+fn find_as_written(name: &str, begin: &Path, known: &DefinitionCache) -> Option<(String, Definition)> {
+    let file = format!("{}.asd", primary_name(name));
     let in_directory = |directory: &Path| {
         let path = directory.join(&file);
-        let found = !primary(name).is_empty() && path.is_file();
-        // What it defines may be written in a way that is not understood here.
+        let found = !primary_name(name).is_empty() && path.is_file();
+        // The file may define the system by code that [`defined_names`] does not understand.
         found.then(|| {
-            known.defined_by(&path, name).unwrap_or_else(|| (name.to_owned(), Definition::In(directory.to_owned())))
+            known
+                .defined_by(&path, name)
+                .unwrap_or_else(|| (name.to_owned(), Definition::InDirectory(directory.to_owned())))
         })
     };
     let by_content = || {
-        let paths = known.definitions(begin);
+        let paths = known.asd_files(begin);
         let mut with_name = paths.iter().filter(|path| known.names(path).iter().any(|known| known == name));
         with_name.find_map(|path| known.defined_by(path, name))
     };
-    let below = || known.directories(begin).iter().find_map(|directory| in_directory(directory));
+    let below = || known.subdirectories(begin).iter().find_map(|directory| in_directory(directory));
     let found = in_directory(begin).or_else(by_content);
     found.or_else(|| begin.ancestors().find_map(in_directory)).or_else(below)
 }
 
-/// The name of the system whose .asd file has the system `name`, too.
-fn primary(name: &str) -> &str {
+/// Returns the primary system name, which is the name of the .asd file.
+fn primary_name(name: &str) -> &str {
     name.split('/').next().unwrap_or(name)
 }
 
-fn in_any_case(one: &str, other: &str) -> bool {
+fn eq_ignoring_case(one: &str, other: &str) -> bool {
     one.to_lowercase() == other.to_lowercase()
 }
 
-/// The only one of them.
-fn only<T>(mut several: Vec<T>) -> Option<T> {
-    if several.len() == 1 { several.pop() } else { None }
+/// Returns the only item, or `None` if there are none or more.
+fn only_item<T>(mut items: Vec<T>) -> Option<T> {
+    if items.len() == 1 { items.pop() } else { None }
 }
 
-/// The .asd files in a directory, sorted.
-fn definitions(directory: &Path) -> Vec<PathBuf> {
+/// Returns the .asd files in a directory, sorted.
+fn asd_files_in(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().take(MAX_ENTRIES).flatten();
     let mut paths: Vec<_> = entries
         .map(|entry| entry.path())
@@ -224,8 +237,8 @@ fn definitions(directory: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// The directories that [`directories`](Definitions::directories) returns.
-fn directories(directory: &Path) -> Vec<PathBuf> {
+/// Returns the directories for [`subdirectories`](DefinitionCache::subdirectories).
+fn subdirectories_of(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().take(MAX_ENTRIES).flatten();
     let hidden = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
     let is_file = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_file());
@@ -235,30 +248,30 @@ fn directories(directory: &Path) -> Vec<PathBuf> {
     directories
 }
 
-/// Everything that the searches of one request have read: each directory and each .asd file is read once, and not too much in
-/// all.
+/// The directories and .asd files that the searches of one request have read: each is read once, up to a total size.
 #[derive(Default)]
-pub(super) struct Definitions {
+pub(super) struct DefinitionCache {
     directories: RefCell<HashMap<PathBuf, Rc<[PathBuf]>>>,
     paths: RefCell<HashMap<PathBuf, Rc<[PathBuf]>>>,
     names: RefCell<HashMap<PathBuf, Rc<[String]>>>,
     read: Cell<u64>,
 }
 
-impl Definitions {
+impl DefinitionCache {
     /// Returns the .asd files in a directory, sorted.
-    fn definitions(&self, directory: &Path) -> Rc<[PathBuf]> {
+    fn asd_files(&self, directory: &Path) -> Rc<[PathBuf]> {
         let mut paths = self.paths.borrow_mut();
-        paths.entry(directory.to_owned()).or_insert_with(|| definitions(directory).into()).clone()
+        paths.entry(directory.to_owned()).or_insert_with(|| asd_files_in(directory).into()).clone()
     }
 
     /// Returns the entries of a directory that may be directories and are not hidden, sorted.
-    fn directories(&self, directory: &Path) -> Rc<[PathBuf]> {
+    fn subdirectories(&self, directory: &Path) -> Rc<[PathBuf]> {
         let mut known = self.directories.borrow_mut();
-        known.entry(directory.to_owned()).or_insert_with(|| directories(directory).into()).clone()
+        known.entry(directory.to_owned()).or_insert_with(|| subdirectories_of(directory).into()).clone()
     }
 
-    /// Returns the systems that the .asd file at `path` seems to define; none when too much has been read.
+    /// Returns the names of the systems that the .asd file at `path` seems to define. Returns none if the request has
+    /// read too much.
     fn names(&self, path: &Path) -> Rc<[String]> {
         let mut names = self.names.borrow_mut();
         let read = || {
@@ -268,7 +281,8 @@ impl Definitions {
         names.entry(path.to_owned()).or_insert_with(read).clone()
     }
 
-    /// The system that was `written`, if the .asd file at `path` seems to define it, or one of that name in another case alone.
+    /// Returns the name and definition of the system `written`, if the .asd file at `path` seems to define it, or if
+    /// exactly one name there differs only in case.
     fn defined_by(&self, path: &Path, written: &str) -> Option<(String, Definition)> {
         let names = self.names(path);
         let name = if names.iter().any(|name| name == written) {
@@ -278,23 +292,23 @@ impl Definitions {
             let mut alike: Vec<_> = names.iter().filter(|name| name.to_lowercase() == lower).cloned().collect();
             alike.sort();
             alike.dedup();
-            only(alike)?
+            only_item(alike)?
         };
-        let is_named_so = path.file_stem().and_then(OsStr::to_str) == Some(primary(&name));
+        let is_named_so = path.file_stem().and_then(OsStr::to_str) == Some(primary_name(&name));
         let definition = match path.parent() {
-            Some(directory) if is_named_so => Definition::In(directory.to_owned()),
-            _ => Definition::By(path.to_owned()),
+            Some(directory) if is_named_so => Definition::InDirectory(directory.to_owned()),
+            _ => Definition::InFile(path.to_owned()),
         };
         Some((name, definition))
     }
 }
 
-/// The systems that the .asd file at `path` seems to define.
+/// Returns the names of the systems that the .asd file at `path` seems to define.
 fn defined_names(path: &Path) -> Vec<String> {
     let small = fs::metadata(path).is_ok_and(|metadata| metadata.len() <= MAX_DEFINITION);
     let Some(text) = small.then(|| fs::read(path).ok()).flatten() else { return Vec::new() };
     let text = String::from_utf8_lossy(&text);
-    // In whichever case: as long in bytes.
+    // ASCII lowercase keeps the byte offsets.
     let searched = text.to_ascii_lowercase();
     let ends = searched.match_indices("defsystem").map(|(at, word)| at + word.len());
     let names = ends.filter_map(|at| {
@@ -308,7 +322,7 @@ fn defined_names(path: &Path) -> Vec<String> {
     names.filter(|name| !name.is_empty()).collect()
 }
 
-/// A pathname of Lisp, from a native one.
+/// Returns a Lisp pathname for a native path.
 pub(super) fn pathname(path: &str) -> String {
     if path.contains(['*', '?', '[', '\\', '"', '~']) {
         format!("(sb-ext:parse-native-namestring {})", quoted(path))
@@ -319,10 +333,10 @@ pub(super) fn pathname(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Definition, Definitions, System, defined_names, pathname, system_name};
+    use super::{Definition, DefinitionCache, System, defined_names, pathname, system_name};
 
     #[test]
-    fn names_and_paths_are_written_as_lisp() {
+    fn system_names_and_paths_become_lisp() {
         for (written, name) in [("a", "a"), (":A", "a"), ("#:My-App/Tests", "my-app/tests"), ("\"B\"", "B")] {
             assert_eq!(system_name(written), name);
         }
@@ -331,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_system_is_found_in_any_case_and_as_it_is_written_first() {
+    fn a_system_is_found_by_exact_name_first_then_in_any_case() {
         let root = std::env::temp_dir().join(format!("sbcl-mcp-case-{}", std::process::id()));
         let inner = root.join("inner");
         std::fs::create_dir_all(&inner).expect("a directory");
@@ -341,7 +355,7 @@ mod tests {
         write("two.asd", "(defsystem \"Two\") (defsystem \"TWO\") (defsystem two/tests)");
         assert_eq!(defined_names(&root.join("Mixed.asd")), ["Mixed", "Mixed/Tests", "symbol"]);
         let root = root.canonicalize().expect("it is there");
-        let (directory, by) = (Definition::In(root.clone()), |file: &str| Definition::By(root.join(file)));
+        let (directory, by) = (Definition::InDirectory(root.clone()), |file: &str| Definition::InFile(root.join(file)));
         for (written, name, definition) in [
             ("Mixed", "Mixed", Some(directory.clone())),
             ("mixed", "Mixed", Some(directory.clone())),
@@ -352,13 +366,13 @@ mod tests {
             ("TWO", "TWO", Some(by("two.asd"))),
             ("Two", "Two", Some(by("two.asd"))),
             ("Two/Tests", "two/tests", Some(directory.clone())),
-            // Whatever that is, the file has its name.
+            // The file has the name of the system, whatever it defines.
             ("two", "two", Some(directory)),
             ("None", "None", None),
         ] {
             for begin in [&root, &root.join("inner")] {
-                let found = System::find(written, begin.to_str(), &Definitions::default()).expect("a directory");
-                let near = begin == &root || !matches!(definition, Some(Definition::By(_)));
+                let found = System::find(written, begin.to_str(), &DefinitionCache::default()).expect("a directory");
+                let near = begin == &root || !matches!(definition, Some(Definition::InFile(_)));
                 if near {
                     assert_eq!((&*found.name, &found.definition), (name, &definition), "{written} in {begin:?}");
                 }

@@ -1,47 +1,47 @@
-//! `--tools`: which tools a server has.
+//! The set of tools that a server offers (`--tools`).
 
 use std::sync::Arc;
 
 use rmcp::model::{JsonObject, Tool};
 use serde_json::Value;
 
-use super::{Offered, TOOLS, all, checkpoint, former, no_such_tool, reset, traits};
+use super::{TOOLS, ToolSpec, all, checkpoint, former_names, no_such_tool, policy, reset};
 use crate::tool_names;
 
-/// Which tools are listed. One that is not listed cannot be called either: it is as if there were none, so that whoever
-/// starts the server decides what it can be asked.
+/// A set of tools. Other tools are neither listed nor callable, so that whoever starts the server decides what clients
+/// can do.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum ToolSet {
-    /// Every one.
+    /// All tools.
     #[default]
     All,
-    /// Those of the working loop.
+    /// The tools of the working loop.
     Core,
-    /// The tools of this set that suit the image of a program, which has more in it than a session's definitions.
+    /// The tools of this set that suit the image of a program, which holds more than a session's definitions.
     Embedded(Box<Self>),
-    /// These.
+    /// The tools with these names.
     Named(Vec<String>),
 }
 
-/// What a server tells a model of itself.
+/// The server's instructions for a model.
 const INSTRUCTIONS: &str = include_str!("../instructions.md");
 
-/// What does not hold in the image of a program, and what does.
-const OF_PROGRAMS: (&str, &str) = (
+/// A sentence of the instructions, and its replacement in the image of a program.
+const EMBEDDED_WORDING: (&str, &str) = (
     "If\nthe Lisp process dies (IMAGE-LOST), a new one takes its place and evaluates the definitions again; values assigned\n\
      later are lost.",
     "This\nimage is part of a running program, which uses at once what is defined here: what ends its process ends the\n\
      program.",
 );
 
-/// The last step of the working loop, and what it is where commands can join the image.
-const LAST_STEP: (&str, &str) = (
+/// The last step of the working loop, and its replacement where commands can attach to the image.
+const LAST_STEP_WORDING: (&str, &str) = (
     "#. Write the same to the file[[load-system|, load it]][[run-tests|, run-tests again; with `fresh` before you say that it \
      works]].",
     "#. Write it to the file and test in a shell: edit && sbcl-mcp test --attach --reload --suspects 3 SYSTEM",
 );
 
-/// Numbers the lines that begin with `#.`, in their order.
+/// Replaces each `#.` by the number of its list item.
 fn numbered(text: &str) -> String {
     let mut parts = text.split("#.");
     let mut numbered = parts.next().unwrap_or_default().to_owned();
@@ -51,7 +51,7 @@ fn numbered(text: &str) -> String {
     numbered
 }
 
-/// Makes a tool's texts name listed tools alone, and takes out the choices that need other tools.
+/// Removes mentions of unlisted tools from a tool's texts, and choices that need unlisted tools.
 fn resolve(tool: &mut Tool, has: &dyn Fn(&str) -> bool) {
     tool.description = tool.description.take().map(|text| tool_names::resolve(&text, has).into());
     let mut schema = JsonObject::clone(&tool.input_schema);
@@ -70,17 +70,17 @@ fn resolve(tool: &mut Tool, has: &dyn Fn(&str) -> bool) {
 }
 
 impl ToolSet {
-    /// What a server with these tools tells a model of itself. `joinable`: commands can join its image.
-    pub(super) fn instructions(&self, joinable: bool) -> String {
+    /// Returns the instructions for a model. `attachable`: commands can attach to the image.
+    pub(super) fn instructions(&self, attachable: bool) -> String {
         let text = match self {
-            Self::Embedded(_) => INSTRUCTIONS.replace(OF_PROGRAMS.0, OF_PROGRAMS.1),
-            _ if joinable => INSTRUCTIONS.replace(LAST_STEP.0, LAST_STEP.1),
+            Self::Embedded(_) => INSTRUCTIONS.replace(EMBEDDED_WORDING.0, EMBEDDED_WORDING.1),
+            _ if attachable => INSTRUCTIONS.replace(LAST_STEP_WORDING.0, LAST_STEP_WORDING.1),
             _ => INSTRUCTIONS.to_owned(),
         };
         numbered(tool_names::resolve(&text, |tool| self.has(tool)).trim_end())
     }
 
-    /// Takes what the command line says: `all`, `core`, or names with commas between.
+    /// Parses the option's value: `all`, `core`, or a comma-separated list of names.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text.trim() {
             "all" => return Ok(Self::All),
@@ -88,7 +88,8 @@ impl ToolSet {
             _ => {}
         }
         let names = text.split(',').map(|name| name.trim().replace('_', "-"));
-        let names = names.flat_map(|name| former::successors(&name).into_iter().map(str::to_owned).collect::<Vec<_>>());
+        let names =
+            names.flat_map(|name| former_names::successors(&name).into_iter().map(str::to_owned).collect::<Vec<_>>());
         let names: Vec<String> = names.collect();
         let known = all();
         match names.iter().find(|name| !known.iter().any(|tool| tool.name == **name)) {
@@ -97,11 +98,11 @@ impl ToolSet {
         }
     }
 
-    /// Whether this tool is one of them.
+    /// Returns true if the set has this tool.
     pub(super) fn has(&self, name: &str) -> bool {
         match self {
             Self::All => true,
-            Self::Core => traits(name).core,
+            Self::Core => policy(name).core,
             Self::Embedded(tools) => {
                 ![reset::ResetSession::NAME, checkpoint::Checkpoint::NAME].contains(&name) && tools.has(name)
             }
@@ -109,17 +110,17 @@ impl ToolSet {
         }
     }
 
-    /// Returns those of the tools that are for the image of a program.
+    /// Returns the tools of this set that suit the image of a program.
     pub(in crate::mcp) fn embedded(self) -> Self {
         Self::Embedded(Box::new(self))
     }
 
-    /// Returns the names of the tools, in the order of the list.
+    /// Returns the names of the tools, in the order of [`TOOLS`].
     pub(super) fn names(&self) -> Vec<String> {
         TOOLS.iter().filter(|tool| self.has(tool.name)).map(|tool| tool.name.to_owned()).collect()
     }
 
-    /// The tools, in their order.
+    /// Returns the definitions of the tools, in the order of [`TOOLS`].
     pub(super) fn tools(&self) -> Vec<Tool> {
         let mut tools: Vec<_> = all().into_iter().filter(|tool| self.has(&tool.name)).collect();
         tools.iter_mut().for_each(|tool| resolve(tool, &|name| self.has(name)));

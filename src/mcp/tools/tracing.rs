@@ -1,4 +1,4 @@
-//! trace-calls: the calls of chosen functions while code is evaluated.
+//! The tool trace-calls: the calls of chosen functions during an evaluation.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::arguments::{Count, Flag, Names, Text, Timeout, not, text};
+use super::arguments::{Count, Flag, Names, Text, Timeout, mismatch, text};
 use super::background::{self, Job, Wait};
 use super::limits::OnErrorChoice;
-use super::{Call, Fault, Finding, Offered, Step, evaluation_hints, later};
+use super::{Call, CallHandler, Fault, Finding, ToolSpec, evaluation_hints, handle_with};
 use crate::outcome::{CallTree, TracedCall};
 use crate::report::{self, calls_shown};
 use crate::schema::{self, json};
@@ -18,7 +18,7 @@ use crate::session::Operation;
 use crate::tool_names;
 use crate::{Evaluation, OnError, Outcome};
 
-/// The tool.
+/// The tool trace-calls.
 pub(super) struct TraceCalls;
 
 #[derive(Deserialize, JsonSchema)]
@@ -33,10 +33,10 @@ pub(super) struct Arguments {
     trace_package: Option<Text>,
     /// Package to read the code in.
     package: Option<Text>,
-    /// Deeper calls are counted.
+    /// Record calls to this depth; count deeper ones.
     #[serde(default)]
     depth: Count<100, 5>,
-    /// Further ones are counted.
+    /// Record this many calls; count the rest.
     #[serde(default)]
     limit: Count<5_000, 200>,
     /// Seconds until TIMEOUT; 0: no limit.
@@ -52,7 +52,7 @@ pub(super) struct Arguments {
     wait: Option<Wait>,
 }
 
-/// What an evaluation did, with the calls that were recorded.
+/// The result of an evaluation, with the recorded calls.
 #[derive(Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Content {
@@ -62,7 +62,7 @@ pub(super) struct Content {
     omitted_calls: u64,
 }
 
-impl Offered for TraceCalls {
+impl ToolSpec for TraceCalls {
     const NAME: &'static str = "trace-calls";
     const TITLE: &'static str = "Trace Calls";
     const DESCRIPTION: &'static str = "Evaluate Common Lisp code with functions traced: the tree of their calls, in all threads, with \
@@ -75,17 +75,17 @@ impl Offered for TraceCalls {
         evaluation_hints()
     }
 
-    fn call(call: &Call, arguments: Arguments) -> Result<Step, Fault> {
+    fn call(call: &Call, arguments: Arguments) -> Result<CallHandler, Fault> {
         let mut evaluation = Evaluation::new(arguments.code.0);
         let functions = arguments.functions.0;
         let [mut traced, mut package] = [arguments.trace_package, arguments.package].map(text);
         if functions.is_empty() && traced.is_none() {
-            // In version 0.1 `package` was the one to trace.
+            // In version 0.1, `package` named the package to trace.
             traced = package.take();
         }
         if functions.is_empty() == traced.is_none() {
             return Err(Fault::Value(format!(
-                "{} needs either functions, a list of names, or trace-package, whose functions to trace.",
+                "{} needs either functions (a list of names) or trace-package (a package whose functions to trace).",
                 Self::NAME
             )));
         }
@@ -94,35 +94,35 @@ impl Offered for TraceCalls {
         let on_error = OnErrorChoice::of(arguments.on_error).unwrap_or(OnError::Abort);
         if on_error == OnError::Ask {
             let choices = if tool_names::has(tool_names::DEBUGGER) { "one of abort, debug" } else { "one of abort" };
-            let reason = not(choices, &Value::from(on_error.name()));
+            let reason = mismatch(choices, &Value::from(on_error.name()));
             return Err(Fault::Value(format!("{}: on-error must be {reason}.", Self::NAME)));
         }
-        let patience = background::patience(arguments.background, arguments.wait);
+        let wait_limit = background::wait_limit(arguments.background, arguments.wait);
         let mut operation = Operation::new("trace-calls")
             .maybe("package", traced)
             .with("depth", arguments.depth.0)
             .with("limit", arguments.limit.0)
-            .with("foreground", patience.is_none());
+            .with("foreground", wait_limit.is_none());
         if !functions.is_empty() {
             operation = operation.with("functions", functions);
         }
-        // What is held is traced until it is released: only who asks for that gets it.
-        let on_error = background::on_error(call.session(), Some(on_error), patience)?;
+        // A held evaluation stays traced until it is released, so it is held only if the call itself asks for that.
+        let on_error = background::on_error(call.session(), Some(on_error), wait_limit)?;
         evaluation.hold = on_error == OnError::Debug;
         if !call.is_structured() {
             operation = operation.with("shown", calls_shown(call.context.max_answer()));
         }
         let job = Job::operation(evaluation, operation);
-        later(move |call| background::evaluate(call, job, patience, |call, outcome| call.reply(outcome)))
+        handle_with(move |call| background::evaluate(call, job, wait_limit, |call, outcome| call.reply(outcome)))
     }
 }
 
-/// True for an outcome that tells of traced calls.
+/// Returns true for an outcome with traced calls.
 pub(super) fn is_traced(outcome: &Outcome) -> bool {
     CallTree::of(&outcome.records).is_some()
 }
 
-/// What an evaluation did, and the calls that it came to.
+/// The result of an evaluation, with its calls.
 #[derive(Debug)]
 pub(super) struct Traced(pub(super) Arc<Outcome>);
 
@@ -132,7 +132,7 @@ impl Finding for Traced {
     }
 
     fn content(&self, max: usize) -> Value {
-        // What else is told is short, too.
+        // The rest of the outcome is truncated as in the text.
         let outcome = report::fitted(&self.0, max);
         let tree = CallTree::of(&outcome.records);
         json(&Content {

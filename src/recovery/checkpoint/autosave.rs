@@ -8,18 +8,19 @@ use parking_lot::{Condvar, Mutex};
 use super::save::Saver;
 use super::store::Checkpoints;
 
-/// Idle time before an automatic save, and the least time between two automatic saves.
+/// The idle time before an automatic save.
 const QUIET: Duration = Duration::from_secs(2);
+/// The shortest time between two automatic saves.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// Bytes that automatic saves may write per minute.
+/// Maximum number of bytes that automatic saves write per minute.
 const RATE: u64 = 500 << 20;
 const MINUTE: Duration = Duration::from_secs(60);
 /// Bytes of disk and of memory that must stay free beyond the size of the image.
 const RESERVE: u64 = 512 << 20;
 
-/// The next step of the thread that saves automatically.
+/// A decision of the thread that saves automatically.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum SaveDecision {
     /// Save the image now.
     Save,
     /// Wait until this moment, then decide again.
@@ -28,46 +29,54 @@ enum Step {
     Rest,
 }
 
-/// The rate limit of automatic saves.
+/// The rate limiter of automatic saves.
 #[derive(Debug, Default)]
 struct Pace {
-    /// The earliest moment of the next save.
+    /// The earliest time of the next save; `None` before the first save.
     next: Option<Instant>,
 }
 
 impl Pace {
-    /// Returns the step at the moment `now`. `ended`: the end of the last evaluation that is not saved yet;
-    /// `busy`: an evaluation runs or is held; `has_room`: neither disk nor memory is short.
-    fn step(&self, now: Instant, ended: Option<Instant>, busy: bool, has_room: impl FnOnce() -> bool) -> Step {
-        let Some(ended) = ended else { return Step::Rest };
-        let due = self.next.map_or(ended + QUIET, |next| next.max(ended + QUIET));
-        if now < due {
-            Step::Wait(due)
+    /// Decides what to do at `now`. `ended` is the time when the last evaluation ended that is not saved yet, `busy` is
+    /// true while an evaluation runs or is held, and `has_room` returns true unless disk or memory is short.
+    fn decide(
+        &self,
+        now: Instant,
+        ended: Option<Instant>,
+        busy: bool,
+        has_room: impl FnOnce() -> bool,
+    ) -> SaveDecision {
+        let Some(ended) = ended else { return SaveDecision::Rest };
+        let earliest = self.next.map_or(ended + QUIET, |next| next.max(ended + QUIET));
+        if now < earliest {
+            SaveDecision::Wait(earliest)
         } else if busy {
             // The end of a background evaluation does not wake this thread.
-            Step::Wait(now + QUIET)
+            SaveDecision::Wait(now + QUIET)
         } else if !has_room() {
-            Step::Wait(now + INTERVAL)
+            SaveDecision::Wait(now + INTERVAL)
         } else {
-            Step::Save
+            SaveDecision::Save
         }
     }
 
-    /// Records that a save wrote `bytes` by the moment `now`, even if the save failed.
+    /// Records that a save has written `bytes` by `now`, even if the save failed.
     fn wrote(&mut self, now: Instant, bytes: u64) {
         let pause = MINUTE.as_secs_f64() * bytes as f64 / RATE as f64;
         self.next = Some(now + INTERVAL.max(Duration::from_secs_f64(pause)));
     }
 }
 
-/// The time of the last evaluation.
+/// The trigger of automatic saves: the end of an evaluation wakes the thread that saves.
 #[derive(Debug, Default)]
-pub(crate) struct Activity {
+pub(crate) struct AutosaveTrigger {
+    /// The time when the last evaluation ended; `None` when it is saved.
     last: Mutex<Option<Instant>>,
+    /// Notified when `last` changes from `None` to a time.
     changed: Condvar,
 }
 
-impl Activity {
+impl AutosaveTrigger {
     /// Records the end of an evaluation.
     pub(crate) fn ended(&self) {
         let first = self.last.lock().replace(Instant::now()).is_none();
@@ -76,43 +85,44 @@ impl Activity {
         }
     }
 
-    /// Waits until `step`, called with the time of the last unsaved evaluation, returns [`Step::Save`], and marks that
-    /// evaluation as saved. The thread sleeps while nothing is evaluated.
-    fn wait_to_save(&self, step: impl Fn(Option<Instant>) -> Step) {
+    /// Waits until `decide`, called with the time of the last unsaved evaluation, returns [`SaveDecision::Save`], and
+    /// marks that evaluation as saved. The thread sleeps while nothing is evaluated.
+    fn wait_to_save(&self, decide: impl Fn(Option<Instant>) -> SaveDecision) {
         loop {
             let last = *self.last.lock();
-            // Without the lock: the caller of `ended` may hold locks that `step` takes.
-            let step = step(last);
+            // Called without the lock: the caller of `ended` may hold locks that `decide` takes.
+            let decision = decide(last);
             let mut last = self.last.lock();
-            match step {
-                Step::Save => {
+            match decision {
+                SaveDecision::Save => {
                     *last = None;
                     return;
                 }
-                Step::Wait(until) => drop(self.changed.wait_until(&mut last, until)),
-                Step::Rest if last.is_none() => self.changed.wait(&mut last),
-                Step::Rest => {}
+                SaveDecision::Wait(until) => drop(self.changed.wait_until(&mut last, until)),
+                SaveDecision::Rest if last.is_none() => self.changed.wait(&mut last),
+                SaveDecision::Rest => {}
             }
         }
     }
 }
 
-/// Starts the thread that saves the image after `activity` and keeps all checkpoints together within `space` bytes.
-pub(crate) fn save_now_and_then(saver: Saver, activity: Arc<Activity>, space: u64) {
+/// Starts the thread that saves the image after `activity`, and deletes automatic checkpoints when all checkpoints
+/// together take more than `space` bytes.
+pub(crate) fn start_autosave(saver: Saver, activity: Arc<AutosaveTrigger>, space: u64) {
     // Read here, so that evaluations before the thread begins are saved, too.
     let mut saved = saver.session.evaluations_so_far();
     let run = move || {
         let mut pace = Pace::default();
         loop {
             activity.wait_to_save(|ended| {
-                pace.step(Instant::now(), ended, saver.session.is_busy(), || has_room(&saver.checkpoints))
+                pace.decide(Instant::now(), ended, saver.session.is_busy(), || has_room(&saver.checkpoints))
             });
             let evaluations = saver.session.evaluations_so_far();
             if evaluations == saved {
                 continue;
             }
             let checkpoint = saver.save_automatically();
-            // A failed save may have written as much.
+            // A failed save may have written as many bytes as a complete one.
             pace.wrote(Instant::now(), checkpoint.as_ref().map_or_else(used, |checkpoint| checkpoint.bytes));
             if checkpoint.is_some() {
                 saved = evaluations;
@@ -122,11 +132,11 @@ pub(crate) fn save_now_and_then(saver: Saver, activity: Arc<Activity>, space: u6
             }
         }
     };
-    // Without the thread there are no automatic saves; everything else works.
+    // If the thread cannot be started, only automatic saves are missing.
     let _ = std::thread::Builder::new().name("sbcl-mcp-auto".to_owned()).spawn(run);
 }
 
-/// Returns the used bytes of the heap: about the size of a saved image.
+/// Returns the used bytes of the heap, which is about the size of a saved image.
 fn used() -> u64 {
     u64::try_from(crate::image::heap::usage().map_or(0, |usage| usage.used)).unwrap_or(u64::MAX)
 }
@@ -157,35 +167,35 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn work_is_saved_once_it_has_been_quiet() {
+    fn an_image_is_saved_once_it_has_been_idle() {
         let begin = Instant::now();
         let pace = Pace::default();
-        let step = |now, ended| pace.step(now, ended, false, || true);
-        assert_eq!(step(begin, None), Step::Rest);
-        assert_eq!(step(begin + SECOND, Some(begin)), Step::Wait(begin + QUIET));
-        assert_eq!(step(begin + QUIET, Some(begin)), Step::Save);
+        let decide = |now, ended| pace.decide(now, ended, false, || true);
+        assert_eq!(decide(begin, None), SaveDecision::Rest);
+        assert_eq!(decide(begin + SECOND, Some(begin)), SaveDecision::Wait(begin + QUIET));
+        assert_eq!(decide(begin + QUIET, Some(begin)), SaveDecision::Save);
     }
 
     #[test]
-    fn it_waits_for_what_runs_for_room_and_for_the_time_since_the_last_one() {
+    fn a_save_waits_for_running_evaluations_for_room_and_for_the_rate_limit() {
         let now = Instant::now() + 100 * SECOND;
         let ended = Some(now - QUIET);
         let mut pace = Pace::default();
-        let no_room_is_looked_for = || unreachable!("it costs something");
-        assert_eq!(pace.step(now, ended, true, no_room_is_looked_for), Step::Wait(now + QUIET));
-        assert_eq!(pace.step(now, ended, false, || false), Step::Wait(now + INTERVAL));
-        // A small image is saved every half a minute, one of a gigabyte every two minutes.
+        let room_is_not_checked = || unreachable!("it costs something");
+        assert_eq!(pace.decide(now, ended, true, room_is_not_checked), SaveDecision::Wait(now + QUIET));
+        assert_eq!(pace.decide(now, ended, false, || false), SaveDecision::Wait(now + INTERVAL));
+        // A small image is saved every 30 seconds, an image of a gigabyte every two minutes.
         for (bytes, seconds) in [(40 << 20, 30), (250 << 20, 30), (500 << 20, 60), (1000 << 20, 120)] {
             pace.wrote(now - SECOND, bytes);
             let next = now - SECOND + seconds * SECOND;
-            assert_eq!(pace.step(now, ended, false, no_room_is_looked_for), Step::Wait(next));
-            assert_eq!(pace.step(next, ended, false, || true), Step::Save);
-            assert_eq!(pace.step(next, Some(next), false, || true), Step::Wait(next + QUIET));
+            assert_eq!(pace.decide(now, ended, false, room_is_not_checked), SaveDecision::Wait(next));
+            assert_eq!(pace.decide(next, ended, false, || true), SaveDecision::Save);
+            assert_eq!(pace.decide(next, Some(next), false, || true), SaveDecision::Wait(next + QUIET));
         }
     }
 
     #[test]
-    fn neither_disk_nor_memory_may_be_short() {
+    fn an_image_is_not_saved_when_disk_or_memory_is_short() {
         let used = 1 << 30;
         let (short, enough) = (Some(used + RESERVE), Some(used + RESERVE + 1));
         assert!(is_enough(used, enough, enough) && is_enough(used, None, None) && is_enough(used, enough, None));
@@ -193,15 +203,15 @@ mod tests {
         assert!(!is_enough(u64::MAX, enough, enough));
     }
 
-    /// A moment of a session: milliseconds since the last moment, whether an evaluation has ended by then, whether others
-    /// run, whether there is room, and the bytes of a saved image.
+    /// A moment of a session: milliseconds since the last moment, whether an evaluation has ended by then, whether
+    /// others run, whether there is room, and the bytes of a saved image.
     fn moment() -> impl Strategy<Value = (u64, bool, bool, bool, u64)> {
         (0..40_000_u64, any::<bool>(), prop::bool::weighted(0.2), prop::bool::weighted(0.8), 0..(2_u64 << 30))
     }
 
     proptest! {
         #[test]
-        fn no_session_is_saved_too_often(moments in prop::collection::vec(moment(), 1..200)) {
+        fn automatic_saves_keep_their_interval_and_rate(moments in prop::collection::vec(moment(), 1..200)) {
             let mut now = Instant::now();
             let mut pace = Pace::default();
             let mut ended = None;
@@ -211,10 +221,11 @@ mod tests {
                 if has_ended {
                     ended = Some(now);
                 }
-                match pace.step(now, ended, busy, || has_room) {
-                    Step::Rest => prop_assert_eq!(ended, None),
-                    // The thread neither spins nor delays a save for long without a reason.
-                    Step::Wait(until) => {
+                match pace.decide(now, ended, busy, || has_room) {
+                    SaveDecision::Rest => prop_assert_eq!(ended, None),
+                    // The thread never spins, and never waits longer than the rate limit and the reason to wait
+                    // require.
+                    SaveDecision::Wait(until) => {
                         prop_assert!(until > now && ended.is_some());
                         let paused = saves.last().map_or(now, |(at, bytes)| {
                             let pause = MINUTE.as_secs_f64() * *bytes as f64 / RATE as f64;
@@ -223,7 +234,7 @@ mod tests {
                         let reason = if has_room { QUIET } else { INTERVAL };
                         prop_assert!(until <= paused.max(now + reason));
                     }
-                    Step::Save => {
+                    SaveDecision::Save => {
                         prop_assert!(!busy && has_room && ended.is_some_and(|ended| now - ended >= QUIET));
                         prop_assert!(saves.last().is_none_or(|(at, _)| now - *at >= INTERVAL));
                         saves.push((now, bytes));

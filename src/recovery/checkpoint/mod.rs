@@ -1,5 +1,4 @@
-//! Checkpoints: saved images, as files ([store]), and how a running image comes to be one: when a client asks for it ([save]),
-//! and without being asked ([autosave]).
+//! Checkpoints: saved images as files ([store]), the saving of a running image ([save]), and automatic saves ([autosave]).
 
 pub(crate) mod autosave;
 pub(crate) mod save;

@@ -9,21 +9,22 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 
-use super::store::{Checkpoint, Checkpoints, Made};
+use super::store::{Checkpoint, Checkpoints, SaveDetails};
 use crate::Session;
 use crate::outcome::{Record, SavedThread, Saving, of_kind};
 use crate::recovery::event::SessionEvent;
 use crate::recovery::reporter::Reporter;
-use crate::recovery::status_page::{Status, StatusPage};
+use crate::recovery::status_page::{StatusField, StatusPage};
 use crate::session::Operation;
 use crate::tool_names;
 
-/// Time for running evaluations to end before the save at the end of the server.
+/// Maximum time that the save at the end of the server waits for running evaluations to end.
 const LAST_SAVE: Duration = Duration::from_secs(10);
 
-/// A new checkpoint, with what the save reports.
+/// A new checkpoint, with the report of its save.
 #[derive(Debug)]
-pub(crate) struct Saved {
+pub(crate) struct NewCheckpoint {
+    /// The manifest.
     pub(crate) checkpoint: Checkpoint,
     /// The pause of the session, in microseconds.
     pub(crate) stopped: u64,
@@ -33,7 +34,7 @@ pub(crate) struct Saved {
     pub(crate) timers: u64,
 }
 
-impl Saved {
+impl NewCheckpoint {
     fn new(checkpoint: Checkpoint, records: &[Record]) -> Self {
         let (stopped, timers) =
             of_kind(records).next().map_or((0, 0), |saving: &Saving| (saving.stopped, saving.timers));
@@ -42,39 +43,40 @@ impl Saved {
     }
 }
 
-/// Returns the process that saves, which the records tell of.
+/// Returns the process that saves the image, from the records of the save operation.
 fn saving_process(records: &[Record]) -> Option<Pid> {
     let process = of_kind(records).find_map(|saving: &Saving| saving.process)?;
     Pid::from_raw(i32::try_from(process).ok()?)
 }
 
-/// Reports of saves to the supervisor, which boots the next image from the last checkpoint.
+/// The reports of saves to the supervisor, which boots the next image from the last checkpoint.
 #[derive(Debug, Clone)]
 pub(crate) struct SaveReports {
     reporter: Reporter,
     status: StatusPage,
-    /// The number of the last evaluation that is saved; `u64::MAX` when no checkpoint contains all evaluations.
+    /// The number of the last evaluation that is saved; `u64::MAX` while no checkpoint contains all evaluations.
     saved_through: Arc<AtomicU64>,
 }
 
-/// A guard for a save in progress: until it is dropped, the status page counts a call that waits for the save.
+/// A guard for a save in progress. Until the guard is dropped, the status page counts an answer that waits for the
+/// save.
 #[derive(Debug)]
 struct SaveInProgress(StatusPage);
 
 impl Drop for SaveInProgress {
     fn drop(&mut self) {
-        self.0.count(Status::Asked, false);
+        self.0.count(StatusField::PendingAnswers, false);
     }
 }
 
 impl SaveReports {
-    /// Creates the reports of an image that is saved through evaluation `saved_through`; `None` when no checkpoint contains
-    /// all of its evaluations.
+    /// Creates the reports of an image that is saved through evaluation `saved_through`; `None` when no checkpoint
+    /// contains all of its evaluations.
     pub(crate) fn new(reporter: Reporter, status: StatusPage, saved_through: Option<u64>) -> Self {
         Self { reporter, status, saved_through: Arc::new(AtomicU64::new(saved_through.unwrap_or(u64::MAX))) }
     }
 
-    /// Returns true when nothing was evaluated since the image was saved or booted.
+    /// Returns true when nothing was evaluated since the image was saved, or since it booted with everything saved.
     fn is_saved(&self, session: &Session) -> bool {
         session.evaluations_so_far() == self.saved_through.load(Ordering::Relaxed)
     }
@@ -82,7 +84,7 @@ impl SaveReports {
     /// Reports that a save of the image in `file` has begun.
     fn begun(&self, file: &str) -> SaveInProgress {
         self.reporter.changed(SessionEvent::Saving { file: file.to_owned() });
-        self.status.count(Status::Asked, true);
+        self.status.count(StatusField::PendingAnswers, true);
         SaveInProgress(self.status)
     }
 
@@ -93,7 +95,7 @@ impl SaveReports {
     }
 }
 
-/// The saving of one session's image.
+/// The saver of a session's image.
 #[derive(Debug, Clone)]
 pub(crate) struct Saver {
     pub(crate) session: Session,
@@ -103,13 +105,13 @@ pub(crate) struct Saver {
 }
 
 impl Saver {
-    /// Saves the image under `name` while the session continues; `done` gets the checkpoint, or the reason for the failure as a
-    /// sentence.
+    /// Saves the image under `name` while the session continues; `done` gets the checkpoint, or the reason for the
+    /// failure as a sentence.
     pub(crate) fn save(
         &self,
         name: String,
         automatic: bool,
-        done: impl FnOnce(Result<Saved, String>) + Send + 'static,
+        done: impl FnOnce(Result<NewCheckpoint, String>) + Send + 'static,
     ) {
         if self.session.is_anything_held() {
             return done(Err(format!(
@@ -119,8 +121,8 @@ impl Saver {
         }
         if self.session.is_evaluating() {
             return done(Err(
-                "Nothing was saved: an evaluation runs, and its stack cannot be saved. Wait for it (the \
-                             tool evaluation), or cancel it, first."
+                "Nothing was saved: an evaluation is running, and its stack cannot be saved. Wait for it \
+                 (check-evaluation) or cancel it first."
                     .to_owned(),
             ));
         }
@@ -131,17 +133,17 @@ impl Saver {
         let path = draft.path().to_string_lossy().into_owned();
         let operation = Operation::new("save-image").with("path", path).with("name", &*name);
         let evaluation = self.session.evaluations_so_far();
-        let made = Made { name, evaluation, saved: jiff::Timestamp::now(), automatic, at_end: false };
+        let made = SaveDetails { name, evaluation, saved: jiff::Timestamp::now(), automatic, at_end: false };
         let (reports, checkpoints) = (self.reports.clone(), self.checkpoints.clone());
         self.session.query_in_order(&operation, move |records| {
             let records = match records {
                 Ok(records) => records,
                 Err(error) => return done(Err(format!("Nothing was saved: {error}"))),
             };
-            // Before the next evaluation: the core contains no definition from here on.
+            // Reported before the next evaluation, since the core contains no definition from here on.
             let in_progress = reports.as_ref().map(|reports| reports.begun(draft.file()));
             let Some(child) = saving_process(&records) else {
-                return done(Err("Nothing was saved: the process that would do it did not start.".to_owned()));
+                return done(Err("Nothing was saved: the saving process did not start.".to_owned()));
             };
             let finish = move || {
                 let saved = draft.finish(child, made);
@@ -151,7 +153,7 @@ impl Saver {
                     _ => {}
                 }
                 done(match saved {
-                    Ok(checkpoint) => Ok(Saved::new(checkpoint, &records)),
+                    Ok(checkpoint) => Ok(NewCheckpoint::new(checkpoint, &records)),
                     Err(reason) => Err(format!("Nothing was saved: {reason}.")),
                 });
                 drop(in_progress);
@@ -162,35 +164,38 @@ impl Saver {
     }
 }
 
-/// The saves that the server makes without a request.
+/// The policy for saves without a request.
 #[derive(Debug, Default)]
-pub(crate) struct Saves {
-    /// The bytes that all checkpoints together may take; `None` without automatic saves.
+pub(crate) struct SavePolicy {
+    /// The space for all checkpoints together, in bytes; `None` without automatic saves.
     pub(crate) automatic: Option<u64>,
-    /// The save at the end of the server, if there is one.
-    pub(crate) at_end: Option<AtEnd>,
+    /// The save at the end of the server; `None` if the session is not persistent.
+    pub(crate) at_end: Option<FinalSave>,
 }
 
 /// The save of a persistent session at the end of its server.
 #[derive(Debug)]
-pub(crate) struct AtEnd {
-    /// The session's lock, which the saving process keeps.
+pub(crate) struct FinalSave {
+    /// The session's lock, which the saving process holds until it is done.
     pub(crate) lock: OwnedFd,
     /// The file to which the saving process writes its errors.
     pub(crate) errors: PathBuf,
 }
 
 impl Saver {
-    /// Saves the image as an automatic checkpoint and waits for the end; returns `None` when the save failed.
+    /// Saves the image as an automatic checkpoint and waits until it is complete; returns `None` when the save failed.
     pub(super) fn save_automatically(&self) -> Option<Checkpoint> {
         let (sender, receiver) = std::sync::mpsc::channel();
         self.save(self.checkpoints.automatic_name(), true, move |result| drop(sender.send(result)));
         Some(receiver.recv().ok()?.ok()?.checkpoint)
     }
 
-    /// Ends running evaluations and saves the image in a process that outlives this one. Returns the id of that process;
-    /// `None` when nothing was evaluated since the image was saved or booted.
-    pub(crate) fn save_at_end(&self, at_end: AtEnd) -> Result<Option<Pid>, String> {
+    /// Cancels running evaluations and saves the image in a process that outlives this one. Returns the id of that
+    /// process; `None` when there is nothing new to save.
+    ///
+    /// # Errors
+    /// The reason why the image cannot be saved.
+    pub(crate) fn save_at_end(&self, at_end: FinalSave) -> Result<Option<Pid>, String> {
         if self.reports.as_ref().is_some_and(|reports| reports.is_saved(&self.session)) {
             return Ok(None);
         }
@@ -201,7 +206,7 @@ impl Saver {
         let name = self.checkpoints.automatic_name();
         let evaluation = self.session.evaluations_so_far();
         let program = draft.finisher(&name, evaluation);
-        self.session.end_all();
+        self.session.cancel_all();
         self.session.abort_held(|_| ());
         let descriptor = |fd: &dyn AsRawFd| u64::from(fd.as_raw_fd().unsigned_abs());
         let operation = Operation::new("save-image")
@@ -212,10 +217,10 @@ impl Saver {
             .with("errors", descriptor(&errors));
         let (sender, receiver) = std::sync::mpsc::channel();
         self.session.query_in_order(&operation, move |records| drop(sender.send(records)));
-        let records = receiver.recv_timeout(LAST_SAVE).map_err(|_| "what is evaluated does not end".to_owned())?;
+        let records = receiver.recv_timeout(LAST_SAVE).map_err(|_| "the running evaluation does not end".to_owned())?;
         let records = records.map_err(|error| error.to_string())?;
-        // From here on the draft belongs to the saving process.
-        draft.leave();
+        // The saving process owns the draft from here on.
+        draft.release();
         Ok(saving_process(&records))
     }
 }

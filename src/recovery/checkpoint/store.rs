@@ -1,7 +1,8 @@
-//! Checkpoints as files: each is a core that an image of this program saved, with a manifest that describes the core.
+//! Checkpoints as files: a core that an image of this program saved, and a manifest that describes the core.
 //!
-//! The manifest is written last, so a core that a crash left incomplete is no checkpoint. A core may hold anything that
-//! was in memory: only the owner may read the directory, and only persistent sessions keep theirs when the server ends.
+//! The manifest is written last, so a core that a crash left incomplete is no checkpoint. A core may contain anything
+//! that was in memory, so only the owner may read the directory. When the server ends, only a persistent session keeps
+//! its directory.
 
 use std::ffi::{CString, OsString};
 use std::fs::{self, File};
@@ -14,21 +15,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_process, pidfd_open, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid};
 use serde::{Deserialize, Serialize};
 
-use crate::build;
-use crate::image::fingerprint::Seal;
-use crate::os::poll_set::PollSet;
+use crate::build_id;
+use crate::image::fingerprint::Fingerprint;
+use crate::os::processes::wait_child;
 
-/// The number of automatic checkpoints that a persistent session keeps: the last one, and the one before in case the last does not
-/// boot.
-pub(crate) const KEPT: usize = 2;
+/// The number of automatic checkpoints that a persistent session keeps: the last one, and the one before in case the
+/// last does not boot.
+pub(crate) const KEPT_AUTOMATIC: usize = 2;
 
-/// Time limits: for a child to save an image, and for a throw-away process to boot the image.
-const SAVING: Duration = Duration::from_secs(300);
-const PROBING: Duration = Duration::from_secs(60);
-/// The maximum number of checkpoints, automatic ones not counted.
+/// The time limit for a child process to save an image.
+const SAVE_TIMEOUT: Duration = Duration::from_secs(300);
+/// The time limit for a throw-away process to boot a saved image.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum number of checkpoints. Automatic checkpoints do not count.
 const MAX_CHECKPOINTS: usize = 100;
 /// Maximum length of a name, in characters.
 pub(crate) const MAX_NAME: usize = 100;
@@ -38,22 +40,23 @@ pub(crate) const MAX_NAME: usize = 100;
 pub(crate) struct Checkpoint {
     /// The name that the client uses, or `auto-` and a number.
     pub(crate) name: String,
-    /// The name of the core's file, and its size in bytes.
+    /// The name of the core's file.
     pub(crate) file: String,
+    /// The size of the core, in bytes.
     pub(crate) bytes: u64,
-    /// The fingerprint of the core as it was saved; manifests of other programs may have none.
-    #[serde(default)]
-    pub(crate) seal: Option<Seal>,
+    /// The fingerprint of the core as it was saved. Manifests that other programs wrote may have none.
+    #[serde(default, rename = "seal")]
+    pub(crate) fingerprint: Option<Fingerprint>,
     /// The number of the last evaluation before the save.
     pub(crate) evaluation: u64,
     pub(crate) saved: jiff::Timestamp,
-    /// The size of the saved image's heap, in bytes: the core boots with no other size.
+    /// The heap size of the saved image, in bytes. The core boots only with this size.
     pub(crate) heap: u64,
-    /// The program that saved the core: no other may boot it.
+    /// The build of the program that saved the core. Only this program can boot it.
     pub(crate) build: String,
     /// True for an automatic checkpoint.
     pub(crate) automatic: bool,
-    /// True when the server of a persistent session saved the checkpoint at its end, with all that had been evaluated.
+    /// True when the server of a persistent session saved the checkpoint at its end, after all evaluations.
     #[serde(default)]
     pub(crate) at_end: bool,
     /// A description of the session's definitions.
@@ -64,15 +67,15 @@ pub(crate) struct Checkpoint {
 impl Checkpoint {
     /// Describes the program that saved the checkpoint; `None` when it was this program.
     pub(crate) fn other_program(&self) -> Option<String> {
-        (self.build != build()).then(|| match self.build.split(' ').collect::<Vec<_>>()[..] {
-            [version, sbcl, ..] => format!("another build of sbcl-mcp: {version}, with SBCL {sbcl}"),
+        (self.build != build_id()).then(|| match self.build.split(' ').collect::<Vec<_>>()[..] {
+            [version, sbcl, ..] => format!("another build of sbcl-mcp ({version}, with SBCL {sbcl})"),
             _ => "another program".to_owned(),
         })
     }
 }
 
-/// Returns the directory for persistent files, below XDG_STATE_HOME, which need not exist; `None` for a user without a home
-/// directory.
+/// Returns the directory for persistent files, below XDG_STATE_HOME, which need not exist; `None` for a user without a
+/// home directory.
 pub(crate) fn state_directory() -> Option<PathBuf> {
     let state = std::env::var_os("XDG_STATE_HOME").filter(|path| Path::new(path).is_absolute()).map(PathBuf::from);
     let state = state.or_else(|| Some(std::env::home_dir().filter(|home| home.is_dir())?.join(".local/state")))?;
@@ -83,19 +86,20 @@ pub(crate) fn state_directory() -> Option<PathBuf> {
 #[derive(Debug, Clone)]
 pub(crate) struct Checkpoints {
     directory: PathBuf,
-    /// The heap and the control stack that images are booted with, in bytes.
+    /// The heap size that images are booted with, in bytes.
     heap: u64,
+    /// The size of the control stack that images are booted with, in bytes.
     control_stack: u64,
 }
 
 impl Checkpoints {
-    /// Creates the access to the checkpoints in `directory`, for images with this `heap` and `control_stack`.
+    /// Returns the checkpoints in `directory`, for images with this `heap` and `control_stack`.
     pub(crate) fn new(directory: PathBuf, heap: u64, control_stack: u64) -> Self {
         Self { directory, heap, control_stack }
     }
 
-    /// Chooses a directory that no other server has, below XDG_STATE_HOME, or in `scratch` for a user without a home directory.
-    /// The first checkpoint creates the directory.
+    /// Chooses a directory that no other server uses, below XDG_STATE_HOME or, for a user without a home directory, in
+    /// `scratch`. The first checkpoint creates the directory.
     pub(crate) fn choose_directory(scratch: &Path) -> PathBuf {
         match state_directory() {
             // The standard library seeds its hash maps from the system's randomness.
@@ -112,7 +116,7 @@ impl Checkpoints {
     /// Returns the checkpoints that can be booted, oldest first.
     pub(crate) fn list(&self) -> Vec<Checkpoint> {
         let mut found = manifests(&self.directory);
-        found.retain(|checkpoint| self.is_whole(checkpoint));
+        found.retain(|checkpoint| self.is_bootable(checkpoint));
         found
     }
 
@@ -120,53 +124,55 @@ impl Checkpoints {
     pub(crate) fn of_file(&self, file: &str) -> Option<Checkpoint> {
         let manifest = fs::read(self.directory.join(file).with_extension("json")).ok()?;
         let found: Checkpoint = serde_json::from_slice(&manifest).ok()?;
-        Some(found).filter(|checkpoint| checkpoint.file == file && self.is_whole(checkpoint))
+        Some(found).filter(|checkpoint| checkpoint.file == file && self.is_bootable(checkpoint))
     }
 
     /// Returns true for a checkpoint of this program and heap size with an intact core.
-    pub(crate) fn is_whole(&self, checkpoint: &Checkpoint) -> bool {
-        checkpoint.build == build()
+    pub(crate) fn is_bootable(&self, checkpoint: &Checkpoint) -> bool {
+        checkpoint.build == build_id()
             && checkpoint.heap == self.heap
             && fs::metadata(self.path(checkpoint)).is_ok_and(|core| {
                 core.len() == checkpoint.bytes
-                    && checkpoint
-                        .seal
-                        .as_ref()
-                        .is_some_and(|seal| seal.is_in_place(&core) || self.adopt(checkpoint, seal))
+                    && checkpoint.fingerprint.as_ref().is_some_and(|fingerprint| {
+                        fingerprint.is_unchanged(&core) || self.accept_copy(checkpoint, fingerprint)
+                    })
             })
     }
 
-    /// Compares a core that was copied here with the checksum of its fingerprint. An intact core gets the fingerprint of the
-    /// copy in its manifest, so that it is read only once.
-    fn adopt(&self, checkpoint: &Checkpoint, seal: &Seal) -> bool {
+    /// Returns true for an intact core that was copied here, by the checksum in its fingerprint. Writes the fingerprint
+    /// of the copy into the manifest, so that the core is read only once.
+    fn accept_copy(&self, checkpoint: &Checkpoint, fingerprint: &Fingerprint) -> bool {
         let path = self.path(checkpoint);
         let Ok(mut core) = File::open(&path) else { return false };
-        if !seal.holds(&mut core, checkpoint.bytes).unwrap_or(false) {
+        if !fingerprint.matches(&mut core, checkpoint.bytes).unwrap_or(false) {
             return false;
         }
-        let own = core.metadata().map(|metadata| seal.moved_to(&metadata)).ok();
+        let own = core.metadata().map(|metadata| fingerprint.for_copy(&metadata)).ok();
         // If the manifest cannot be written, the next check reads the core again.
-        let _ = write_manifest(&path, &Checkpoint { seal: own, ..checkpoint.clone() });
+        let _ = write_manifest(&path, &Checkpoint { fingerprint: own, ..checkpoint.clone() });
         true
     }
 
-    /// Returns the heap size of a checkpoint of this program, if images have another heap size here.
+    /// Returns the heap size of a checkpoint of this program, if it differs from the heap size of images here.
     pub(crate) fn other_heap(&self, checkpoint: &Checkpoint) -> Option<u64> {
-        Some(checkpoint.heap).filter(|heap| checkpoint.build == build() && *heap != self.heap)
+        Some(checkpoint.heap).filter(|heap| checkpoint.build == build_id() && *heap != self.heap)
     }
 
-    /// Returns the bootable checkpoint of this name: the newest one while an older checkpoint is being replaced.
+    /// Returns the newest bootable checkpoint of this name. An older one exists while it is being replaced.
     pub(crate) fn get(&self, name: &str) -> Option<Checkpoint> {
         self.list().into_iter().rfind(|checkpoint| checkpoint.name == name)
     }
 
-    /// Returns the checkpoint of this name that could be booted if its core were intact.
+    /// Returns the checkpoint of this name that cannot be booted because its core is damaged or missing.
     pub(crate) fn damaged(&self, name: &str) -> Option<Checkpoint> {
-        let is_meant = |one: &Checkpoint| one.name == name && one.build == build() && one.heap == self.heap;
-        manifests(&self.directory).into_iter().filter(|one| !self.is_whole(one)).rfind(is_meant)
+        let is_meant = |checkpoint: &Checkpoint| {
+            checkpoint.name == name && checkpoint.build == build_id() && checkpoint.heap == self.heap
+        };
+        manifests(&self.directory).into_iter().filter(|checkpoint| !self.is_bootable(checkpoint)).rfind(is_meant)
     }
 
-    /// Returns the path of the file with the recovery state that the checkpoint with this core file contains.
+    /// Returns the path of the file with the definitions and unrestored forms of the checkpoint that has this core
+    /// file.
     pub(crate) fn forms_path(&self, file: &str) -> PathBuf {
         self.directory.join(file).with_extension("forms")
     }
@@ -182,13 +188,11 @@ impl Checkpoints {
     /// # Errors
     /// A sentence: the directory cannot be created, or there are too many named checkpoints.
     pub(crate) fn begin(&self, automatic: bool) -> Result<Draft, String> {
-        if !automatic && self.list().iter().filter(|one| !one.automatic).count() >= MAX_CHECKPOINTS {
-            return Err(format!(
-                "There are {MAX_CHECKPOINTS} checkpoints, which is as many as may be: delete one first."
-            ));
+        if !automatic && self.list().iter().filter(|checkpoint| !checkpoint.automatic).count() >= MAX_CHECKPOINTS {
+            return Err(format!("Checkpoint limit reached: {MAX_CHECKPOINTS}. Delete one first."));
         }
         self.make_directory().map_err(|error| {
-            format!("The directory for checkpoints, {}, cannot be made: {error}.", self.directory.display())
+            format!("The checkpoint directory {} cannot be created: {error}.", self.directory.display())
         })?;
         let number = RandomState::new().hash_one(Instant::now());
         Ok(Draft { checkpoints: self.clone(), file: format!("{number:016x}.core"), finished: false })
@@ -200,7 +204,7 @@ impl Checkpoints {
     /// The manifest or the core cannot be removed.
     pub(crate) fn delete(&self, checkpoint: &Checkpoint) -> io::Result<()> {
         let core = self.path(checkpoint);
-        // Without its manifest the core is no checkpoint, even if the other files stay.
+        // The manifest is removed first: without it the core is no checkpoint, even if the other files stay.
         fs::remove_file(core.with_extension("json"))?;
         let _ = fs::remove_file(self.forms_path(&checkpoint.file));
         match fs::remove_file(core) {
@@ -209,32 +213,34 @@ impl Checkpoints {
         }
     }
 
-    /// Deletes the older checkpoints with the name of checkpoint `by`.
+    /// Deletes the older checkpoints that have the same name as `by`.
     pub(crate) fn delete_replaced(&self, by: &Checkpoint) {
-        let is_replaced = |one: &Checkpoint| one.name == by.name && one.file != by.file && one.saved <= by.saved;
+        let is_replaced = |checkpoint: &Checkpoint| {
+            checkpoint.name == by.name && checkpoint.file != by.file && checkpoint.saved <= by.saved
+        };
         for checkpoint in self.list().into_iter().filter(is_replaced) {
             let _ = self.delete(&checkpoint);
         }
     }
 
-    /// Deletes incomplete files of killed processes, and automatic checkpoints whose files are not in `known`.
-    pub(crate) fn clear_up(&self, known: &[String]) {
+    /// Deletes incomplete files of killed processes, and automatic checkpoints whose core files are not in `known`.
+    pub(crate) fn remove_leftovers(&self, known: &[String]) {
         let all = manifests(&self.directory);
-        for checkpoint in all.iter().filter(|one| one.automatic && !known.contains(&one.file)) {
+        for checkpoint in all.iter().filter(|checkpoint| checkpoint.automatic && !known.contains(&checkpoint.file)) {
             let _ = self.delete(checkpoint);
         }
-        self.remove_torn();
+        self.remove_incomplete();
     }
 
     /// Deletes incomplete files that killed processes left behind. No process may be saving meanwhile.
-    pub(crate) fn remove_torn(&self) {
+    pub(crate) fn remove_incomplete(&self) {
         let is_left = |path: &PathBuf| match path.extension().and_then(|extension| extension.to_str()) {
             Some("core" | "forms") => !path.with_extension("json").exists(),
             Some("draft") => true,
             _ => false,
         };
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
-        for path in entries.map(|entry| entry.path()).filter(|path| is_ours(path)).filter(is_left) {
+        for path in entries.map(|entry| entry.path()).filter(|path| is_checkpoint_file(path)).filter(is_left) {
             let _ = fs::remove_file(path);
         }
     }
@@ -246,10 +252,11 @@ impl Checkpoints {
         format!("auto-{}", last.unwrap_or(0).saturating_add(1))
     }
 
-    /// Deletes the automatic checkpoints that are newer than `from`, from which the session continues; all of them for `None`.
-    pub(crate) fn forget_since(&self, from: Option<&Checkpoint>) {
-        let later = |one: &Checkpoint| from.is_none_or(|from| one.saved > from.saved);
-        for checkpoint in self.list().into_iter().filter(|one| one.automatic && later(one)) {
+    /// Deletes the automatic checkpoints that are newer than `from`, the checkpoint from which the session continues;
+    /// all automatic checkpoints for `None`.
+    pub(crate) fn delete_newer(&self, from: Option<&Checkpoint>) {
+        let later = |checkpoint: &Checkpoint| from.is_none_or(|from| checkpoint.saved > from.saved);
+        for checkpoint in self.list().into_iter().filter(|checkpoint| checkpoint.automatic && later(checkpoint)) {
             let _ = self.delete(&checkpoint);
         }
     }
@@ -281,6 +288,9 @@ impl Checkpoints {
 
     /// Boots the core in a throw-away process, which collects garbage, and compares the name of the image with `name`.
     /// Returns the image's description of its definitions.
+    ///
+    /// # Errors
+    /// A clause: the process cannot be started, or the image does not boot.
     pub(crate) fn probe(&self, core: &Path, name: &str) -> Result<String, String> {
         let mut command = Command::new(this_program().map_err(|error| error.to_string())?);
         command.arg0("sbcl-mcp").arg("probe").args([
@@ -290,16 +300,16 @@ impl Checkpoints {
             core.into(),
         ]);
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
-        let mut child = child.map_err(|error| format!("a process to try it cannot be started: {error}"))?;
-        let ended = wait_until(Pid::from_child(&child), PROBING);
+        let mut child = child.map_err(|error| format!("the process that tests it cannot be started: {error}"))?;
+        let ended = wait_child(Pid::from_child(&child), PROBE_TIMEOUT);
         if !ended {
             let _ = child.kill();
         }
         let output = child.wait_with_output().map_err(|error| error.to_string())?;
-        let tried: Option<Tried> = serde_json::from_slice(&output.stdout).ok();
+        let tried: Option<ProbeReport> = serde_json::from_slice(&output.stdout).ok();
         match tried.filter(|tried| ended && output.status.success() && tried.name == name) {
             Some(tried) => Ok(tried.defines),
-            None => Err("the saved image does not come up".to_owned()),
+            None => Err("the saved image does not boot".to_owned()),
         }
     }
 
@@ -310,7 +320,7 @@ impl Checkpoints {
 
     /// Deletes all automatic checkpoints except the last `count`.
     pub(crate) fn keep_automatic(&self, count: usize) {
-        let automatic: Vec<_> = self.list().into_iter().filter(|one| one.automatic).collect();
+        let automatic: Vec<_> = self.list().into_iter().filter(|checkpoint| checkpoint.automatic).collect();
         for checkpoint in automatic.iter().rev().skip(count) {
             let _ = self.delete(checkpoint);
         }
@@ -319,47 +329,63 @@ impl Checkpoints {
 
 /// The report of an image that [`probe`](Checkpoints::probe) boots.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Tried {
+pub(crate) struct ProbeReport {
     /// The name of the image.
     pub(crate) name: String,
     /// A description of the session's definitions.
     pub(crate) defines: String,
 }
 
-/// Reads the manifests in a directory, whatever program wrote them, oldest first.
+/// Returns the manifests in a directory, whatever program wrote them, oldest first.
 pub(crate) fn manifests(directory: &Path) -> Vec<Checkpoint> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let paths = entries.flatten().map(|entry| entry.path()).filter(|path| path.extension() == Some("json".as_ref()));
     let mut found: Vec<Checkpoint> = paths
         .filter_map(|path| serde_json::from_slice(&fs::read(path).ok()?).ok())
-        // A manifest of ours names a file in its own directory.
+        // A checkpoint's manifest names a file in its own directory.
         .filter(|checkpoint: &Checkpoint| Path::new(&checkpoint.file).file_name() == Some(checkpoint.file.as_ref()))
         .collect();
     found.sort_by_key(|checkpoint| checkpoint.saved);
     found
 }
 
+/// Returns the paths of a directory's manifests that cannot be read.
+pub(crate) fn unreadable_manifests(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let is_readable =
+        |path: &Path| fs::read(path).is_ok_and(|text| serde_json::from_slice::<Checkpoint>(&text).is_ok());
+    let mut paths: Vec<_> = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.extension() == Some("json".as_ref()) && is_checkpoint_file(path) && !is_readable(path))
+        .collect();
+    paths.sort();
+    paths
+}
+
 /// Returns true for a file named like a file of a checkpoint. A directory that the user chose may have others.
-pub(crate) fn is_ours(path: &Path) -> bool {
+pub(crate) fn is_checkpoint_file(path: &Path) -> bool {
     let is_number = |stem: &str| stem.len() == 16 && stem.bytes().all(|byte| byte.is_ascii_hexdigit());
     let Some((stem, extensions)) = path.file_name().and_then(|name| name.to_str()?.split_once('.')) else {
         return false;
     };
-    // The last one is of version 0.1.
+    // Version 0.1 wrote files with the extension `draft`.
     is_number(stem) && ["core", "json", "forms", "json.draft", "forms.draft", "draft"].contains(&extensions)
 }
 
 /// Deletes a directory of checkpoints if it exists.
 pub(crate) fn remove_directory(directory: &Path) {
-    // At the end of the server nobody can react to an error.
+    // At the end of the server there is nobody to report an error to.
     let _ = fs::remove_dir_all(directory);
 }
 
-/// A core that is being saved. A draft that is dropped unfinished removes its files.
+/// A core that is being saved. Dropping an unfinished draft removes its files.
 #[derive(Debug)]
 pub(crate) struct Draft {
+    /// The checkpoints that the draft will belong to.
     checkpoints: Checkpoints,
+    /// The name of the core's file.
     file: String,
+    /// True when the files stay.
     finished: bool,
 }
 
@@ -379,13 +405,14 @@ impl Draft {
         &self.checkpoints
     }
 
-    /// Leaves the draft to its [finisher](Self::finisher).
-    pub(crate) fn leave(mut self) {
+    /// Hands the draft over to its [finisher](Self::finisher): the files stay.
+    pub(crate) fn release(mut self) {
         self.finished = true;
     }
 
-    /// Returns the address of a C command line, which is leaked: the finisher turns the draft into a checkpoint after this
-    /// process has ended, once its only child has saved the core. File descriptor 3 of the finisher is the session's lock.
+    /// Returns the address of a leaked C command line, which runs the finisher: a process that turns the draft into a
+    /// checkpoint after this process has ended, once its only child has saved the core. File descriptor 3 of the
+    /// finisher is the session's lock.
     pub(crate) fn finisher(&self, name: &str, evaluation: u64) -> u64 {
         let Checkpoints { directory, heap, control_stack } = &self.checkpoints;
         let arguments: Vec<OsString> = vec![
@@ -409,39 +436,39 @@ impl Draft {
     /// Waits until process `child` has saved the core, boots the core as a test, and turns it into a checkpoint.
     ///
     /// # Errors
-    /// The rest of a sentence: why there is no checkpoint.
-    pub(crate) fn finish(self, child: Pid, made: Made) -> Result<Checkpoint, String> {
-        if !wait_until(child, SAVING) {
+    /// A clause: why there is no checkpoint.
+    pub(crate) fn finish(self, child: Pid, made: SaveDetails) -> Result<Checkpoint, String> {
+        if !wait_child(child, SAVE_TIMEOUT) {
             let _ = kill_process(child, Signal::KILL);
         }
         match waitpid(Some(child), WaitOptions::empty()) {
             Ok(ended) => self.complete(ended.map(|(_, status)| status), made),
-            Err(error) => Err(format!("the process that saved it cannot be waited for: {error}")),
+            Err(error) => Err(format!("waiting for the process that saved it failed: {error}")),
         }
     }
 
     /// [Finishes](Self::finish) the draft when the only child of this process has saved the core.
     ///
     /// # Errors
-    /// The rest of a sentence: why there is no checkpoint.
-    pub(crate) fn finish_only_child(self, made: Made) -> Result<Checkpoint, String> {
+    /// A clause: why there is no checkpoint.
+    pub(crate) fn finish_only_child(self, made: SaveDetails) -> Result<Checkpoint, String> {
         let (sender, ended) = std::sync::mpsc::channel();
         std::thread::spawn(move || sender.send(rustix::process::wait(WaitOptions::empty())));
-        match ended.recv_timeout(SAVING) {
+        match ended.recv_timeout(SAVE_TIMEOUT) {
             Ok(Ok(ended)) => self.complete(ended.map(|(_, status)| status), made),
-            Ok(Err(error)) => Err(format!("the process that saved it cannot be waited for: {error}")),
-            // The child ends with this process.
-            Err(_) => Err("the process that saves it does not end".to_owned()),
+            Ok(Err(error)) => Err(format!("waiting for the process that saved it failed: {error}")),
+            // The child process ends with this one.
+            Err(_) => Err("the process that saves it did not end in time".to_owned()),
         }
     }
 
     /// Boots the core that a process with this exit status saved, and turns it into a checkpoint.
-    fn complete(mut self, ended: Option<WaitStatus>, made: Made) -> Result<Checkpoint, String> {
+    fn complete(mut self, ended: Option<WaitStatus>, made: SaveDetails) -> Result<Checkpoint, String> {
         let status = ended.ok_or("the process that saved it is gone")?;
         if status.exit_status() != Some(0) {
             let how = match (status.exit_status(), status.terminating_signal()) {
                 (_, Some(signal)) => format!("was killed by signal {signal}"),
-                (status, _) => format!("ended with status {}; stderr says more", status.unwrap_or(-1)),
+                (status, _) => format!("exited with status {}; see stderr", status.unwrap_or(-1)),
             };
             return Err(format!("the process that saved it {how}"));
         }
@@ -451,16 +478,16 @@ impl Draft {
         let mut core = File::open(&path).map_err(written)?;
         core.sync_all().map_err(written)?;
         let bytes = core.metadata().map_err(written)?.len();
-        let Made { name, evaluation, saved, automatic, at_end } = made;
+        let SaveDetails { name, evaluation, saved, automatic, at_end } = made;
         let checkpoint = Checkpoint {
             name,
             file: self.file.clone(),
             bytes,
-            seal: Some(Seal::of(&mut core, bytes).map_err(written)?),
+            fingerprint: Some(Fingerprint::of(&mut core, bytes).map_err(written)?),
             evaluation,
             saved,
             heap: self.checkpoints.heap,
-            build: build(),
+            build: build_id(),
             automatic,
             at_end,
             defines,
@@ -473,12 +500,12 @@ impl Draft {
 
 /// Writes the manifest of the core `path`.
 fn write_manifest(path: &Path, checkpoint: &Checkpoint) -> io::Result<()> {
-    write_whole(&path.with_extension("json"), &serde_json::to_vec(checkpoint)?)
+    write_atomically(&path.with_extension("json"), &serde_json::to_vec(checkpoint)?)
 }
 
-/// The circumstances of a save, which the manifest records.
+/// The details of a save that the manifest records.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Made {
+pub(crate) struct SaveDetails {
     pub(crate) name: String,
     /// The number of the last evaluation before the save.
     pub(crate) evaluation: u64,
@@ -496,37 +523,20 @@ impl Drop for Draft {
     }
 }
 
-/// Replaces a file atomically: a reader finds the old content or the new one, both intact.
-pub(crate) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
+/// Replaces a file atomically: a reader finds either the old content or the new content, complete.
+pub(crate) fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
     let draft = draft_of(path);
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
     let written = file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&draft, path));
     written.inspect_err(|_| drop(fs::remove_file(&draft)))
 }
 
-/// Returns the path that the new content of a file is first written to. No other file has it: the supervisor writes the
-/// state in a checkpoint while a worker writes its manifest.
+/// Returns the path to which the new content of a file is written first. Each file has its own: the supervisor writes a
+/// checkpoint's `.forms` file while a worker writes the manifest.
 pub(crate) fn draft_of(path: &Path) -> PathBuf {
     let mut draft = path.as_os_str().to_owned();
     draft.push(".draft");
     draft.into()
-}
-
-/// Waits at most `time` until a child has ended, without reaping it. Returns false if the child still runs.
-fn wait_until(child: Pid, time: Duration) -> bool {
-    let Ok(descriptor) = pidfd_open(child, PidfdFlags::empty()) else { return true };
-    let end = Instant::now() + time;
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        let mut set = PollSet::new();
-        set.read((), &descriptor);
-        match set.wait(Some(left)) {
-            Ok(ready) if ready.has(()) => return true,
-            Ok(_) if left.is_zero() => return false,
-            Ok(_) => {}
-            Err(_) => return true,
-        }
-    }
 }
 
 /// Returns the path of this program, even if its file has been replaced since.
@@ -548,17 +558,17 @@ pub(crate) mod tests {
 
     const GIGABYTE: u64 = 1 << 30;
 
-    /// A test's own directory of checkpoints, deleted when dropped.
-    pub(crate) struct Place(pub(crate) Checkpoints);
+    /// A directory of checkpoints for one test, deleted when dropped.
+    pub(crate) struct TestCheckpoints(pub(crate) Checkpoints);
 
-    impl Place {
+    impl TestCheckpoints {
         pub(crate) fn new(name: &str) -> Self {
-            let directory = std::env::temp_dir().join(format!("sbcl-mcp-place-{name}-{}", std::process::id()));
+            let directory = std::env::temp_dir().join(format!("sbcl-mcp-checkpoints-{name}-{}", std::process::id()));
             remove_directory(&directory);
             Self(Checkpoints::new(directory, GIGABYTE, 2 << 20))
         }
 
-        /// Adds a checkpoint saved at second `seconds` since 1970, whose sparse core takes no room on the disk.
+        /// Adds a checkpoint that was saved `seconds` after 1970-01-01. Its sparse core takes no room on the disk.
         pub(crate) fn add(&self, name: &str, seconds: i64, bytes: u64) -> Checkpoint {
             let draft = self.0.begin(true).unwrap();
             File::create(draft.path()).and_then(|core| core.set_len(bytes)).unwrap();
@@ -566,17 +576,17 @@ pub(crate) mod tests {
                 name: name.to_owned(),
                 file: draft.file().to_owned(),
                 bytes,
-                seal: Some(Seal::of(&mut File::open(draft.path()).unwrap(), bytes).unwrap()),
+                fingerprint: Some(Fingerprint::of(&mut File::open(draft.path()).unwrap(), bytes).unwrap()),
                 evaluation: 1,
                 saved: jiff::Timestamp::from_second(seconds).unwrap(),
                 heap: GIGABYTE,
-                build: build(),
+                build: build_id(),
                 automatic: name.starts_with("auto-"),
                 at_end: false,
                 defines: String::new(),
             };
             fs::write(self.0.forms_path(draft.file()), "").unwrap();
-            draft.leave();
+            draft.release();
             self.put(&checkpoint);
             checkpoint
         }
@@ -596,140 +606,140 @@ pub(crate) mod tests {
         }
     }
 
-    impl Drop for Place {
+    impl Drop for TestCheckpoints {
         fn drop(&mut self) {
             self.0.remove();
         }
     }
 
     #[test]
-    fn only_what_is_whole_and_of_this_program_is_booted() {
-        let place = Place::new("whole");
-        let whole = place.add("whole", 1, 1000);
-        let cut = place.add("cut", 2, 1000);
-        File::options().write(true).open(place.0.path(&cut)).unwrap().set_len(999).unwrap();
-        let gone = place.add("gone", 3, 1000);
-        fs::remove_file(place.0.path(&gone)).unwrap();
-        let other = Checkpoint { build: "0.0.1 2.0.0 x y".to_owned(), ..place.add("of another build", 4, 1000) };
-        place.put(&other);
-        let small = Checkpoint { heap: GIGABYTE / 2, ..place.add("under another heap", 5, 1000) };
-        place.put(&small);
-        let strange = Checkpoint { file: "../elsewhere.core".to_owned(), ..place.add("elsewhere", 6, 1000) };
-        let manifest = place.0.directory.join("strange.json");
-        write_whole(&manifest, &serde_json::to_vec(&strange).unwrap()).unwrap();
-        fs::write(place.0.directory.join("torn.json"), "{\"name\": \"torn").unwrap();
-        assert_eq!(place.names(), ["whole", "elsewhere"]);
-        assert_eq!(place.0.get("whole"), Some(whole.clone()));
-        assert_eq!(place.0.get("cut"), None);
-        assert_eq!((whole.other_program(), cut.other_program()), (None, None));
+    fn only_intact_checkpoints_of_this_program_and_heap_size_can_be_booted() {
+        let test = TestCheckpoints::new("intact");
+        let intact = test.add("intact", 1, 1000);
+        let cut = test.add("cut", 2, 1000);
+        File::options().write(true).open(test.0.path(&cut)).unwrap().set_len(999).unwrap();
+        let gone = test.add("gone", 3, 1000);
+        fs::remove_file(test.0.path(&gone)).unwrap();
+        let other = Checkpoint { build: "0.0.1 2.0.0 x y".to_owned(), ..test.add("of another build", 4, 1000) };
+        test.put(&other);
+        let small = Checkpoint { heap: GIGABYTE / 2, ..test.add("under another heap", 5, 1000) };
+        test.put(&small);
+        let strange = Checkpoint { file: "../elsewhere.core".to_owned(), ..test.add("elsewhere", 6, 1000) };
+        let manifest = test.0.directory.join("strange.json");
+        write_atomically(&manifest, &serde_json::to_vec(&strange).unwrap()).unwrap();
+        fs::write(test.0.directory.join("incomplete.json"), "{\"name\": \"incomplete").unwrap();
+        assert_eq!(test.names(), ["intact", "elsewhere"]);
+        assert_eq!(test.0.get("intact"), Some(intact.clone()));
+        assert_eq!(test.0.get("cut"), None);
+        assert_eq!((intact.other_program(), cut.other_program()), (None, None));
         assert!(other.other_program().unwrap().contains("0.0.1, with SBCL 2.0.0"));
-        assert_eq!((place.0.other_heap(&whole), place.0.other_heap(&other)), (None, None));
-        assert_eq!(place.0.other_heap(&small), Some(GIGABYTE / 2));
+        assert_eq!((test.0.other_heap(&intact), test.0.other_heap(&other)), (None, None));
+        assert_eq!(test.0.other_heap(&small), Some(GIGABYTE / 2));
     }
 
     #[test]
-    fn the_oldest_automatic_ones_make_room_and_named_ones_stay() {
-        let place = Place::new("room");
+    fn the_oldest_automatic_checkpoints_are_deleted_for_room_and_named_checkpoints_stay() {
+        let test = TestCheckpoints::new("room");
         for (seconds, name) in ["auto-1", "mine", "auto-2", "auto-3", "yours"].into_iter().enumerate() {
-            place.add(name, seconds.try_into().unwrap(), GIGABYTE);
+            test.add(name, seconds.try_into().unwrap(), GIGABYTE);
         }
-        place.0.make_room(5 * GIGABYTE);
-        assert_eq!(place.names(), ["auto-1", "mine", "auto-2", "auto-3", "yours"]);
-        place.0.make_room(4 * GIGABYTE);
-        assert_eq!(place.names(), ["mine", "auto-2", "auto-3", "yours"]);
+        test.0.make_room(5 * GIGABYTE);
+        assert_eq!(test.names(), ["auto-1", "mine", "auto-2", "auto-3", "yours"]);
+        test.0.make_room(4 * GIGABYTE);
+        assert_eq!(test.names(), ["mine", "auto-2", "auto-3", "yours"]);
         // The newest automatic checkpoint stays, however little space there is.
-        place.0.make_room(0);
-        assert_eq!(place.names(), ["mine", "auto-3", "yours"]);
-        assert_eq!(place.files(), 3 * 3);
-        assert_eq!(place.0.automatic_name(), "auto-4");
+        test.0.make_room(0);
+        assert_eq!(test.names(), ["mine", "auto-3", "yours"]);
+        assert_eq!(test.files(), 3 * 3);
+        assert_eq!(test.0.automatic_name(), "auto-4");
     }
 
     #[test]
-    fn a_session_keeps_what_it_has_come_through() {
-        let place = Place::new("line");
+    fn checkpoints_newer_than_the_restored_one_and_replaced_ones_are_deleted() {
+        let test = TestCheckpoints::new("line");
         for (seconds, name) in ["auto-1", "mine", "auto-2", "auto-3", "auto-4"].into_iter().enumerate() {
-            place.add(name, seconds.try_into().unwrap(), 10);
+            test.add(name, seconds.try_into().unwrap(), 10);
         }
-        place.0.forget_since(place.0.get("auto-3").as_ref());
-        assert_eq!(place.names(), ["auto-1", "mine", "auto-2", "auto-3"]);
-        place.0.keep_automatic(2);
-        assert_eq!(place.names(), ["mine", "auto-2", "auto-3"]);
-        place.0.forget_since(place.0.get("mine").as_ref());
-        assert_eq!(place.names(), ["mine"]);
+        test.0.delete_newer(test.0.get("auto-3").as_ref());
+        assert_eq!(test.names(), ["auto-1", "mine", "auto-2", "auto-3"]);
+        test.0.keep_automatic(2);
+        assert_eq!(test.names(), ["mine", "auto-2", "auto-3"]);
+        test.0.delete_newer(test.0.get("mine").as_ref());
+        assert_eq!(test.names(), ["mine"]);
         // A checkpoint replaces older ones with its name.
-        let last = place.add("mine", 10, 10);
-        place.add("mine", 11, 10);
-        assert_eq!(place.0.get("mine").unwrap().saved.as_second(), 11);
-        place.0.delete_replaced(&last);
-        assert_eq!(place.names(), ["mine", "mine"]);
-        place.add("auto-1", 12, 10);
-        place.0.forget_since(None);
-        assert_eq!(place.names(), ["mine", "mine"]);
+        let last = test.add("mine", 10, 10);
+        test.add("mine", 11, 10);
+        assert_eq!(test.0.get("mine").unwrap().saved.as_second(), 11);
+        test.0.delete_replaced(&last);
+        assert_eq!(test.names(), ["mine", "mine"]);
+        test.add("auto-1", 12, 10);
+        test.0.delete_newer(None);
+        assert_eq!(test.names(), ["mine", "mine"]);
     }
 
     #[test]
-    fn what_was_not_finished_is_removed() {
-        let place = Place::new("torn");
-        let known = place.add("auto-1", 1, 10);
-        place.add("auto-2", 2, 10);
-        place.add("mine", 3, 10);
-        let torn = ["core", "forms", "draft", "json.draft", "forms.draft"];
-        for torn in torn.map(|extension| format!("0123456789abcdef.{extension}")) {
-            fs::write(place.0.directory.join(torn), "").unwrap();
+    fn incomplete_files_and_unknown_automatic_checkpoints_are_removed() {
+        let test = TestCheckpoints::new("incomplete");
+        let known = test.add("auto-1", 1, 10);
+        test.add("auto-2", 2, 10);
+        test.add("mine", 3, 10);
+        let incomplete = ["core", "forms", "draft", "json.draft", "forms.draft"];
+        for incomplete in incomplete.map(|extension| format!("0123456789abcdef.{extension}")) {
+            fs::write(test.0.directory.join(incomplete), "").unwrap();
         }
         // Files that belong to no checkpoint stay.
         let others = ["log", "app.core", "notes.draft", "0123456789abcdef.txt"];
         for other in others {
-            fs::write(place.0.directory.join(other), "").unwrap();
+            fs::write(test.0.directory.join(other), "").unwrap();
         }
-        place.0.remove_torn();
-        assert_eq!((place.names().len(), place.files()), (3, 3 * 3 + others.len()));
-        place.0.clear_up(&[known.file]);
-        assert_eq!(place.names(), ["auto-1", "mine"]);
-        assert_eq!(place.files(), 2 * 3 + others.len());
+        test.0.remove_incomplete();
+        assert_eq!((test.names().len(), test.files()), (3, 3 * 3 + others.len()));
+        test.0.remove_leftovers(&[known.file]);
+        assert_eq!(test.names(), ["auto-1", "mine"]);
+        assert_eq!(test.files(), 2 * 3 + others.len());
     }
 
     #[test]
-    fn a_draft_leaves_nothing_and_there_is_an_end_to_them() {
-        let place = Place::new("draft");
-        let draft = place.0.begin(false).unwrap();
-        let directory = fs::metadata(&place.0.directory).unwrap();
+    fn an_unfinished_draft_leaves_no_files_and_named_checkpoints_are_limited() {
+        let test = TestCheckpoints::new("draft");
+        let draft = test.0.begin(false).unwrap();
+        let directory = fs::metadata(&test.0.directory).unwrap();
         assert_eq!(directory.permissions().mode() & 0o777, 0o700);
         fs::write(draft.path(), "").unwrap();
-        fs::write(place.0.forms_path(draft.file()), "").unwrap();
+        fs::write(test.0.forms_path(draft.file()), "").unwrap();
         drop(draft);
-        assert_eq!(place.files(), 0);
+        assert_eq!(test.files(), 0);
         for number in 0..MAX_CHECKPOINTS {
-            place.add(&number.to_string(), number.try_into().unwrap(), 0);
+            test.add(&number.to_string(), number.try_into().unwrap(), 0);
         }
-        assert!(place.0.begin(false).unwrap_err().contains("There are 100 checkpoints"));
+        assert!(test.0.begin(false).unwrap_err().contains("Checkpoint limit reached: 100."));
         // The limit does not apply to automatic checkpoints.
-        assert!(place.0.begin(true).is_ok());
+        assert!(test.0.begin(true).is_ok());
     }
 
     #[test]
-    fn a_file_is_replaced_as_a_whole_or_stays() {
-        let place = Place::new("replaced");
-        let path = place.0.make_directory().unwrap().join("manifest.json");
-        write_whole(&path, b"old").unwrap();
+    fn a_file_is_replaced_completely_or_not_at_all() {
+        let test = TestCheckpoints::new("replaced");
+        let path = test.0.make_directory().unwrap().join("manifest.json");
+        write_atomically(&path, b"old").unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         // The disk is full.
         std::os::unix::fs::symlink("/dev/full", draft_of(&path)).unwrap();
-        assert_eq!(write_whole(&path, b"new").unwrap_err().kind(), io::ErrorKind::StorageFull);
-        assert_eq!((fs::read(&path).unwrap(), place.files()), (b"old".to_vec(), 1));
-        write_whole(&path, b"new").unwrap();
+        assert_eq!(write_atomically(&path, b"new").unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!((fs::read(&path).unwrap(), test.files()), (b"old".to_vec(), 1));
+        write_atomically(&path, b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
     }
     #[test]
-    fn the_files_of_a_checkpoint_can_be_written_at_once() {
-        let place = Place::new("at-once");
-        let core = place.0.make_directory().unwrap().join("0123456789abcdef.core");
+    fn the_files_of_a_checkpoint_can_be_written_concurrently() {
+        let test = TestCheckpoints::new("at-once");
+        let core = test.0.make_directory().unwrap().join("0123456789abcdef.core");
         std::thread::scope(|scope| {
             for extension in ["json", "forms"] {
                 let path = core.with_extension(extension);
                 scope.spawn(move || {
                     for _ in 0..100 {
-                        write_whole(&path, extension.as_bytes()).unwrap();
+                        write_atomically(&path, extension.as_bytes()).unwrap();
                         assert_eq!(fs::read(&path).unwrap(), extension.as_bytes());
                     }
                 });

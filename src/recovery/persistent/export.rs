@@ -1,4 +1,4 @@
-//! A session's definitions as a file that any SBCL loads.
+//! The export of a session's definitions as a source file that any SBCL can load.
 
 use std::fmt::Write as _;
 
@@ -8,22 +8,23 @@ use std::collections::BTreeSet;
 use crate::recovery::definitions::{Definition, Definitions, Unrestored};
 use crate::recovery::state::RecoveryState;
 
-/// The package that a file begins in.
+/// The current package at the beginning of a source file.
 const USER: &str = "COMMON-LISP-USER";
 
-/// The forms in their order, each in its package; what cannot be a form is said in comments.
+/// Returns the definitions of the session `name` as source text: each form in its package, in the order of evaluation,
+/// with `require` forms for the modules they use. Comments name the missing forms.
 pub(super) fn export(name: &str, state: &RecoveryState) -> String {
     let definitions: Vec<&Definition> = state.definitions().collect();
     let dropped = state.definitions.as_ref().map_or(0, Definitions::dropped);
     let mut text = String::new();
-    _ = writeln!(text, ";;;; The session {}: what its forms defined, in their order.", commented(name));
-    _ = writeln!(text, ";;;; Values that were assigned later, threads and open files are not in a file of source.");
+    _ = writeln!(text, ";;;; The definitions of session {}, in order of evaluation.", commented(name));
+    _ = writeln!(text, ";;;; Not included: values that were assigned later, threads and open files.");
     if dropped > 0 {
-        _ = writeln!(text, "\n;;; Missing: the {dropped} oldest forms, for which there was no room.");
+        _ = writeln!(text, "\n;;; Missing: the {dropped} oldest forms, which were dropped to save space.");
     }
     let without_room = state.definitions.iter().flat_map(|definitions| definitions.dropped_forms(0));
     for Unrestored { form, reason, .. } in state.unrestored.iter().chain(without_room) {
-        _ = writeln!(text, "\n;;; Missing: it could not be restored ({}).", commented(reason));
+        _ = writeln!(text, "\n;;; Missing: this form could not be restored ({}).", commented(reason));
         form.code.trim().lines().for_each(|line| _ = writeln!(text, ";; {line}"));
     }
     let modules: BTreeSet<_> = definitions.iter().flat_map(|definition| &definition.changes.modules).collect();
@@ -39,12 +40,12 @@ pub(super) fn export(name: &str, state: &RecoveryState) -> String {
             definition.form.code.trim().lines().for_each(|line| _ = writeln!(text, ";; {line}"));
             continue;
         }
-        // Each form is in its package anyway.
+        // `export` writes its own `in-package` forms.
         if definition.changes.role == FormRole::PackageSelection || is_replaced(&definitions[index..], &definitions) {
             continue;
         }
         if definition.form.package != package {
-            // The package that is left may use nothing.
+            // The current package may not use COMMON-LISP.
             let prefix = if package == USER { "" } else { "cl:" };
             package = &definition.form.package;
             _ = write!(text, "\n({prefix}in-package {})\n", designator(package));
@@ -54,7 +55,7 @@ pub(super) fn export(name: &str, state: &RecoveryState) -> String {
     text
 }
 
-/// How a package is named in source.
+/// Returns a package designator for source text: a keyword, or a string for a name that a keyword would misspell.
 fn designator(package: &str) -> String {
     let is_plain = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || "-./+*".contains(c);
     if package.chars().all(is_plain) && package.contains(|c: char| c.is_ascii_uppercase()) {
@@ -64,13 +65,14 @@ fn designator(package: &str) -> String {
     }
 }
 
-/// A text that ends no comment.
+/// Returns a text that can stand in a comment on one line: control characters become spaces.
 fn commented(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
 
-/// True when the first of these, a function, is defined again further on, and nothing before that can have called it: there
-/// are only functions between, and nothing in `all` that runs while they are compiled.
+/// Returns true when the first of `definitions` is a function that a later form defines again, and nothing can have
+/// called the first version: only functions and methods are between, and no form in `all` runs code while these are
+/// compiled.
 fn is_replaced(definitions: &[&Definition], all: &[&Definition]) -> bool {
     let Some((first, rest)) = definitions.split_first() else { return false };
     let defines_same = |other: &&Definition| {
@@ -95,7 +97,8 @@ mod tests {
     use crate::outcome::{Changes, DefiningForm};
     use crate::recovery::event::SessionEvent;
 
-    /// The text of definitions: package, code, and the changes as Lisp reports them.
+    /// Returns the exported text of definitions, without the header and empty lines. Each definition is given by its
+    /// package, its code, and its changes as Lisp reports them.
     fn exported(forms: &[(&str, &str, &str)]) -> String {
         let mut state = RecoveryState::new(true);
         for (package, code, changes) in forms {
@@ -113,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_are_in_their_packages_and_modules_required() {
+    fn forms_are_exported_in_their_packages_and_modules_are_required() {
         let text = exported(&[
             (USER, "(defpackage :app (:use :cl))", "+PACKAGE APP"),
             (USER, "(in-package :app)", "=in-package"),
@@ -132,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_package_is_left_that_does_not_use_common_lisp() {
+    fn in_package_has_a_prefix_where_the_package_may_not_use_common_lisp() {
         let text = exported(&[
             (USER, "(defpackage :bare (:use))", ""),
             ("BARE", "(cl:defvar x 1)", ""),
@@ -148,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_is_there_once_where_nothing_can_tell() {
+    fn a_replaced_function_is_omitted_unless_other_forms_may_have_called_it() {
         let f = "=defun\n+FUNCTION COMMON-LISP-USER::F";
         let f1 = (USER, "(defun f () 1)", f);
         let f2 = (USER, "(defun f () 2)", f);

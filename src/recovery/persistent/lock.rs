@@ -1,4 +1,4 @@
-//! One process has a session at a time.
+//! The lock of a persistent session, which only one process at a time serves or saves.
 
 use std::fmt::{self, Display, Formatter};
 use std::fs::{File, OpenOptions};
@@ -9,65 +9,65 @@ use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
 
-/// The file that is locked, with flock(2): whoever inherits the descriptor has the lock, too, and with the last of them
-/// it is gone.
+/// The file that is locked with flock(2). Processes that inherit the descriptor share the lock; it is released when the
+/// last of them has closed the descriptor.
 pub(super) const LOCK: &str = "lock";
 
-/// What a process does with a session.
+/// The state of the process that holds a session's lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Doing {
-    /// It serves it.
+pub(crate) enum HolderState {
+    /// The process serves the session.
     Serving,
-    /// Its server has ended, or is about to, and it saves it.
+    /// The process saves the session, whose server has ended or is about to end.
     Saving,
 }
 
-/// Who has a session.
+/// The process that holds a session's lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Holder {
-    /// The process.
+    /// The id of the process; 0 if unknown.
     pub(crate) pid: i32,
-    pub(crate) doing: Doing,
+    pub(crate) state: HolderState,
 }
 
 impl Holder {
-    /// True when the session will soon be free: its server has ended.
+    /// Returns true when the session will soon be free: it is being saved, or its server has ended.
     pub(crate) fn is_ending(self) -> bool {
         let is_gone = || {
             let pid = rustix::process::Pid::from_raw(self.pid);
             pid.is_none_or(|pid| rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
         };
-        self.doing == Doing::Saving || is_gone()
+        self.state == HolderState::Saving || is_gone()
     }
 }
 
 impl Display for Holder {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let doing = match self.doing {
-            Doing::Serving => "served",
-            Doing::Saving => "being saved",
+        let state = match self.state {
+            HolderState::Serving => "served",
+            HolderState::Saving => "being saved",
         };
-        write!(f, "{doing} by process {}", self.pid)
+        write!(f, "{state} by process {}", self.pid)
     }
 }
 
-/// A session's lock, held until this and all that inherited it are gone.
+/// A session's lock. It is held until this descriptor and all inherited copies are closed.
 #[derive(Debug)]
 pub(crate) struct Lock(File);
 
 impl Lock {
-    /// Takes it, or says who has it.
+    /// Tries to take the lock of the session in this directory. Returns the holder if another process has the lock.
     ///
     /// # Errors
-    /// The file cannot be opened.
-    pub(crate) fn take(directory: &Path) -> io::Result<Result<Self, Holder>> {
+    /// The file cannot be opened or locked.
+    pub(crate) fn try_acquire(directory: &Path) -> io::Result<Result<Self, Holder>> {
         let path = directory.join(LOCK);
         loop {
             let file =
                 OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) if is_same(&file, &path) => return Ok(Ok(Self(file))),
-                // It was deleted meanwhile.
+                // The file was deleted before it was locked: another process may lock a new file.
                 Ok(()) => {}
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(Err(read(&file))),
                 Err(error) => return Err(error.into()),
@@ -75,20 +75,20 @@ impl Lock {
         }
     }
 
-    /// The lock that a parent process has taken.
+    /// Returns the lock that a parent process has taken.
     pub(crate) fn inherited(fd: OwnedFd) -> Self {
         Self(fd.into())
     }
 
-    /// Says what this process does with the session.
-    pub(crate) fn say(&mut self, doing: Doing) {
-        let doing = match doing {
-            Doing::Serving => "serving",
-            Doing::Saving => "saving",
+    /// Writes this process' id and state to the file, for processes that do not get the lock.
+    pub(crate) fn set_state(&mut self, state: HolderState) {
+        let state = match state {
+            HolderState::Serving => "serving",
+            HolderState::Saving => "saving",
         };
-        // It is only told, to whoever does not get the lock.
+        // After an error other processes may read an old id and state, but still cannot get the lock.
         let _ = self.0.rewind();
-        let _ = writeln!(self.0, "{:10} {doing:10}", std::process::id());
+        let _ = writeln!(self.0, "{:10} {state:10}", std::process::id());
     }
 }
 
@@ -98,7 +98,7 @@ impl AsFd for Lock {
     }
 }
 
-/// Who has the session in this directory, if somebody does.
+/// Returns the holder of the lock of the session in this directory; `None` while the session is free.
 pub(super) fn holder(directory: &Path) -> Option<Holder> {
     let file = File::open(directory.join(LOCK)).ok()?;
     match flock(&file, FlockOperation::NonBlockingLockShared) {
@@ -107,16 +107,17 @@ pub(super) fn holder(directory: &Path) -> Option<Holder> {
     }
 }
 
+/// Reads the holder that [`Lock::set_state`] has written.
 fn read(mut file: &File) -> Holder {
     let mut text = String::new();
     let _ = file.rewind();
     let _ = file.take(100).read_to_string(&mut text);
     let mut words = text.split_whitespace();
     let pid = words.next().and_then(|pid| pid.parse().ok()).unwrap_or(0);
-    Holder { pid, doing: if words.next() == Some("saving") { Doing::Saving } else { Doing::Serving } }
+    Holder { pid, state: if words.next() == Some("saving") { HolderState::Saving } else { HolderState::Serving } }
 }
 
-/// True when `path` still names the file.
+/// Returns true when `path` still names the file.
 fn is_same(file: &File, path: &Path) -> bool {
     match (rustix::fs::fstat(file), rustix::fs::stat(path)) {
         (Ok(open), Ok(named)) => (open.st_dev, open.st_ino) == (named.st_dev, named.st_ino),
@@ -129,19 +130,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_has_it_and_the_others_know_who() {
+    fn a_lock_has_one_holder_and_is_released_with_its_last_descriptor() {
         let directory = std::env::temp_dir().join(format!("sbcl-mcp-lock-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         assert_eq!(holder(&directory), None);
-        let mut lock = Lock::take(&directory).unwrap().unwrap();
-        lock.say(Doing::Serving);
+        let mut lock = Lock::try_acquire(&directory).unwrap().unwrap();
+        lock.set_state(HolderState::Serving);
         let pid = i32::try_from(std::process::id()).unwrap();
-        assert_eq!(Lock::take(&directory).unwrap().unwrap_err(), Holder { pid, doing: Doing::Serving });
-        lock.say(Doing::Saving);
+        assert_eq!(Lock::try_acquire(&directory).unwrap().unwrap_err(), Holder { pid, state: HolderState::Serving });
+        lock.set_state(HolderState::Saving);
         assert!(holder(&directory).unwrap().is_ending());
         let inherited = Lock::inherited(lock.0.try_clone().unwrap().into());
         drop(lock);
-        assert!(Lock::take(&directory).unwrap().is_err());
+        assert!(Lock::try_acquire(&directory).unwrap().is_err());
         drop(inherited);
         assert_eq!(holder(&directory), None);
         std::fs::remove_dir_all(&directory).unwrap();

@@ -1,9 +1,9 @@
 //! Persistent sessions, which outlive their server, each in a directory of its own.
 //!
-//! The directory contains the checkpoints ([`store`]), the recovery [`log`], a file that the process which serves or saves
-//! the session has [locked](lock), and the status page of the last [worker](crate::recovery::status_page). The files are
-//! consistent even if a process is killed at any moment: a core counts only with its manifest, which is written last, and
-//! the log grows by lines or is replaced atomically.
+//! The directory contains the checkpoints ([`store`]), the recovery [`log`], a [lock] file, and the
+//! [status page](crate::recovery::status_page) of the last worker. The files are consistent even if a process is killed
+//! at any moment: a core counts only with its manifest, which is written last, and the log grows by lines or is replaced
+//! atomically.
 
 mod export;
 pub(crate) mod lock;
@@ -21,18 +21,18 @@ use lock::Lock;
 
 /// The file with the status page of a session's last worker.
 const STATUS: &str = "status";
-/// The file with the errors of the process that saves the session at the end of its server.
+/// The file that receives the output of the process that saves the session at the end of its server.
 pub(crate) const ERRORS: &str = "errors";
 
 /// A persistent session, which need not exist yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Durable {
+pub(crate) struct PersistentSession {
     /// The session's name, or the path of its directory as the user gave it.
     pub(crate) name: String,
     directory: PathBuf,
 }
 
-impl Durable {
+impl PersistentSession {
     /// Returns the session of this name, or the session in this directory when `name` contains a slash.
     ///
     /// # Errors
@@ -47,12 +47,15 @@ impl Durable {
         match name.to_str().filter(|name| is_plain(name) && name.chars().count() <= MAX_NAME) {
             Some(name) => Ok(Self { name: name.to_owned(), directory: root()?.join(name) }),
             None => Err(format!(
-                "A session's name has at most {MAX_NAME} characters and begins with no dot; or it is a path."
+                "A session name has at most {MAX_NAME} characters and no leading dot; a path is allowed too."
             )),
         }
     }
 
     /// Returns the sessions in this user's directory for sessions, sorted by name.
+    ///
+    /// # Errors
+    /// A sentence: there is no directory for sessions, or it cannot be read.
     pub(crate) fn all() -> Result<Vec<Self>, String> {
         let entries = match fs::read_dir(root()?) {
             Ok(entries) => entries,
@@ -73,9 +76,16 @@ impl Durable {
         &self.directory
     }
 
-    /// Returns true when the directory has a session's log: the user may have named any directory.
+    /// Returns true when the directory has a session's log, or the remains of a damaged session: a lock together with a log
+    /// or a checkpoint, and only files that a session has. The check is needed since the user may name any directory.
     fn exists(&self) -> bool {
-        log::is_in(&self.directory)
+        let has = |name: &str| self.directory.join(name).is_file();
+        let is_damaged = || {
+            has(lock::LOCK)
+                && self.files().all(|path| is_session_file(&path))
+                && (has(log::LOG) || !store::manifests(&self.directory).is_empty())
+        };
+        log::is_in(&self.directory) || is_damaged()
     }
 
     /// Creates the session's directory, accessible only to its owner.
@@ -85,14 +95,19 @@ impl Durable {
     pub(crate) fn make_directory(&self) -> Result<(), String> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
         made.map_err(|error| {
-            format!("The session {:?} has no place: {}: {error}.", self.name, self.directory.display())
+            format!(
+                "The directory of the session {:?} cannot be created: {}: {error}.",
+                self.name,
+                self.directory.display()
+            )
         })?;
-        // A process that creates the session may have been killed, or may be running, before the log exists.
-        let is_begun = |path: &PathBuf| is_ours(path) && path.file_name() != Some(log::LOG.as_ref());
+        // Without a log, the directory may still be a new session's, whose server has been killed or is about to write
+        // the log.
+        let is_begun = |path: &PathBuf| is_session_file(path) && path.file_name() != Some(log::LOG.as_ref());
         if self.exists() || self.files().all(|path| is_begun(&path)) {
             return Ok(());
         }
-        Err(format!("The directory {} is not empty, and no session: choose another.", self.directory.display()))
+        Err(format!("The directory {} is not empty and holds no session: choose another.", self.directory.display()))
     }
 
     /// Returns the paths of the files in the directory.
@@ -105,7 +120,7 @@ impl Durable {
         self.directory.join(STATUS)
     }
 
-    /// Returns the path of the file for the errors of the save at the end.
+    /// Returns the path of the [`ERRORS`] file.
     pub(crate) fn errors_file(&self) -> PathBuf {
         self.directory.join(ERRORS)
     }
@@ -115,9 +130,18 @@ impl Durable {
     /// # Errors
     /// A sentence: a newer program wrote the log, or the log cannot be read.
     pub(crate) fn load(&self) -> Result<Loaded, String> {
-        let loaded = log::load(&self.directory);
-        let mut loaded =
-            loaded.map_err(|reason| format!("The session {:?} cannot be used here: {reason}.", self.name))?;
+        let failed = |reason| format!("The session {:?} cannot be used here: {reason}.", self.name);
+        let mut loaded = log::load(&self.directory).map_err(failed)?;
+        if !loaded.has_snapshot
+            && let Some(newest) = store::manifests(&self.directory).last()
+            && !loaded.state.saved_files().contains(&newest.file)
+        {
+            // The log was compacted after the newest checkpoint, and the snapshot is lost.
+            let forms = self.directory.join(&newest.file).with_extension("forms");
+            let mut state = log::load_content(&forms).unwrap_or_default();
+            state.saved_at_end(newest);
+            loaded = log::load_after(&self.directory, state).map_err(failed)?;
+        }
         // The log has no event for the save at the end, which contains all definitions of the log.
         let last = store::manifests(&self.directory).into_iter().rfind(|checkpoint| checkpoint.at_end);
         if let Some(last) = last {
@@ -128,8 +152,8 @@ impl Durable {
 
     /// Returns the session's name, quoted for a shell.
     pub(crate) fn shell_name(&self) -> String {
-        let is_plain = self.name.chars().all(|c| c.is_alphanumeric() || "/._-+".contains(c));
-        if is_plain { self.name.clone() } else { format!("'{}'", self.name.replace('\'', r"'\''")) }
+        // A name contains no NUL, since it names a file.
+        shlex::try_quote(&self.name).map_or_else(|_| self.name.clone(), std::borrow::Cow::into_owned)
     }
 
     /// Returns the session's last checkpoint, whatever program saved it.
@@ -139,7 +163,7 @@ impl Durable {
         files.iter().rev().find_map(|file| all.iter().find(|checkpoint| checkpoint.file == *file).cloned())
     }
 
-    /// Returns the entry of the session in the list of sessions.
+    /// Returns the session's entry for the list of sessions.
     pub(crate) fn describe(&self) -> Description {
         let loaded = self.load().unwrap_or_default();
         let checkpoint = self.last_checkpoint(&loaded);
@@ -162,9 +186,12 @@ impl Durable {
     /// A sentence: there is no such session, a process serves or saves the session, or its files cannot be removed.
     pub(crate) fn delete(&self) -> Result<(), String> {
         let _lock = self.lock_for("deleted")?;
-        // The log first: a directory without a log is no session.
-        let ours = self.files().filter(|path| is_ours(path));
-        let mut removed = fs::remove_file(self.directory.join(log::LOG));
+        let ours = self.files().filter(|path| is_session_file(path));
+        let mut removed = match fs::remove_file(self.directory.join(log::LOG)) {
+            // A damaged session may have lost its log.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        };
         ours.for_each(|path| drop(fs::remove_file(path)));
         if self.files().next().is_none() {
             removed = removed.and_then(|()| fs::remove_dir(&self.directory));
@@ -183,29 +210,31 @@ impl Durable {
         Ok(export::export(&self.name, &self.load()?.state))
     }
 
+    /// Returns the sentence that the session does not exist, with the names of those that do.
     fn missing(&self) -> String {
-        let names: Vec<_> = Self::all().unwrap_or_default().into_iter().map(|one| one.name).collect();
+        let names: Vec<_> = Self::all().unwrap_or_default().into_iter().map(|session| session.name).collect();
         let there_are = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-        format!("There is no session {:?}. There are: {there_are}.", self.name)
+        format!("There is no session {:?}. Existing sessions: {there_are}.", self.name)
     }
 
+    /// Locks the session, which is to be `what` (a participle for the error messages).
     fn lock_for(&self, what: &str) -> Result<Lock, String> {
         if !self.exists() {
             return Err(self.missing());
         }
-        Lock::take(&self.directory)
+        Lock::try_acquire(&self.directory)
             .map_err(|error| format!("The session {:?} cannot be {what}: {error}.", self.name))?
-            .map_err(|holder| format!("The session {:?} is {holder}, and cannot be {what} meanwhile.", self.name))
+            .map_err(|holder| format!("The session {:?} cannot be {what} while it is {holder}.", self.name))
     }
 }
 
-/// Returns true for a file named like a file of a session.
-fn is_ours(path: &Path) -> bool {
+/// Returns true for a path whose name is that of a session's file.
+fn is_session_file(path: &Path) -> bool {
     let is_named = |ours: &str| {
         let name = path.file_name();
         name == Some(ours.as_ref()) || name.map(Path::new) == Some(&Path::new(ours).with_extension("draft"))
     };
-    store::is_ours(path)
+    store::is_checkpoint_file(path)
         || [log::LOG, log::DAMAGED, log::INCOMPLETE, lock::LOCK, STATUS, ERRORS].iter().any(|ours| is_named(ours))
 }
 
@@ -231,6 +260,8 @@ pub(crate) struct Description {
 fn root() -> Result<PathBuf, String> {
     let state = store::state_directory();
     state.map(|state| state.join("sessions")).ok_or_else(|| {
-        "There is no place for sessions: neither XDG_STATE_HOME nor a home directory. `--session` takes a path, too.".to_owned()
+        "There is no directory for sessions: neither XDG_STATE_HOME nor a home directory is set. `--session` also \
+         takes a path."
+            .to_owned()
     })
 }

@@ -1,4 +1,4 @@
-//! What tests came to.
+//! The report of run-tests.
 
 mod failures;
 mod suspects;
@@ -11,45 +11,45 @@ use super::fit::{cut, length};
 use super::{Sections, clipped_message, omission};
 use crate::outcome::{Outcome, PassingImage, Record, Suspects, TestCounts, TestResult, TestRun, TestStatus, of_kind};
 
-/// Characters of a form, and of a call or a name.
+/// Maximum length of a form, and of a call or a name, in characters.
 const MAX_FORM: usize = 300;
 const MAX_CALL: usize = 120;
-/// Characters of what comes after the failures.
-const AROUND: usize = 700;
-/// Characters of what a test operation printed.
-const PRINTED: [usize; 2] = [1500, 700];
-/// The same where the suspects tell what it printed of each failure.
-const PRINTED_BESIDE_SUSPECTS: [usize; 2] = [600, 600];
-/// Up to so many lines that it printed are no reports on its tests.
+/// Characters reserved for the text after the failures.
+const RESERVED: usize = 700;
+/// Characters shown from the beginning and from the end of what a test operation printed.
+const MAX_PRINTED: [usize; 2] = [1500, 700];
+/// Like [`MAX_PRINTED`], when the suspects already show what the test operation printed of each failure.
+const MAX_PRINTED_WITH_SUSPECTS: [usize; 2] = [600, 600];
+/// Output of a test operation with at most this many lines is assumed not to report on single tests.
 const FEW_LINES: usize = 2;
-/// What is between those of several systems.
-const BETWEEN: &str = "\n\n";
-/// Names in a list of tests.
-const NAMES: usize = 20;
-/// Warnings that are shown, and characters of each: the tools that load say more.
-const WARNINGS: usize = 3;
+/// The text between the results of two systems.
+const SEPARATOR: &str = "\n\n";
+/// Maximum number of names in a list of tests.
+const MAX_NAMES: usize = 20;
+/// Maximum number of warnings, and of characters of each. The tools that load show more.
+const MAX_WARNINGS: usize = 3;
 const MAX_WARNING: usize = 160;
-/// What is said where suspects were not asked for.
+/// The hint shown when suspects were not asked for.
 const SUSPECTS_HINT: &str =
-    "\nrun-tests with `suspects`: 3 also says which code these tests ran and passing ones did not.";
+    "\nrun-tests with `suspects`: 3 also lists code that these tests ran and passing tests did not.";
 
-/// The answer of run-tests, of at most `max` characters: the counts, then the tests that failed as far as there is room. Of
-/// several systems this for each, and the counts of all.
+/// Returns the text of run-tests, in at most `max` characters: the counts, then the failed tests that fit. For several
+/// systems, it has a section for each, and the total counts.
 #[must_use]
 pub fn tests(outcome: &Outcome, max: usize) -> String {
     let mut sections = Sections(String::new());
     sections.notices(&outcome.notices);
     let target = sections.begin();
-    let room = max.saturating_sub(AROUND);
+    let room = max.saturating_sub(RESERVED);
     let systems = outcome.by_system();
-    let whole = if systems.is_empty() {
+    let shows_all_output = if systems.is_empty() {
         push_run(target, outcome, room, true)
     } else {
         push_runs(target, &systems, room.saturating_sub(length(target)));
         false
     };
     let printed = outcome.stdout.characters() + outcome.stderr.characters();
-    if printed > 0 && outcome.kept && !whole {
+    if printed > 0 && outcome.kept && !shows_all_output {
         let (first, them) = match omitted(outcome) {
             0 => (String::new(), "them"),
             omitted => (format!(", of which the first {} are kept", printed - omitted), "these"),
@@ -64,22 +64,22 @@ pub fn tests(outcome: &Outcome, max: usize) -> String {
     sections.0
 }
 
-/// What the tests of each of several systems came to, each in its share of the room, and the counts of all.
+/// Appends the results of several systems, each within its share of the room, and the total counts.
 fn push_runs(target: &mut String, systems: &[(&str, Outcome)], mut room: usize) {
     let section = |(name, outcome): &(&str, Outcome), room| {
         let mut text = format!("{}:\n", escape_markers(name));
         push_run(&mut text, outcome, room, false);
         text
     };
-    // What needs less than its share leaves the rest to others.
-    let mut whole: Vec<_> = systems.iter().map(|system| section(system, usize::MAX)).enumerate().collect();
-    whole.sort_by_key(|(_, text)| length(text));
+    // Smaller texts are placed first, so that what they leave of their share goes to the larger ones.
+    let mut full_texts: Vec<_> = systems.iter().map(|system| section(system, usize::MAX)).enumerate().collect();
+    full_texts.sort_by_key(|(_, text)| length(text));
     let mut texts = vec![String::new(); systems.len()];
-    for (done, (index, text)) in whole.into_iter().enumerate() {
-        let share = (room / (systems.len() - done)).saturating_sub(BETWEEN.len());
+    for (done, (index, text)) in full_texts.into_iter().enumerate() {
+        let share = (room / (systems.len() - done)).saturating_sub(SEPARATOR.len());
         let fits = length(&text) <= share;
         texts[index] =
-            if fits { text } else { cut(section(&systems[index], share.saturating_sub(AROUND)), share) } + BETWEEN;
+            if fits { text } else { cut(section(&systems[index], share.saturating_sub(RESERVED)), share) } + SEPARATOR;
         room = room.saturating_sub(length(&texts[index]));
     }
     target.extend(texts);
@@ -88,33 +88,33 @@ fn push_runs(target: &mut String, systems: &[(&str, Outcome)], mut room: usize) 
     let all = counts.fold(TestCounts::default(), |all, counts| all + counts);
     let verdict = if verdict == Verdict::NothingRan && all.passed > 0 { "NOT ALL RAN" } else { verdict.name() };
     _ = write!(target, "{} systems: {verdict}{}", systems.len(), counts_text(&all));
-    if systems.iter().any(|(name, outcome)| could_be_run(name, &outcome.records) && lacks_suspects(outcome)) {
+    if systems.iter().any(|(name, outcome)| tests_ran(name, &outcome.records) && lacks_suspects(outcome)) {
         target.push_str(SUSPECTS_HINT);
     }
 }
 
-/// True when tests of one of several systems could be run: else there is one that failed, called as the system.
-pub(crate) fn could_be_run(system: &str, records: &[Record]) -> bool {
+/// Returns true if tests of this one of several systems ran. Otherwise the only result is a failed test with the
+/// system's name.
+pub(crate) fn tests_ran(system: &str, records: &[Record]) -> bool {
     of_kind(records).any(|test: &TestResult| test.name != system)
 }
 
-/// What the tests of a system, or of whatever else, came to; the failures in this room. True when all that they printed is
-/// shown.
+/// Appends the results of one run, with the failures cut to `room`. Returns true if all output of the tests is shown.
 fn push_run(target: &mut String, outcome: &Outcome, room: usize, hint: bool) -> bool {
     let counts = TestCounts::of(outcome).unwrap_or_default();
     target.push_str(&counts_line(&counts));
     push_differences(target, outcome);
     push_without_checks(target, outcome);
-    let (printed, whole) = printed_by_test_op(outcome);
+    let (printed, shows_all_output) = printed_by_test_op(outcome);
     push_failures(target, outcome, room.saturating_sub(length(&printed)));
     if hint && lacks_suspects(outcome) {
         target.push_str(SUSPECTS_HINT);
     }
     target.push_str(&printed);
-    whole
+    shows_all_output
 }
 
-/// True when tests failed whose suspects were not looked for and could be told.
+/// Returns true if tests failed, no suspects were looked for, and looking for them makes sense.
 fn lacks_suspects(outcome: &Outcome) -> bool {
     let counts = TestCounts::of(outcome).unwrap_or_default();
     counts.failed + counts.errors > 0
@@ -123,7 +123,7 @@ fn lacks_suspects(outcome: &Outcome) -> bool {
         && !outcome.records.iter().any(|record| matches!(record, Record::Suspects(_) | Record::NoSuspects(_)))
 }
 
-/// What tests came to in a word, the worst last.
+/// The verdict on a run, worst last.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Verdict {
     AllPass,
@@ -149,26 +149,27 @@ fn verdict(counts: &TestCounts) -> Verdict {
     }
 }
 
-/// The verdict in one line.
+/// Returns the line with the verdict and the counts.
 fn counts_line(counts: &TestCounts) -> String {
     format!("{}{}", verdict(counts).name(), counts_text(counts))
 }
 
-/// How many tests came to what, after two spaces.
+/// Returns the counts, after two spaces.
 fn counts_text(counts: &TestCounts) -> String {
     let TestCounts { passed, failed, errors, skipped, milliseconds } = counts;
-    let seconds = tenths(*milliseconds);
+    let seconds = seconds(*milliseconds);
     let plural = if *errors == 1 { "" } else { "s" };
     format!("  {passed} passed, {failed} failed, {errors} error{plural}, {skipped} skipped in {seconds} s")
 }
 
-/// How many characters that the tests printed were not kept.
+/// Returns the number of characters of output that were not kept.
 fn omitted(outcome: &Outcome) -> u64 {
     outcome.stdout.omitted + outcome.stderr.omitted
 }
 
-/// What a test operation printed that is one test itself, the beginning and the end, as no more is known of its tests; and
-/// whether that is all. Lines of dots and the like, which show how far it is, are left out. Empty without such a test.
+/// Returns the beginning and the end of what a test operation printed, since no more is known of its tests, and whether
+/// that is all. Lines without letters or digits, such as rows of dots, are left out. The text is empty if no such
+/// operation ran.
 fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
     if !of_kind(&outcome.records).any(TestResult::is_test_operation) {
         return (String::new(), false);
@@ -182,8 +183,8 @@ fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
         0 => String::new(),
         omitted => omission(omitted),
     };
-    let told = of_kind(&outcome.records).any(|suspects: &Suspects| suspects.printed.is_some());
-    let [first, last] = if told { PRINTED_BESIDE_SUSPECTS } else { PRINTED };
+    let has_printed_suspects = of_kind(&outcome.records).any(|suspects: &Suspects| suspects.printed.is_some());
+    let [first, last] = if has_printed_suspects { MAX_PRINTED_WITH_SUSPECTS } else { MAX_PRINTED };
     if characters <= first + last {
         return (format!("\nIt printed:\n{text}{end}"), end.is_empty());
     }
@@ -193,44 +194,45 @@ fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
     (format!("\nIt printed:\n{first}\n{between}\n{last}{end}"), false)
 }
 
-/// Tests that pass in the session or in the fresh image alone.
+/// Appends the tests that pass only in the session, or only in the fresh image.
 fn push_differences(target: &mut String, outcome: &Outcome) {
-    for (passes, says) in [
-        (PassingImage::Session, "Stale state: only in this session, not in a fresh image, these pass"),
-        (PassingImage::Fresh, "Stale state: in this session, not in a fresh image, these fail"),
+    for (passes, heading) in [
+        (PassingImage::Session, "Stale state: these pass in this session, but not in a fresh image"),
+        (PassingImage::Fresh, "Stale state: these fail in this session, but not in a fresh image"),
     ] {
         let differing = TestRun::of(&outcome.records).differences;
         let differing = differing.iter().filter(|difference| difference.passes == passes);
         let names: Vec<_> = differing.map(|difference| one_line(&difference.name, MAX_CALL)).collect();
         if !names.is_empty() {
-            let shown = names.iter().take(NAMES).cloned().collect::<Vec<_>>().join(", ");
-            let rest = if names.len() > NAMES { ", …" } else { "" };
-            _ = write!(target, "\n{says}: {shown}{rest}");
+            let shown = names.iter().take(MAX_NAMES).cloned().collect::<Vec<_>>().join(", ");
+            let rest = if names.len() > MAX_NAMES { ", …" } else { "" };
+            _ = write!(target, "\n{heading}: {shown}{rest}");
         }
     }
 }
 
-/// Tests that passed and checked nothing, which their frameworks count differently.
+/// Appends the passed tests that made no check, since test frameworks differ in how they count them.
 fn push_without_checks(target: &mut String, outcome: &Outcome) {
     let tests = of_kind(&outcome.records).filter(|test: &&TestResult| !test.is_test_operation());
     let empty = tests.filter(|test| test.status == TestStatus::Passed && test.checks == Some(0));
     let names: Vec<_> = empty.map(|test| one_line(&test.name, MAX_CALL)).collect();
     if !names.is_empty() {
-        let shown = names.iter().take(NAMES).cloned().collect::<Vec<_>>().join(", ");
-        let rest = if names.len() > NAMES { format!(" and {} more", names.len() - NAMES) } else { String::new() };
-        _ = write!(target, "\nMade no check: {shown}{rest}");
+        let shown = names.iter().take(MAX_NAMES).cloned().collect::<Vec<_>>().join(", ");
+        let rest =
+            if names.len() > MAX_NAMES { format!(" and {} more", names.len() - MAX_NAMES) } else { String::new() };
+        _ = write!(target, "\nMade no checks: {shown}{rest}");
     }
 }
 
-/// Seconds with as many places as say something.
-fn tenths(milliseconds: u64) -> String {
+/// Formats milliseconds as seconds: with three decimal places below 0.1 s, otherwise with one.
+fn seconds(milliseconds: u64) -> String {
     match milliseconds {
         ..100 => format!("0.{milliseconds:03}"),
         _ => format!("{}.{}", milliseconds / 1000, milliseconds % 1000 / 100),
     }
 }
 
-/// What loading the tests warned of.
+/// Appends the warnings that occurred while the tests were loaded.
 fn push_warnings(sections: &mut Sections, outcome: &Outcome) {
     let all = outcome.warnings.len() as u64 + outcome.warnings_omitted;
     if all == 0 {
@@ -238,14 +240,14 @@ fn push_warnings(sections: &mut Sections, outcome: &Outcome) {
     }
     let target = sections.begin();
     target.push_str("[warnings]");
-    for warning in outcome.warnings.iter().take(WARNINGS) {
+    for warning in outcome.warnings.iter().take(MAX_WARNINGS) {
         let message = one_line(&clipped_message(&warning.message), MAX_WARNING);
         _ = write!(target, "\n{}: {message}", escape_markers(&warning.kind));
         if let (Some(file), Some(line)) = (&warning.file, warning.line) {
             _ = write!(target, " ({}:{line})", escape_markers(file));
         }
     }
-    let more = all.saturating_sub(WARNINGS as u64);
+    let more = all.saturating_sub(MAX_WARNINGS as u64);
     if more > 0 {
         _ = write!(target, "\n[... {more} warnings omitted]");
     }

@@ -1,4 +1,4 @@
-//! The functions that may be at fault for a test that failed.
+//! The suspects of a failed test: functions that may be at fault.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -7,25 +7,25 @@ use super::failures::{Detail, one_line};
 use super::{MAX_CALL, MAX_FORM};
 use crate::outcome::{Suspect, SuspectLine, SuspectList, Test};
 
-/// Functions by name and line.
+/// A set of functions, by name and line.
 pub(super) type Functions = BTreeSet<(String, u64)>;
 
-/// The functions among the suspects of a test.
-pub(super) fn functions(test: &Test<'_>) -> Functions {
-    all(&test.suspects).map(|suspect| (suspect.name.clone(), suspect.line)).collect()
+/// Returns the suspects of a test as a set.
+pub(super) fn suspect_set(test: &Test<'_>) -> Functions {
+    all_suspects(&test.suspects).map(|suspect| (suspect.name.clone(), suspect.line)).collect()
 }
 
-/// The functions of all lists.
-fn all<'a>(lists: &'a [SuspectList<'_>]) -> impl Iterator<Item = &'a Suspect> {
+/// Returns the functions of all lists.
+fn all_suspects<'a>(lists: &'a [SuspectList<'_>]) -> impl Iterator<Item = &'a Suspect> {
     lists.iter().flat_map(|list| &list.functions).map(|(suspect, _)| *suspect)
 }
 
-/// True when there is something to be told of the suspects of a test.
+/// Returns true if there is anything to show about the suspects of a test.
 pub(super) fn has_suspects(test: &Test<'_>) -> bool {
     test.suspects.iter().any(|list| list.of.printed.is_some() || !list.functions.is_empty())
 }
 
-/// The functions that may be at fault, each with the lines that make the difference.
+/// Appends the suspects, each with the lines that only failing tests ran, or few passing ones.
 pub(super) fn push_suspects(entry: &mut String, lists: &[SuspectList<'_>], detail: &Detail) {
     for SuspectList { of, functions } in lists {
         if let Some(printed) = &of.printed {
@@ -33,7 +33,7 @@ pub(super) fn push_suspects(entry: &mut String, lists: &[SuspectList<'_>], detai
             _ = write!(entry, "\n   Before it printed {}{more}:", one_line(printed, MAX_CALL));
         }
         for (index, (suspect, lines)) in functions.iter().enumerate() {
-            let (name, file) = (one_line(&suspect.name, MAX_CALL), suspect_place(suspect));
+            let (name, file) = (one_line(&suspect.name, MAX_CALL), suspect_location(suspect));
             if index >= detail.functions {
                 let also = if index == detail.functions { "\n             also" } else { "," };
                 _ = write!(entry, "{also} {name}{file}");
@@ -54,30 +54,32 @@ pub(super) fn push_suspects(entry: &mut String, lists: &[SuspectList<'_>], detai
     }
 }
 
-/// The suspects of a test that fails in the same checks as the one of entry `other`: those that this one does not have.
-pub(super) fn push_other_suspects(
+/// Appends the suspects of a test that fails in the same checks as the test of entry `other`: those that are not in
+/// `known`.
+pub(super) fn push_new_suspects(
     entry: &mut String,
     suspects: &[SuspectList<'_>],
     other: usize,
     known: &[SuspectList<'_>],
 ) {
-    let is_known = |suspect: &Suspect| all(known).any(|known| known.name == suspect.name && known.line == suspect.line);
-    let new = all(suspects).filter(|suspect| !is_known(suspect));
+    let is_known =
+        |suspect: &Suspect| all_suspects(known).any(|known| known.name == suspect.name && known.line == suspect.line);
+    let new = all_suspects(suspects).filter(|suspect| !is_known(suspect));
     let new: Vec<_> =
-        new.map(|suspect| format!("{}{}", one_line(&suspect.name, MAX_CALL), suspect_place(suspect))).collect();
-    _ = write!(entry, "\n   Suspects: as those of {}", other + 1);
+        new.map(|suspect| format!("{}{}", one_line(&suspect.name, MAX_CALL), suspect_location(suspect))).collect();
+    _ = write!(entry, "\n   Suspects: same as for {}", other + 1);
     if !new.is_empty() {
         _ = write!(entry, ", and {}", new.join(", "));
     }
 }
 
-/// Where one of the suspects is defined, after two spaces.
-fn suspect_place(suspect: &Suspect) -> String {
+/// Returns the location of a suspect, after two spaces.
+fn suspect_location(suspect: &Suspect) -> String {
     let line = suspect.line;
     suspect.file.as_ref().map_or_else(String::new, |file| format!("  {}:{line}", one_line(file, MAX_CALL)))
 }
 
-/// Lines of one of the suspects.
+/// Appends the lines of a suspect.
 fn push_lines(entry: &mut String, lines: &[&SuspectLine], detail: &Detail) {
     let (context, own): (Vec<&SuspectLine>, Vec<_>) = lines.iter().partition(|line| line.passing.is_some());
     let mut shown = if detail.context || own.is_empty() { [own, context].concat() } else { own };

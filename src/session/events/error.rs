@@ -1,43 +1,45 @@
-//! An error as it comes in.
+//! The error builder, which makes an error's record from events.
 
 use std::sync::Arc;
 
-use super::text::{ClippedBuffer, MAX_PLACE, beginning, name, one_line, push_bounded, whole};
+use super::text::{
+    ClippedBuffer, MAX_LOCATION, beginning, name, printed_on_one_line, push_within_bytes, with_omission,
+};
 use crate::config::Limits;
 use crate::image::{Event, Text};
-use crate::outcome::{Clipped, ErrorRecord, FormPosition, Frame, Local, LocalValue, Restart, Slot};
+use crate::outcome::{Clipped, ErrorRecord, FormPosition, FrameRecord, Local, LocalValue, RestartRecord, Slot};
 
-/// Restarts and slots of an error, and local variables of a frame.
+/// The largest number of restarts and slots of an error, and of local variables of a frame.
 const MAX_PARTS: usize = 100;
-/// Bytes of an error's frames, local variables, slots and restarts together.
-const MAX_RECORD: usize = 1 << 20;
-/// Bytes of one that the code handles.
-const MAX_SIGNALLED: usize = 100 << 10;
-/// Characters of the value of a local variable in a backtrace.
+/// The size limit of an error's frames, local variables, slots and restarts together, in bytes.
+const MAX_RECORD_BYTES: usize = 1 << 20;
+/// The size limit for an error that the code handles, in bytes.
+const MAX_SIGNALLED_BYTES: usize = 100 << 10;
+/// The number of characters that are kept of a local variable's value in a backtrace.
 const MAX_LOCAL: u64 = 200;
 
-/// An error as it comes in.
+/// Builds an error's record from events.
 #[derive(Debug, Default)]
 pub(crate) struct ErrorBuilder {
     pub(crate) kind: String,
-    /// The evaluation was interrupted while this error was being described.
+    /// True if the evaluation was interrupted while this error was being described.
     pub(crate) is_interrupted: bool,
     message: ClippedBuffer,
     time: jiff::Timestamp,
-    /// Number of the form that failed, and where it begins.
+    /// The number of the form that failed, and the position where it begins.
     form: Option<(u64, usize)>,
     slots: Vec<(String, ClippedBuffer)>,
     slots_omitted: u64,
     restarts: Vec<(u64, String, ClippedBuffer)>,
     frames: Vec<FrameBuilder>,
     total_frames: u64,
-    /// Bytes that there is room for.
-    left: usize,
-    /// There was none for the part that was begun last.
-    skips: bool,
+    /// The remaining bytes of the size limit.
+    bytes_left: usize,
+    /// True if the part begun last did not fit and is skipped.
+    skips_part: bool,
 }
 
-/// A frame as it comes in.
+/// Builds the record of one frame.
 #[derive(Debug)]
 struct FrameBuilder {
     number: u64,
@@ -51,57 +53,62 @@ struct FrameBuilder {
 impl ErrorBuilder {
     pub(crate) fn new(kind: String, limits: &Limits) -> Self {
         let message = ClippedBuffer::new(limits.max_message);
-        Self { kind, message, time: jiff::Timestamp::now(), left: MAX_RECORD, ..Self::default() }
+        Self { kind, message, time: jiff::Timestamp::now(), bytes_left: MAX_RECORD_BYTES, ..Self::default() }
     }
 
-    /// One that the code may handle.
+    /// Creates the builder of an error that the code may handle.
     pub(crate) fn signalled(kind: String, limits: &Limits) -> Self {
-        Self { left: MAX_SIGNALLED, ..Self::new(kind, limits) }
+        Self { bytes_left: MAX_SIGNALLED_BYTES, ..Self::new(kind, limits) }
     }
 
-    /// Takes room for a part with this name, of which there are so many yet; `None` when there is none.
-    fn part(&mut self, so_many: usize, text: Text<'_>) -> Option<String> {
-        self.skips = so_many >= MAX_PARTS || self.left == 0;
-        (!self.skips).then(|| {
+    /// Begins a part of the record, such as a slot. `count` is the number of parts of this kind so far. Returns the
+    /// part's name; `None` if the part does not fit.
+    fn begin_part(&mut self, count: usize, text: Text<'_>) -> Option<String> {
+        self.skips_part = count >= MAX_PARTS || self.bytes_left == 0;
+        (!self.skips_part).then(|| {
             let name = name(text);
-            self.left = self.left.saturating_sub(name.len());
+            self.bytes_left = self.bytes_left.saturating_sub(name.len());
             name
         })
     }
 
-    /// True when there is nothing in its message.
-    pub(crate) fn is_silent(&self) -> bool {
+    /// Returns true if the message is blank.
+    pub(crate) fn has_no_message(&self) -> bool {
         self.message.is_blank()
     }
 
-    /// Whether it is that the reader found the submitted code not balanced: `push-reader-position` in lisp/hints.lisp and
-    /// SBCL's reader word it so.
-    fn is_unreadable(&self) -> bool {
+    /// Returns true if the reader found the submitted code unbalanced, judging by the wording of `push-reader-position`
+    /// in lisp/hints.lisp and of SBCL's reader.
+    fn is_unbalanced_code(&self) -> bool {
         let message = self.message.as_str();
         self.kind == "END-OF-FILE" && message.contains("\nThe code ends at line ")
             || self.kind == "SB-INT:SIMPLE-READER-ERROR" && message.starts_with("unmatched close parenthesis")
     }
 
-    /// Returns the unbalanced text that made the reader fail in evaluating `code`, if the error says so.
+    /// Returns the unbalanced text that the reader failed on while it evaluated `code`, if the error is about that.
     pub(crate) fn unbalanced(&self, code: &Arc<str>) -> Option<Unbalanced> {
-        if self.is_unreadable() {
+        if self.is_unbalanced_code() {
             return Some(Unbalanced::Code(code.clone()));
         }
         unreadable_file(self.message.as_str()).map(Unbalanced::File)
     }
 
-    /// Adds to the message where the text is probably unbalanced.
+    /// Adds a hint where the text is probably unbalanced to the message.
     pub(crate) fn add_hint(&mut self, hint: &str) {
         self.message.push_clipped(&format!("\nBy the indentation, {hint}").into());
     }
 
-    /// The whole of it, of evaluation number `evaluation` of `code`; with this message in place of its own, if there is
-    /// one.
+    /// Makes the record of an error in evaluation number `evaluation` of `code`. `message` replaces the error's own
+    /// message.
     pub(crate) fn finish(self, message: Option<String>, code: &str, evaluation: u64) -> ErrorRecord {
         ErrorRecord {
             id: 0,
             form: self.form.map(|(number, start)| form_position(code, number, start)),
-            slots: self.slots.into_iter().map(|(name, value)| Slot { name, value: one_line(value) }).collect(),
+            slots: self
+                .slots
+                .into_iter()
+                .map(|(name, value)| Slot { name, value: printed_on_one_line(value) })
+                .collect(),
             kind: self.kind,
             message: message.map_or_else(|| self.message.into(), Clipped::from),
             time: self.time,
@@ -109,14 +116,14 @@ impl ErrorBuilder {
             restarts: self
                 .restarts
                 .into_iter()
-                .map(|(number, name, text)| Restart { number, name, description: whole(text) })
+                .map(|(number, name, text)| RestartRecord { number, name, description: with_omission(text) })
                 .collect(),
             frames: self
                 .frames
                 .into_iter()
-                .map(|frame| Frame {
+                .map(|frame| FrameRecord {
                     number: frame.number,
-                    call: one_line(frame.call),
+                    call: printed_on_one_line(frame.call),
                     source: frame.source,
                     code: frame.code,
                     machinery: frame.machinery,
@@ -129,7 +136,7 @@ impl ErrorBuilder {
     }
 }
 
-/// An unbalanced text that the reader failed on.
+/// A text that the reader found unbalanced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Unbalanced {
     /// The submitted code.
@@ -139,8 +146,8 @@ pub(crate) enum Unbalanced {
 }
 
 impl Unbalanced {
-    /// Says where the text is probably unbalanced. Reads the file and searches until `stop` returns true: not to be
-    /// called under a lock.
+    /// Finds where the text is probably unbalanced. Reads the file and searches until `stop` returns true, so it must
+    /// not be called under a lock.
     pub(crate) fn hint(&self, stop: impl Fn() -> bool) -> Option<String> {
         match self {
             Self::Code(code) => lisp_syntax::hint(code, stop),
@@ -154,32 +161,32 @@ impl Unbalanced {
     }
 }
 
-/// Returns the path of the file that the reader found not balanced, as a message names it. SBCL words it so when it loads
-/// or compiles a file.
+/// Returns the path of the file that the reader found unbalanced, from the message of an error. The wording is SBCL's,
+/// when it loads or compiles a file.
 fn unreadable_file(message: &str) -> Option<String> {
-    let (_, said) = message.split_once("READ error during ")?;
-    let said = said.split_once(": ")?.1;
-    let balance = ["end of file on ", "unmatched close parenthesis"].iter().any(|cause| said.starts_with(cause));
-    let path = said.split_once("#<SB-INT:FORM-TRACKING-STREAM for \"file ")?.1;
+    let (_, rest) = message.split_once("READ error during ")?;
+    let rest = rest.split_once(": ")?.1;
+    let balance = ["end of file on ", "unmatched close parenthesis"].iter().any(|cause| rest.starts_with(cause));
+    let path = rest.split_once("#<SB-INT:FORM-TRACKING-STREAM for \"file ")?.1;
     let path = path.split_once("\" {").filter(|_| balance)?.0;
     Some(path.replace("\\\\", "\\").replace("\\\"", "\""))
 }
 
-/// Where the form is that begins at character `start` of `code`.
+/// Returns the position of the form that begins at character `start` of `code`.
 fn form_position(code: &str, number: u64, start: usize) -> FormPosition {
     let offset = code.char_indices().nth(start).map_or(code.len(), |(offset, _)| offset);
     let (before, form) = code.split_at(offset);
     FormPosition {
         number,
         line: 1 + before.matches('\n').count() as u64,
-        text: form.lines().next().unwrap_or_default().trim_end().chars().take(MAX_PLACE).collect(),
+        text: form.lines().next().unwrap_or_default().trim_end().chars().take(MAX_LOCATION).collect(),
     }
 }
 
-/// A local variable from its parts; the code is the contract's.
+/// Makes a local variable from its parts. The number is a validity code of the host contract.
 pub(crate) fn local((name, validity, value): (String, u64, ClippedBuffer)) -> Local {
     let value = match validity {
-        0 => LocalValue::Value(one_line(value)),
+        0 => LocalValue::Value(printed_on_one_line(value)),
         1 => LocalValue::Dead,
         _ => LocalValue::Unavailable,
     };
@@ -187,7 +194,7 @@ pub(crate) fn local((name, validity, value): (String, u64, ClippedBuffer)) -> Lo
 }
 
 impl ErrorBuilder {
-    /// Takes what belongs to the error. True when no more of the text begun last is kept.
+    /// Handles an event about the error. Returns true if the rest of the current text is not kept.
     pub(crate) fn event(&mut self, event: Event<'_>, limits: &Limits) -> bool {
         match event {
             Event::ErrorText { text, again } => {
@@ -198,13 +205,13 @@ impl ErrorBuilder {
                 return self.message.enough();
             }
             Event::Restart(number, name) => {
-                if let Some(name) = self.part(self.restarts.len(), name) {
+                if let Some(name) = self.begin_part(self.restarts.len(), name) {
                     self.restarts.push((number, name, ClippedBuffer::new(limits.max_frame)));
                 }
             }
             Event::RestartText(text) => {
-                if let Some((.., description)) = self.restarts.last_mut().filter(|_| !self.skips) {
-                    push_bounded(&mut self.left, description, text);
+                if let Some((.., description)) = self.restarts.last_mut().filter(|_| !self.skips_part) {
+                    push_within_bytes(&mut self.bytes_left, description, text);
                     return description.enough();
                 }
             }
@@ -212,13 +219,13 @@ impl ErrorBuilder {
             Event::Form(number, start) => {
                 self.form = start.to_owned().parse().ok().map(|start| (number, start));
             }
-            Event::Slot(name) => match self.part(self.slots.len(), name) {
+            Event::Slot(name) => match self.begin_part(self.slots.len(), name) {
                 Some(name) => self.slots.push((name, ClippedBuffer::new(limits.max_frame))),
                 None => self.slots_omitted += 1,
             },
             Event::SlotText(text) => {
-                if let Some((_, value)) = self.slots.last_mut().filter(|_| !self.skips) {
-                    push_bounded(&mut self.left, value, text);
+                if let Some((_, value)) = self.slots.last_mut().filter(|_| !self.skips_part) {
+                    push_within_bytes(&mut self.bytes_left, value, text);
                     return value.enough();
                 }
             }
@@ -242,30 +249,31 @@ impl ErrorBuilder {
             }
             Event::FrameText(text) => {
                 if let Some(frame) = self.frames.last_mut() {
-                    push_bounded(&mut self.left, &mut frame.call, text);
+                    push_within_bytes(&mut self.bytes_left, &mut frame.call, text);
                     return frame.call.enough();
                 }
             }
-            Event::FrameSource(place, line) => {
+            Event::FrameSource(location, line) => {
                 if let Some(frame) = self.frames.last_mut() {
-                    let place = beginning(place, MAX_PLACE);
+                    let location = beginning(location, MAX_LOCATION);
                     frame.source = Some(match line {
-                        0 => place,
-                        _ if place.starts_with("evaluation ") => format!("{place}, line {line}"),
-                        _ => format!("{place}:{line}"),
+                        0 => location,
+                        _ if location.starts_with("evaluation ") => format!("{location}, line {line}"),
+                        _ => format!("{location}:{line}"),
                     });
                 }
             }
             Event::Local(name, validity) => {
-                let so_many = self.frames.last().map_or(MAX_PARTS, |frame| frame.locals.len());
-                if let (Some(name), Some(frame)) = (self.part(so_many, name), self.frames.last_mut()) {
+                let count = self.frames.last().map_or(MAX_PARTS, |frame| frame.locals.len());
+                if let (Some(name), Some(frame)) = (self.begin_part(count, name), self.frames.last_mut()) {
                     frame.locals.push((name, validity, ClippedBuffer::new(MAX_LOCAL)));
                 }
             }
             Event::LocalText(text) => {
-                let local = self.frames.last_mut().filter(|_| !self.skips).and_then(|frame| frame.locals.last_mut());
+                let local =
+                    self.frames.last_mut().filter(|_| !self.skips_part).and_then(|frame| frame.locals.last_mut());
                 if let Some((.., value)) = local {
-                    push_bounded(&mut self.left, value, text);
+                    push_within_bytes(&mut self.bytes_left, value, text);
                     return value.enough();
                 }
             }

@@ -1,33 +1,33 @@
-//! An inspection's answer as it comes in.
+//! The inspection builder, which makes the answer to an inspection from events.
 
 use super::JobEnd;
 use super::error::local;
-use super::text::{ClippedBuffer, on_one_line, whole};
+use super::text::{ClippedBuffer, escape_line_breaks, with_omission};
 use crate::error::InspectError;
 use crate::image::{Event, Item};
 use crate::outcome::{Definition, DefinitionKind, Definitions, FrameLocals, Role, SymbolDescription};
 use crate::session::INSPECTION_TIMEOUT;
 
-/// A local variable's name, the code of its validity, and its value.
+/// A local variable: its name, its validity code, and its value.
 type LocalParts = (String, u64, ClippedBuffer);
 
-/// An inspection's answer as it comes in.
+/// Builds the answer to an inspection from events.
 #[derive(Debug, Default)]
 pub(crate) struct InspectionBuilder {
     items: Vec<(Item, String, ClippedBuffer)>,
-    /// The local variables of each frame, after its number.
+    /// Frame numbers, each with the frame's local variables.
     locals: Vec<(u64, Vec<LocalParts>)>,
     error: Option<(String, String)>,
 }
 
-/// Characters of one item.
+/// The number of characters that are kept of one item.
 const MAX_ITEM: u64 = 10_000;
 
-/// Characters of a definition in a list of them; of a variable, those of its value.
+/// The number of characters that are kept of a definition in a list, and of a variable's value there.
 const MAX_DEFINITION: u64 = 1_000;
 const MAX_VARIABLE: u64 = 200;
 
-/// How much of an item is kept.
+/// Returns the number of characters that are kept of an item.
 fn item_limit(kind: Item) -> u64 {
     match kind {
         Item::Variable => MAX_VARIABLE,
@@ -37,7 +37,7 @@ fn item_limit(kind: Item) -> u64 {
 }
 
 impl InspectionBuilder {
-    /// Takes an event. True when no more of the text begun last is kept.
+    /// Handles an event. Returns true if the rest of the current text is not kept.
     pub(crate) fn event(&mut self, event: Event<'_>) -> bool {
         match event {
             Event::Item(kind, label) => {
@@ -81,10 +81,10 @@ impl InspectionBuilder {
             (JobEnd::Failed, Some((kind, message))) => return Err(InspectError::Lisp { kind, message }),
             _ => return Err(InspectError::Timeout(INSPECTION_TIMEOUT.as_secs())),
         }
-        Ok(self.items.into_iter().map(|(kind, label, text)| (kind, label, whole(text))).collect())
+        Ok(self.items.into_iter().map(|(kind, label, text)| (kind, label, with_omission(text))).collect())
     }
 
-    /// The answer of list-definitions, sorted.
+    /// Returns the answer to list-definitions, sorted.
     pub(crate) fn definitions(self, end: JobEnd) -> Result<Definitions, InspectError> {
         let mut more = 0;
         let mut shown: Vec<_> = self
@@ -104,7 +104,7 @@ impl InspectionBuilder {
                     }
                     Item::Role | Item::Detail | Item::NotFound => return None,
                 };
-                Some(Definition { kind, text: on_one_line(&(label + &text)) })
+                Some(Definition { kind, text: escape_line_breaks(&(label + &text)) })
             })
             .collect();
         shown.sort_by(|a, b| (a.kind, &a.text).cmp(&(b.kind, &b.text)));
@@ -112,7 +112,7 @@ impl InspectionBuilder {
         Ok(Definitions { shown, more, unrestored: Vec::new() })
     }
 
-    /// The answer of describe-symbol.
+    /// Returns the answer to describe-symbol.
     pub(crate) fn symbol(self, end: JobEnd) -> Result<SymbolDescription, InspectError> {
         let mut roles: Vec<Role> = Vec::new();
         for (item, label, text) in self.check(end)? {
@@ -130,13 +130,13 @@ impl InspectionBuilder {
         Ok(SymbolDescription::Found(roles))
     }
 
-    /// Returns the local variables of the frames that were asked for.
+    /// Returns the local variables of the requested frames.
     pub(crate) fn locals(self) -> Vec<FrameLocals> {
         let frames = self.locals.into_iter();
         frames.map(|(frame, locals)| FrameLocals { frame, locals: locals.into_iter().map(local).collect() }).collect()
     }
 
-    /// The answer of reset-session.
+    /// Returns the answer to reset-session.
     pub(crate) fn reset(self, end: JobEnd) -> Result<(), InspectError> {
         self.check(end).map(drop)
     }

@@ -1,4 +1,4 @@
-//! What the events of a job build up to, within the limits.
+//! Builders that make results from the events of a job, within the limits.
 
 mod error;
 mod inspection;
@@ -8,21 +8,21 @@ mod text;
 pub(crate) use error::Unbalanced;
 pub(crate) use inspection::InspectionBuilder;
 pub(crate) use outcome::OutcomeBuilder;
-pub(crate) use text::{ClippedBuffer, beginning, on_one_line};
+pub(crate) use text::{ClippedBuffer, beginning, escape_line_breaks};
 
 use crate::image::Interrupt;
 
-/// How a job came to its end.
+/// The way in which a job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum JobEnd {
-    /// Lisp did it.
+    /// Lisp completed the job.
     Succeeded,
-    /// Lisp did not, and has said why, unless the thread was ended.
+    /// Lisp failed and has reported an error, unless the thread was ended.
     Failed,
-    /// It was interrupted, and did not succeed all the same.
+    /// The job was interrupted and did not succeed.
     Interrupted(Interrupt),
-    /// It was interrupted, did not react to that, and goes on for nobody.
+    /// The job ignored its interruption. It was answered, and may still run.
     Abandoned(Interrupt),
-    /// It was cancelled before it began.
+    /// The job was cancelled before it began.
     Withdrawn,
 }

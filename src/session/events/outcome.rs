@@ -1,11 +1,11 @@
-//! An outcome as it comes in.
+//! The outcome builder, which makes an evaluation's outcome from events.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::JobEnd;
 use super::error::{ErrorBuilder, Unbalanced};
-use super::text::{ClippedBuffer, MAX_PLACE, beginning, name, on_one_line, push_within};
+use super::text::{ClippedBuffer, MAX_LOCATION, beginning, escape_line_breaks, name, push_within_chars};
 use crate::config::Limits;
 use crate::image::interruption::Stuck;
 use crate::image::{Event, Interrupt, Text};
@@ -13,22 +13,22 @@ use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, FormRole, Outc
 use crate::session::operation::RecordsBuilder;
 use crate::tool_names;
 
-/// Notices of an evaluation in the background, and characters of one.
+/// The largest number of notices of a background evaluation, and of characters in one notice.
 const MAX_NOTICES: usize = 100;
 const MAX_NOTICE: usize = 2_000;
-/// Values of an evaluation.
+/// The largest number of values of an evaluation.
 const MAX_VALUES: usize = 1_000;
 
-/// How many errors are kept that the code handles, should there be more than Lisp records.
-const SIGNALLED: usize = 100;
+/// The largest number of recorded errors that the code handles. Lisp has a limit of its own, which is lower.
+const MAX_SIGNALLED: usize = 100;
 
-/// How many errors are kept that others came after in the same evaluation.
-const SUPERSEDED: usize = 10;
+/// The largest number of recorded errors before the final one of an evaluation.
+const MAX_SUPERSEDED: usize = 10;
 
-/// The kinds of error that an interruption is.
+/// The kinds of errors that stand for interruptions.
 const INTERRUPTIONS: [&str; 3] = ["TIMEOUT", "CANCELLED", "HEAP-EXHAUSTED"];
 
-/// A warning as it comes in; 0 for a line or column that is not known.
+/// Builds a warning. A line or column that is not known is 0.
 #[derive(Debug)]
 struct WarningBuilder {
     kind: String,
@@ -39,7 +39,7 @@ struct WarningBuilder {
     form: Option<String>,
 }
 
-/// An outcome as it comes in.
+/// Builds an evaluation's outcome from events.
 #[derive(Debug, Default)]
 pub(crate) struct OutcomeBuilder {
     limits: Limits,
@@ -53,31 +53,32 @@ pub(crate) struct OutcomeBuilder {
     warnings_omitted: u64,
     values: Vec<Clipped>,
     values_left: u64,
-    /// What the value begun last had left.
+    /// The value of `values_left` when the last value began.
     value_left: u64,
     error: Option<ErrorBuilder>,
-    /// Errors before that one: cleanup forms failed in turn, or stopped the unwinding.
+    /// Errors before `error`: cleanup forms failed in turn, or stopped the unwinding.
     superseded: Vec<ErrorBuilder>,
-    /// Errors where they were signalled, but for those that nothing handled; `None` if they are not recorded.
+    /// Errors as they were signalled. An entry becomes `None` when nothing handles its error. The list is `None` if
+    /// these errors are not recorded.
     signalled: Option<Vec<Option<ErrorBuilder>>>,
-    /// How many of them there were before this evaluation was held and went on.
+    /// The number of signalled errors before this evaluation was held and resumed.
     signalled_before: usize,
-    /// The records name them.
+    /// True if the records refer to the signalled errors.
     errors_are_records: bool,
     timing: Option<Timing>,
     code: Arc<str>,
     evaluation: u64,
-    /// What it does that has a time limit of its own.
+    /// The current step, if it has a time limit of its own.
     step: Option<String>,
     defined: Vec<DefiningForm>,
-    /// The last form that defined something, whether it failed then or not, and its changes.
+    /// The last form that defined something, even if it failed afterwards, and its changes.
     last_defined: Option<(DefiningForm, Changes)>,
     notices: Vec<String>,
     records: RecordsBuilder,
 }
 
 impl OutcomeBuilder {
-    /// For evaluation number `evaluation`, of `code` under `limits`, with a time limit of its own.
+    /// Creates the builder for evaluation number `evaluation` of `code`.
     pub(crate) fn new(evaluation: u64, code: Arc<str>, limits: Limits, timeout: Option<Duration>) -> Self {
         Self {
             code,
@@ -91,24 +92,24 @@ impl OutcomeBuilder {
         }
     }
 
-    /// For an evaluation of which nothing is known but its number.
+    /// Creates a builder for an evaluation of which only the number is known.
     pub(crate) fn blank(evaluation: u64) -> Self {
         Self::new(evaluation, Arc::default(), Limits::default(), None)
     }
 
-    /// Keeps the errors that the code handles, too.
+    /// Records the errors that the code handles, too.
     pub(crate) fn record_errors(&mut self) {
         self.signalled.get_or_insert_default();
     }
 
-    /// Keeps them for the records, which name them by their index.
+    /// Records the errors that the code handles for the records, which refer to them by index.
     pub(crate) fn errors_are_records(&mut self) {
         self.record_errors();
         self.errors_are_records = true;
     }
 
-    /// An empty one for what this evaluation comes to when it goes on.
-    pub(crate) fn anew(&self) -> Self {
+    /// Creates an empty builder for the resumption of this evaluation.
+    pub(crate) fn for_resumption(&self) -> Self {
         let mut builder = Self::new(self.evaluation, self.code.clone(), self.limits, self.timeout);
         builder.output_left = self.output_left;
         builder.printed_before = self.printed_before + self.printed();
@@ -119,39 +120,39 @@ impl OutcomeBuilder {
         builder
     }
 
-    /// The evaluation's number; 0 for none.
+    /// Returns the evaluation's number; 0 for none.
     pub(crate) fn evaluation(&self) -> u64 {
         self.evaluation
     }
 
-    /// How many characters of what was printed so far are kept.
+    /// Returns the number of printed characters that are kept so far.
     pub(crate) fn printed(&self) -> u64 {
         self.turns.iter().copied().map(u64::from).sum()
     }
 
-    /// What it comes to is told of no evaluation: it belongs to the debugger.
-    pub(crate) fn detach(&mut self) {
+    /// Separates the outcome from its evaluation: it belongs to the debugger.
+    pub(crate) fn clear_evaluation(&mut self) {
         (self.evaluation, self.printed_before) = (0, 0);
     }
 
-    /// How many characters that were printed are not.
+    /// Returns the number of printed characters that are not kept.
     pub(crate) fn omitted(&self) -> u64 {
         self.stdout.omitted + self.stderr.omitted
     }
 
-    /// What was printed so far, as far as it is kept, in its order.
+    /// Returns the kept output so far, stdout and stderr in the order printed.
     pub(crate) fn printed_text(&self) -> String {
         interleaved(&self.stdout.text, &self.stderr.text, &self.turns)
     }
 
-    /// Takes what was printed to one of the streams.
+    /// Adds output to one of the streams.
     fn print(&mut self, stderr: bool, text: Text<'_>) {
         let stream = if stderr { &mut self.stderr } else { &mut self.stdout };
         let left = self.output_left;
-        push_within(&mut self.output_left, &mut stream.text, &mut stream.omitted, text);
+        push_within_chars(&mut self.output_left, &mut stream.text, &mut stream.omitted, text);
         let kept = u32::try_from(left - self.output_left).unwrap_or(u32::MAX);
         if kept > 0 {
-            // Turns of stdout are at even places, those of stderr at odd ones.
+            // Turns of stdout have even indices, turns of stderr odd ones.
             let last_is_stderr = self.turns.len().is_multiple_of(2);
             match self.turns.last_mut() {
                 Some(turn) if last_is_stderr == stderr => *turn += kept,
@@ -165,17 +166,16 @@ impl OutcomeBuilder {
         }
     }
 
-    /// The time limit.
     pub(crate) fn timeout(&self) -> Option<Duration> {
         self.timeout
     }
 
-    /// What was printed so far, as far as it is kept.
+    /// Returns the kept stdout so far.
     pub(crate) fn stdout(&self) -> &str {
         &self.stdout.text
     }
 
-    /// Takes an event. True when no more of the text begun last is kept.
+    /// Handles an event. Returns true if the rest of the current text is not kept.
     pub(crate) fn event(&mut self, event: Event<'_>) -> bool {
         match event {
             Event::Step(step, _) => self.step = (step.len() > 0).then(|| step.to_owned()),
@@ -217,7 +217,7 @@ impl OutcomeBuilder {
             }
             Event::WarningPlace(file, column) => {
                 if let Some(warning) = self.warnings.last_mut().filter(|_| self.warnings_omitted == 0) {
-                    let path = on_one_line(&beginning(file, MAX_PLACE));
+                    let path = escape_line_breaks(&beginning(file, MAX_LOCATION));
                     warning.file = Some(path).filter(|path| !path.is_empty());
                     warning.column = column;
                 }
@@ -238,7 +238,7 @@ impl OutcomeBuilder {
             }
             Event::ValueText(text) => {
                 if let Some(value) = self.values.last_mut() {
-                    push_within(&mut self.values_left, &mut value.text, &mut value.omitted, text);
+                    push_within_chars(&mut self.values_left, &mut value.text, &mut value.omitted, text);
                 }
             }
             Event::TimeReal(ms) => self.timing.get_or_insert_default().real_ms = ms,
@@ -248,14 +248,14 @@ impl OutcomeBuilder {
             Event::Error { kind, interrupts } => {
                 let mut before = self.error.replace(ErrorBuilder::new(name(kind), &self.limits));
                 before.iter_mut().for_each(|error| error.is_interrupted = interrupts);
-                if self.superseded.len() < SUPERSEDED {
+                if self.superseded.len() < MAX_SUPERSEDED {
                     self.superseded.extend(before);
                 }
             }
             Event::Notice(text) => {
                 if self.notices.len() < MAX_NOTICES {
-                    // Names of the user's stand in it.
-                    self.notices.push(on_one_line(&beginning(text, MAX_NOTICE)));
+                    // The notice may contain names from the user's code, and these may contain line breaks.
+                    self.notices.push(escape_line_breaks(&beginning(text, MAX_NOTICE)));
                 }
             }
             Event::Defined(start, description) => {
@@ -265,7 +265,7 @@ impl OutcomeBuilder {
             }
             event @ Event::Record(_) => {
                 let enough = self.records.event(event);
-                if let Some(system) = self.records.begun_system() {
+                if let Some(system) = self.records.last_system() {
                     system.printed = self.turns.iter().copied().map(u64::from).sum();
                 }
                 return enough;
@@ -276,14 +276,14 @@ impl OutcomeBuilder {
         false
     }
 
-    /// Has it end with an error of Lisp's making that Lisp could not tell of itself.
+    /// Makes the evaluation end with an error that Lisp could not report itself.
     pub(crate) fn fail(&mut self, kind: &str, message: Text<'_>) {
         let mut error = ErrorBuilder::new(kind.to_owned(), &self.limits);
         error.event(Event::ErrorText { text: message, again: false }, &self.limits);
         self.error = Some(error);
     }
 
-    /// What there is of it, while it goes on in the background.
+    /// Returns the outcome so far of an evaluation that continues in the background.
     pub(crate) fn so_far(&self) -> Outcome {
         let mut builder = Self::new(self.evaluation, Arc::default(), self.limits, None);
         (builder.stdout, builder.stderr) = (self.stdout.clone(), self.stderr.clone());
@@ -291,23 +291,23 @@ impl OutcomeBuilder {
         Outcome { kept: true, in_background: true, ..builder.finish(JobEnd::Succeeded) }
     }
 
-    /// The last form that defined something, whether it failed then or not, and its changes.
+    /// Returns the last form that defined something, even if it failed afterwards, and its changes.
     pub(crate) fn last_defined(&self) -> Option<&(DefiningForm, Changes)> {
         self.last_defined.as_ref()
     }
 
-    /// What operations said so far of how far they are, in lines.
+    /// Returns the progress messages of operations so far, one per line.
     pub(crate) fn progress(&self) -> String {
         self.records.progress()
     }
 
-    /// Takes an event of an error that the code may handle. Returns as [`event`](Self::event) does.
+    /// Handles an event about an error that the code may handle. Returns as [`event`](Self::event) does.
     pub(crate) fn signalled(&mut self, event: Event<'_>) -> bool {
         match event {
-            // What print methods print.
+            // Output of print methods.
             Event::Stdout(_) | Event::Stderr(_) => return self.event(event),
             Event::Error { kind, .. } => {
-                if let Some(signalled) = self.signalled.as_mut().filter(|signalled| signalled.len() < SIGNALLED) {
+                if let Some(signalled) = self.signalled.as_mut().filter(|signalled| signalled.len() < MAX_SIGNALLED) {
                     signalled.push(Some(ErrorBuilder::signalled(name(kind), &self.limits)));
                 }
             }
@@ -319,7 +319,7 @@ impl OutcomeBuilder {
         false
     }
 
-    /// Takes the errors that the code handled, in their order; `None` if they are not recorded, or are the records'.
+    /// Takes the errors that the code handled, in order; `None` if they are not recorded, or the records refer to them.
     pub(crate) fn take_signalled(&mut self) -> Option<Vec<Arc<ErrorRecord>>> {
         if self.errors_are_records { None } else { self.signalled_errors() }
     }
@@ -330,11 +330,11 @@ impl OutcomeBuilder {
         Some(errors.map(|error| Arc::new(error.finish(None, &self.code, 0))).collect())
     }
 
-    /// Takes the errors that reached the debugger before the one that the evaluation ended with, in their order, each with
-    /// whether the evaluation was interrupted while the error was being described.
+    /// Takes the errors that reached the debugger before the final one, in order, each with whether the evaluation was
+    /// interrupted while the error was being described.
     pub(crate) fn take_superseded(&mut self) -> Vec<(Arc<ErrorRecord>, bool)> {
         let errors = std::mem::take(&mut self.superseded);
-        // An interruption repeats itself until the evaluation ends.
+        // An interruption is repeated until the evaluation ends: only its last error counts.
         let last =
             self.error.as_ref().map(|error| error.kind.clone()).filter(|kind| INTERRUPTIONS.contains(&kind.as_str()));
         errors
@@ -345,17 +345,17 @@ impl OutcomeBuilder {
             .collect()
     }
 
-    /// All errors that reached the debugger, in their order, and what was printed.
-    pub(crate) fn unwound(mut self) -> (Vec<Arc<ErrorRecord>>, Clipped) {
+    /// Returns all errors that reached the debugger, in order, and the output.
+    pub(crate) fn into_errors_and_output(mut self) -> (Vec<Arc<ErrorRecord>>, Clipped) {
         let printed = Clipped { text: self.printed_text(), omitted: self.omitted() };
         let mut errors: Vec<_> = self.take_superseded().into_iter().map(|(error, _)| error).collect();
-        // Its time to unwind is over: that is no error.
+        // An interruption at the end of the grace period is not an error.
         let last = self.error.take().filter(|error| !INTERRUPTIONS.contains(&error.kind.as_str()));
         errors.extend(last.map(|error| Arc::new(error.finish(None, &self.code, self.evaluation))));
         (errors, printed)
     }
 
-    /// Adds the texts that were found unbalanced by the errors so far, each once.
+    /// Adds each text to `texts` that the errors so far report as unbalanced, once.
     pub(crate) fn unbalanced(&self, texts: &mut Vec<Unbalanced>) {
         let signalled = self.signalled.iter().flatten().flatten();
         for text in self.error.iter().chain(&self.superseded).chain(signalled).filter_map(|e| e.unbalanced(&self.code))
@@ -366,7 +366,7 @@ impl OutcomeBuilder {
         }
     }
 
-    /// Adds the hints to the errors that are about these texts.
+    /// Adds the hints to the errors about these texts.
     pub(crate) fn add_hints(&mut self, hints: &[(Unbalanced, String)]) {
         let signalled = self.signalled.iter_mut().flatten().flatten();
         for error in self.error.iter_mut().chain(&mut self.superseded).chain(signalled) {
@@ -377,23 +377,23 @@ impl OutcomeBuilder {
         }
     }
 
-    /// The outcome, when it ended with an error that Lisp knows nothing of.
+    /// Returns an outcome that ends with an error that Lisp has not reported.
     pub(crate) fn failed(self, kind: &str, message: String) -> Outcome {
         let error = ErrorBuilder::new(kind.to_owned(), &self.limits).finish(Some(message), &self.code, self.evaluation);
         Outcome { result: Err(Arc::new(error)), ..self.finish(JobEnd::Failed) }
     }
 
-    /// The outcome, once the job is over.
+    /// Returns the outcome of a job that is over.
     pub(crate) fn finish(mut self, end: JobEnd) -> Outcome {
         let errors = if self.errors_are_records { self.signalled_errors().unwrap_or_default() } else { Vec::new() };
         let result = match end {
             JobEnd::Succeeded => Ok(self.values),
             _ => {
-                // An abandoned evaluation may have told only the half of an error.
+                // An abandoned evaluation may have reported only part of an error.
                 let error = self.error.take().filter(|_| !matches!(end, JobEnd::Abandoned(_)));
-                let error = error.unwrap_or_else(|| ErrorBuilder::new(kind_of(end).to_owned(), &self.limits));
-                let message = || message_of(&error.kind, end, self.timeout, self.step.as_deref());
-                let message = error.is_silent().then(message);
+                let error = error.unwrap_or_else(|| ErrorBuilder::new(error_kind(end).to_owned(), &self.limits));
+                let message = || default_message(&error.kind, end, self.timeout, self.step.as_deref());
+                let message = error.has_no_message().then(message);
                 Err(Arc::new(error.finish(message, &self.code, self.evaluation)))
             }
         };
@@ -430,8 +430,9 @@ impl OutcomeBuilder {
     }
 }
 
-/// The form of `code` that begins at character `start`, and what it changed. Lisp describes it in lines: where it ends, its
-/// [changes](Changes::parse), and, after an `@`, the name of its package, which may have lines of its own.
+/// Returns the form of `code` that begins at character `start`, and its changes. Lisp describes them in lines: the end
+/// of the form, its [changes](Changes::parse), and, after an `@`, the name of its package, which may contain line
+/// breaks.
 fn defining_form(code: &str, start: u64, description: &str) -> Option<(DefiningForm, Changes)> {
     let (lines, package) = description.split_once("\n@")?;
     let mut lines = lines.lines();
@@ -441,8 +442,8 @@ fn defining_form(code: &str, start: u64, description: &str) -> Option<(DefiningF
     Some((DefiningForm { code, package: package.to_owned() }, Changes::parse(lines)))
 }
 
-/// The kind of an error that Lisp has said nothing of.
-fn kind_of(end: JobEnd) -> &'static str {
+/// Returns the kind of an error that Lisp has not reported.
+fn error_kind(end: JobEnd) -> &'static str {
     match end {
         JobEnd::Interrupted(Interrupt::Timeout) | JobEnd::Abandoned(Interrupt::Timeout) => "TIMEOUT",
         JobEnd::Interrupted(Interrupt::Heap) | JobEnd::Abandoned(Interrupt::Heap) => "HEAP-EXHAUSTED",
@@ -453,28 +454,28 @@ fn kind_of(end: JobEnd) -> &'static str {
     }
 }
 
-/// What is said of an error of this kind that has no message.
-fn message_of(kind: &str, end: JobEnd, timeout: Option<Duration>, step: Option<&str>) -> String {
+/// Returns the message of an error that has none.
+fn default_message(kind: &str, end: JobEnd, timeout: Option<Duration>, step: Option<&str>) -> String {
     match (kind, end, timeout) {
         (_, JobEnd::Abandoned(reason), _) => abandoned_message(reason, timeout),
         ("TIMEOUT", JobEnd::Interrupted(_), Some(timeout)) => timeout_message(timeout),
         ("TIMEOUT", JobEnd::Interrupted(_), None) => {
-            format!("The time limit of {} has passed.", step.unwrap_or("it"))
+            format!("The time limit of {} was exceeded.", step.unwrap_or("the current step"))
         }
         ("HEAP-EXHAUSTED", JobEnd::Interrupted(_), _) => {
             "The heap was nearly used up, so the evaluation was stopped.".to_owned()
         }
         ("CANCELLED", JobEnd::Interrupted(_) | JobEnd::Withdrawn, _) => {
-            "The evaluation was cancelled; what it had done by then stays done.".to_owned()
+            "The evaluation was cancelled; changes it had already made remain.".to_owned()
         }
         ("THREAD-TERMINATED", JobEnd::Failed, _) => {
-            "The code ended the thread that evaluated it; a new one has taken its place.".to_owned()
+            "The code ended its own evaluation thread; a new thread has replaced it.".to_owned()
         }
         _ => "(no message)".to_owned(),
     }
 }
 
-/// The message of an evaluation that was abandoned.
+/// Returns the message of an abandoned evaluation.
 fn abandoned_message(reason: Interrupt, timeout: Option<Duration>) -> String {
     let what = match (reason, timeout) {
         (Interrupt::Timeout, Some(timeout)) => out_of_time(timeout),
@@ -483,20 +484,20 @@ fn abandoned_message(reason: Interrupt, timeout: Option<Duration>) -> String {
         (Interrupt::Heap, _) => "The heap was nearly used up, so the evaluation was interrupted".to_owned(),
     };
     format!(
-        "{what}, and {}. Its thread was abandoned: it may still run, and change things, until it ends by itself.",
-        Stuck::Unmoved.verb()
+        "{what}, and {}. Its thread was abandoned: it may keep running and making changes until it ends by itself.",
+        Stuck::Unresponsive.verb()
     )
 }
 
 fn timeout_message(timeout: Duration) -> String {
     format!(
-        "{} and was interrupted. What it had done by then stays done. For more time, pass a larger `timeout`{}.",
+        "{} and was interrupted. Changes it had already made remain. For more time, pass a larger `timeout`{}.",
         out_of_time(timeout),
         tool_names::with(&["configure-limits"], ", or raise the default with configure-limits")
     )
 }
 
-/// The beginning of a sentence about an evaluation whose time is up.
+/// Returns the beginning of a sentence about an evaluation that exceeded its time limit.
 fn out_of_time(timeout: Duration) -> String {
     let seconds = timeout.as_secs_f64();
     let plural = if timeout == Duration::from_secs(1) { "" } else { "s" };

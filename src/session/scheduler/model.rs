@@ -1,5 +1,5 @@
-//! A model of the session around the board: Lisp's threads, the control lane, the clock, and clients that submit, hold, cancel
-//! and leave at random. Shuttle tries many schedules of their steps.
+//! A model of the session around the scheduler state: Lisp's threads, the control lane, the clock, and clients that
+//! submit, hold, cancel and disconnect at random. Shuttle tries many schedules of their steps.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,22 +7,22 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
 use shuttle::thread;
 
-use super::unheard::{evaluation, release, request};
+use super::test_requests::{evaluation, release, request};
 use super::*;
 
-/// The number of clients, and of what each of them asks.
+/// The number of clients, and of the requests that each of them sends.
 const CLIENTS: u64 = 3;
 const REQUESTS: u64 = 4;
-/// Schedules that are tried, unless the environment variable `SCHEDULES` says how many.
+/// The number of schedules to try, unless the environment variable `SCHEDULES` has another one.
 const SCHEDULES: usize = 2_000;
 
-/// What is known beside the board.
-struct Known {
-    board: Board,
+/// The scheduler state, and what the model knows about its jobs.
+struct ModelState {
+    scheduler: SchedulerState,
     now: Instant,
     /// The submitted jobs, each with whether it has ended.
     jobs: Vec<(u64, bool)>,
-    /// The last that began in the foreground, by connection.
+    /// The last job that began in the foreground, by connection.
     begun: HashMap<u64, u64>,
     clients: u64,
     /// The connections that have ended.
@@ -32,12 +32,12 @@ struct Known {
 }
 
 struct Model {
-    known: Mutex<Known>,
-    /// For the threads of each lane.
+    known: Mutex<ModelState>,
+    /// Wakes the threads of each lane.
     changed: [Condvar; Lane::COUNT],
 }
 
-impl Known {
+impl ModelState {
     fn end(&mut self, job: u64) {
         if let Some((_, has_ended)) = self.jobs.iter_mut().find(|(id, _)| *id == job) {
             assert!(!std::mem::replace(has_ended, true), "job {job} ended twice");
@@ -45,34 +45,34 @@ impl Known {
     }
 
     fn cancel(&mut self, job: u64) {
-        if self.board.take_waiting(job).is_some() {
+        if self.scheduler.take_waiting(job).is_some() {
             self.end(job);
-        } else if let Some(running) = self.board.find(job) {
-            running.interruption.want(Interrupt::Cancel, REACTION, Instant::now());
+        } else if let Some(running) = self.scheduler.find(job) {
+            running.interruption.request(Interrupt::Cancel, REACTION_TIME, Instant::now());
         }
     }
 
-    /// A connection ends, what it holds is released, and another one comes.
+    /// Ends a connection, and returns the one that follows it.
     fn replace(&mut self, connection: &Arc<Connection>) -> Arc<Connection> {
-        for (_, request) in self.board.take_waiting_of(connection.id) {
+        for (_, request) in self.scheduler.take_waiting_of(connection.id) {
             self.end(request.job.id);
         }
         self.end_connection(connection);
         Connection::new(connection.id + 1)
     }
 
-    /// Nothing more comes from a connection, and what it holds now or later is released.
+    /// Ends a connection: it sends nothing more, and whatever it holds now or later is released.
     fn end_connection(&mut self, connection: &Arc<Connection>) {
-        if self.board.hold_of(connection.id).is_some() {
-            self.board.push(Lane::Evaluation, release(connection));
+        if self.scheduler.hold_of(connection.id).is_some() {
+            self.scheduler.push(Lane::Evaluation, release(connection));
         }
         self.ended.push(connection.id);
     }
 
-    /// The thread of a job has done it: whether it holds an evaluation now; `None` when it is abandoned.
+    /// Ends a job on its thread. Returns whether the thread holds an evaluation now; `None` if the job was abandoned.
     fn end_evaluation(&mut self, thread: u64, job: &Job) -> Option<bool> {
-        let Some(mut running) = self.board.take_running(job.id) else {
-            assert!(self.board.abandoned.ended(job.id), "job {} was taken by nobody", job.id);
+        let Some(mut running) = self.scheduler.take_running(job.id) else {
+            assert!(self.scheduler.abandoned.ended(job.id), "job {} was taken by nobody", job.id);
             return None;
         };
         self.end(job.id);
@@ -80,50 +80,51 @@ impl Known {
         if fails && running.interrupted().is_none() {
             match &mut running.activity {
                 Activity::Evaluate(evaluate) => evaluate.held = true,
-                Activity::Held(about) => about.then = Then::Unchanged,
+                Activity::Held(about) => about.effect = HoldEffect::Unchanged,
                 Activity::Inspect(_) => unreachable!("it fails nowhere"),
             }
         }
         let Some(hold) = running.take_hold(None) else { return Some(false) };
         assert_eq!(hold.thread, thread);
         let connection = hold.connection.clone();
-        self.board.holds.push(hold);
+        self.scheduler.holds.push(hold);
         if self.ended.contains(&connection.id) {
-            self.board.push(Lane::Evaluation, release(&connection));
+            self.scheduler.push(Lane::Evaluation, release(&connection));
         }
         Some(true)
     }
 
-    /// True when nothing is to be done any more.
+    /// Returns true when no work is left.
     fn is_over(&self) -> bool {
-        self.clients == 0 && self.jobs.iter().all(|(_, has_ended)| *has_ended) && self.board.holds.is_empty()
+        self.clients == 0 && self.jobs.iter().all(|(_, has_ended)| *has_ended) && self.scheduler.holds.is_empty()
     }
 
     fn check(&mut self) {
-        let foreground = self.board.running.iter().filter(|running| running.is_foreground()).count();
+        let foreground = self.scheduler.running.iter().filter(|running| running.is_foreground()).count();
         assert!(foreground <= 1, "{foreground} are in the foreground");
-        let holders: HashSet<_> = self.board.holds.iter().map(|hold| hold.connection.id).collect();
-        assert_eq!(holders.len(), self.board.holds.len(), "two are held of one connection");
+        let holders: HashSet<_> = self.scheduler.holds.iter().map(|hold| hold.connection.id).collect();
+        assert_eq!(holders.len(), self.scheduler.holds.len(), "two are held of one connection");
         for (job, has_ended) in &self.jobs {
-            let waits = self.board.waiting.iter().flatten().chain(&self.board.ready).any(|it| it.job.id == *job);
-            let runs = self.board.running.iter().any(|running| running.id == *job);
+            let waits =
+                self.scheduler.waiting.iter().flatten().chain(&self.scheduler.ready).any(|it| it.job.id == *job);
+            let runs = self.scheduler.running.iter().any(|running| running.id == *job);
             assert_eq!(usize::from(waits) + usize::from(runs) + usize::from(*has_ended), 1, "where is job {job}?");
         }
     }
 }
 
 impl Model {
-    /// Applies a change, and unlocks the board as the session does.
-    fn with<R>(&self, change: impl FnOnce(&mut Known) -> R) -> R {
+    /// Applies a change, and unlocks the state as the session does.
+    fn with<R>(&self, change: impl FnOnce(&mut ModelState) -> R) -> R {
         let mut known = self.known.lock().unwrap();
         let result = change(&mut known);
-        self.leave(known);
+        self.unlock_and_notify(known);
         result
     }
 
-    fn leave(&self, mut known: MutexGuard<'_, Known>) {
+    fn unlock_and_notify(&self, mut known: MutexGuard<'_, ModelState>) {
         known.check();
-        self.tell_changes(&mut known);
+        self.notify_changed(&mut known);
         let is_over = known.is_over();
         drop(known);
         if is_over {
@@ -131,22 +132,22 @@ impl Model {
         }
     }
 
-    fn tell_changes(&self, known: &mut Known) {
-        known.board.settle(known.now);
-        for (lane, _) in known.board.take_changed().iter().enumerate().filter(|(_, changed)| **changed) {
+    fn notify_changed(&self, known: &mut ModelState) {
+        known.scheduler.reschedule(known.now);
+        for (lane, _) in known.scheduler.take_changed().iter().enumerate().filter(|(_, changed)| **changed) {
             self.changed[lane].notify_all();
         }
     }
 
-    /// A thread of Lisp's that evaluates.
+    /// Runs an evaluating thread.
     fn evaluate(&self, thread: u64) {
         let mut held = None;
         while let Some(job) = self.next(thread, held) {
-            // What it does takes a while. It may be over before its interruption, or because of that.
+            // A job takes a while. It may end before its interruption, or because of it.
             (0..thread_rng().gen_range(0..3)).for_each(|_| thread::yield_now());
             match self.with(|known| known.end_evaluation(thread, &job)) {
                 Some(holds) => held = holds.then_some(job.id),
-                // What does not react may never end.
+                // A job that ignores interruptions may never end.
                 None if thread_rng().gen_bool(0.5) => return,
                 None => break,
             }
@@ -155,17 +156,17 @@ impl Model {
                 break;
             }
         }
-        self.with(|known| known.board.thread_ended(thread));
+        self.with(|known| known.scheduler.thread_ended(thread));
     }
 
     fn next(&self, thread: u64, held: Option<u64>) -> Option<Job> {
         let mut known = self.known.lock().unwrap();
         loop {
             let now = known.now;
-            let home = known.board.threads.home.filter(|_| known.board.is_home_free());
-            let job = match known.board.next(Lane::Evaluation, thread, held, now) {
+            let home = known.scheduler.threads.home.filter(|_| known.scheduler.is_home_free());
+            let job = match known.scheduler.next(Lane::Evaluation, thread, held, now) {
                 Next::Run(job) => {
-                    let running = known.board.find(job.id).expect("it runs");
+                    let running = known.scheduler.find(job.id).expect("it runs");
                     let connection = running.connection.id;
                     if running.is_foreground() && matches!(job.kind, JobKind::Evaluate { .. }) {
                         assert!(home.is_none_or(|home| home == thread), "the foreground left a free thread");
@@ -175,22 +176,22 @@ impl Model {
                 }
                 Next::Release(hold, _) => {
                     let release = release(&hold.connection);
-                    Some(known.board.begin(Lane::Evaluation, thread, release, Some(hold), now))
+                    Some(known.scheduler.begin(Lane::Evaluation, thread, release, Some(hold), now))
                 }
                 Next::Refuse(request) => {
                     known.end(request.job.id);
-                    self.leave(known);
+                    self.unlock_and_notify(known);
                     known = self.known.lock().unwrap();
                     continue;
                 }
                 Next::Wait(_) if known.is_over() => return None,
                 Next::Wait(until) => {
-                    self.tell_changes(&mut known);
+                    self.notify_changed(&mut known);
                     let Some(until) = until else {
                         known = self.changed[Lane::Evaluation as usize].wait(known).unwrap();
                         continue;
                     };
-                    // The time comes some day.
+                    // Waiting moves the model's clock to that time.
                     drop(known);
                     thread::yield_now();
                     known = self.known.lock().unwrap();
@@ -199,20 +200,20 @@ impl Model {
                 }
                 Next::End => None,
             };
-            self.leave(known);
+            self.unlock_and_notify(known);
             return job;
         }
     }
 
-    /// The control lane's thread. Where it fails to start one, the clock tries again later.
+    /// Runs the thread of the control lane. If it fails to start a thread, the clock moves to the next attempt.
     fn control(self: &Arc<Self>) {
         let mut known = self.known.lock().unwrap();
         loop {
             let now = known.now;
-            match known.board.next(Lane::Control, 0, None, now) {
+            match known.scheduler.next(Lane::Control, 0, None, now) {
                 Next::Run(Job { kind: JobKind::StartThread, .. }) => {
                     if thread_rng().gen_bool(0.1) {
-                        match known.board.thread_refused("there is no room", now) {
+                        match known.scheduler.thread_refused("there is no room", now) {
                             Ok(request) => known.end(request.job.id),
                             Err(again) => known.now = again,
                         }
@@ -221,7 +222,7 @@ impl Model {
                         let (model, thread) = (self.clone(), known.threads);
                         thread::spawn(move || model.evaluate(thread));
                     }
-                    self.leave(known);
+                    self.unlock_and_notify(known);
                     known = self.known.lock().unwrap();
                 }
                 Next::Run(_) => {}
@@ -231,7 +232,7 @@ impl Model {
         }
     }
 
-    /// A client, with a connection of its own that may end and be followed by another.
+    /// Runs a client. Its connection may end and be replaced by another one.
     fn client(&self, number: u64) {
         let mut connection = Connection::new(number * 100);
         for id in number * 100..number * 100 + REQUESTS {
@@ -246,15 +247,15 @@ impl Model {
             request.background = matches!(kind, JobKind::Evaluate { detached: true, .. }) && thread_rng().gen_bool(0.5);
             self.with(|known| {
                 known.jobs.push((id, false));
-                known.board.push(Lane::Evaluation, request);
+                known.scheduler.push(Lane::Evaluation, request);
             });
             self.with(|known| match thread_rng().gen_range(0..6) {
                 0 => known.cancel(id),
-                1 => drop(known.board.leave(id)),
-                // It does not react to being interrupted.
+                1 => drop(known.scheduler.move_to_background(id)),
+                // This job ignores its interruption.
                 2 => {
-                    if let Some(running) = known.board.take_running(id) {
-                        known.board.abandon_thread(&running);
+                    if let Some(running) = known.scheduler.take_running(id) {
+                        known.scheduler.abandon_thread(&running);
                         known.end(id);
                     }
                 }
@@ -269,15 +270,16 @@ impl Model {
     }
 }
 
-/// Whatever is submitted, held, cancelled, sent to the background and abandoned meanwhile: one evaluation at a time is in the
-/// foreground, each job is somewhere until it ends, once, in the order of its connection, and everything comes to its end.
+/// Whatever clients submit, hold, cancel, move to the background or abandon: at most one evaluation is in the
+/// foreground, each job is in one place until it ends once, jobs begin in the order of their connection, and all of
+/// them end.
 #[test]
 fn every_job_waits_or_runs_or_has_ended_once() {
     let schedules = std::env::var("SCHEDULES").ok().and_then(|text| text.parse().ok()).unwrap_or(SCHEDULES);
     shuttle::check_random(
         || {
-            let known = Known {
-                board: Board::default(),
+            let known = ModelState {
+                scheduler: SchedulerState::default(),
                 now: Instant::now(),
                 jobs: Vec::new(),
                 begun: HashMap::new(),

@@ -1,4 +1,4 @@
-// The server over HTTP, which is all that the conformance suite speaks: a process of the server for each session.
+// Serves the server over HTTP, the only transport of the conformance suite, with one server process per session.
 
 import { randomUUID } from "node:crypto";
 import { once } from "node:events";
@@ -7,7 +7,10 @@ import { createServer } from "node:http";
 import { StdioClientTransport } from "@modelcontextprotocol/sdk/client/stdio.js";
 import { StreamableHTTPServerTransport } from "@modelcontextprotocol/sdk/server/streamableHttp.js";
 
-/** Serves `command`; each of the client's messages goes through `adapted`. Returns the address, and how to end it. */
+/**
+ * Serves `command` and passes each message of the client through `adapted`. Returns the URL and a function that closes
+ * the bridge.
+ */
 export async function bridge(command, adapted) {
   const sessions = new Map();
   const processes = [];
@@ -18,7 +21,7 @@ export async function bridge(command, adapted) {
       sessionIdGenerator: randomUUID,
       onsessioninitialized: (id) => sessions.set(id, http),
     });
-    // What the server says on its own belongs to the request that was made last.
+    // The server's own messages belong to the last request.
     let last;
     http.onmessage = (message) => {
       if ("method" in message && "id" in message) last = message.id;

@@ -1,4 +1,4 @@
-// The MCP Inspector's command line, whose strict mode finds what clients' converters of schemas do not take.
+// The MCP Inspector's command line, whose strict mode finds schema keywords that clients' converters refuse.
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
@@ -11,9 +11,9 @@ import { BINARY, program } from "./programs.js";
 
 const INSPECTOR = program("@modelcontextprotocol/inspector", "mcp-inspector");
 
-/** What the Inspector says of a server with these arguments, and its exit status. */
+/** Runs the Inspector on a server with these arguments; returns its output and exit status. */
 async function inspect(options, ...arguments_) {
-  // It keeps a catalogue of servers in the home directory.
+  // The Inspector keeps a catalogue of servers in the home directory.
   const home = await mkdtemp(join(tmpdir(), "sbcl-mcp-inspector-"));
   try {
     return await new Promise((done) => {
@@ -37,13 +37,13 @@ for (const arguments_ of [[], ["--structured-content"], ["--no-supervisor"]]) {
 
 const evaluate = (code) => ["--method", "tools/call", "--tool-name", "evaluate-lisp", "--tool-arg", `code=${code}`];
 
-test("a call of a tool", async () => {
+test("tools/call prints the result", async () => {
   const { status, stdout, stderr } = await inspect(evaluate("(+ 1 2)"));
   assert.deepEqual({ status, stderr }, { status: 0, stderr: "" });
   assert.deepEqual(JSON.parse(stdout), { content: [{ type: "text", text: "=> 3" }], isError: false });
 });
 
-test("a call that fails", async () => {
+test("a failing tools/call exits with a status other than 0", async () => {
   const { status, stdout } = await inspect(evaluate("(car 1)"));
   assert.notEqual(status, 0);
   assert.match(JSON.parse(stdout).content[0].text, /^\[ERROR\] TYPE-ERROR\n/);

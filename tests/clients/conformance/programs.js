@@ -1,4 +1,4 @@
-// The programs under test and those that test them.
+// The binary under test and the programs that test it.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -8,7 +8,7 @@ import { fileURLToPath } from "node:url";
 assert.ok(process.env.SBCL_MCP_BIN, "SBCL_MCP_BIN names the binary");
 export const BINARY = resolve(process.env.SBCL_MCP_BIN);
 
-/** The script of a program that a package installs. */
+/** Returns the path of the script of a program that a package installs. */
 export function program(name, command) {
   const directory = fileURLToPath(new URL(`node_modules/${name}`, import.meta.url));
   return join(directory, JSON.parse(readFileSync(join(directory, "package.json"), "utf8")).bin[command]);

@@ -1,4 +1,4 @@
-"""The server behind one line of the SDK. Whatever comes back is plain JSON, the same for 1.x and 2.x."""
+"""Runs the server behind either major version of the SDK. Results are plain JSON, the same for 1.x and 2.x."""
 
 import os
 import tempfile
@@ -11,16 +11,16 @@ from mcp import ClientSession, StdioServerParameters, types
 from mcp.client.stdio import stdio_client
 from mcp.shared import exceptions
 
-LINE = int(version("mcp").split(".")[0])
+MAJOR = int(version("mcp").split(".")[0])
 BINARY = os.path.abspath(os.environ["SBCL_MCP_BIN"])
 
-# How to open a session. 2.x also speaks the revision that has no handshake: asked for first, or spoken unannounced.
-MODES = ["handshake"] if LINE == 1 else ["handshake", "discovered", "unannounced"]
+# The ways to open a session. 2.x also supports the revision without a handshake: discovered first, or assumed.
+MODES = ["handshake"] if MAJOR == 1 else ["handshake", "discovered", "unannounced"]
 
-RpcError = exceptions.McpError if LINE == 1 else exceptions.MCPError
+RpcError = exceptions.McpError if MAJOR == 1 else exceptions.MCPError
 
-# The SDKs do not tell how their server ended, so a shell in between notes it.
-NOTE_STATUS = 'status=$1; shift; "$@"; echo $? >"$status"'
+# The SDKs do not report the server's exit status, so a shell records it.
+RECORD_STATUS = 'status=$1; shift; "$@"; echo $? >"$status"'
 
 
 def plain(model):
@@ -41,7 +41,7 @@ class Server:
         return plain(await self.client.list_tools())["tools"]
 
     async def call(self, tool, arguments, on_progress=None):
-        """The text of the one block of the answer, and whether it is an error."""
+        """Calls a tool; returns the text of the only content block and whether it is an error."""
         result = plain(await self.client.call_tool(tool, arguments, progress_callback=on_progress))
         (block,) = result["content"]
         assert block["type"] == "text", block
@@ -53,7 +53,7 @@ class Server:
         return text
 
     def next_request(self):
-        """The id that the next request will have, where the SDK leaves cancelling to its user."""
+        """Returns the id of the next request, for 1.x, which leaves cancellation to its user."""
         return self.client._request_id
 
     async def cancel(self, request):
@@ -64,35 +64,35 @@ class Server:
 
 @asynccontextmanager
 async def serve(mode, arguments=(), choose=None):
-    """A server for as long as the block lasts; afterwards it must have ended well, and said nothing stray.
+    """Runs a server during the block; then asserts that it exited with status 0 and sent nothing unexpected.
 
-    `choose` answers in place of the user what the server asks.
+    `choose` answers the server's elicitations in place of the user.
     """
     stray = []
 
     async def received(message):
-        # Progress has its own callback; nothing else is announced by this server.
+        # Progress has its own callback; the server sends no other notifications.
         stray.append(repr(message))
 
     with tempfile.TemporaryDirectory() as directory:
         status = Path(directory, "status")
-        parameters = StdioServerParameters(command="sh", args=["-c", NOTE_STATUS, "sh", str(status), BINARY, *arguments])
+        parameters = StdioServerParameters(command="sh", args=["-c", RECORD_STATUS, "sh", str(status), BINARY, *arguments])
         with open(Path(directory, "stderr"), "w+") as stderr:
             transport = stdio_client(parameters, errlog=stderr)
-            with one_failure():
-                async with (opened_1 if LINE == 1 else opened_2)(mode, transport, received, choose) as server:
+            with unwrapped_failure():
+                async with (open_1 if MAJOR == 1 else open_2)(mode, transport, received, choose) as server:
                     yield server
             stderr.seek(0)
-            # SBCL's own runtime says it when a stack overflows.
+            # SBCL's runtime prints this line when a stack overflows.
             assert [line for line in stderr if not line.startswith("INFO: Control stack guard page")] == []
-        # Too late, and the SDK would have ended the shell before it could write.
+        # If the server exits too late, the SDK ends the shell before it can write.
         assert status.read_text() == "0\n"
         assert stray == []
 
 
 @contextmanager
-def one_failure():
-    """The SDKs' task groups wrap a failed assertion, and pytest then shows little of it."""
+def unwrapped_failure():
+    """Unwraps a failed assertion from the exception groups of the SDK, of which pytest shows little."""
     try:
         yield
     except BaseException as failure:
@@ -102,7 +102,7 @@ def one_failure():
 
 
 @asynccontextmanager
-async def opened_1(mode, transport, received, choose):
+async def open_1(mode, transport, received, choose):
     async def filtered(message):
         if not isinstance(getattr(message, "root", None), types.ProgressNotification):
             await received(message)
@@ -115,7 +115,7 @@ async def opened_1(mode, transport, received, choose):
 
 
 @asynccontextmanager
-async def opened_2(mode, transport, received, choose):
+async def open_2(mode, transport, received, choose):
     from mcp import Client
 
     async def filtered(message):

@@ -1,4 +1,4 @@
-"""The user chooses the restart of a failed evaluation."""
+"""Elicitation: the user chooses the restart of a failed evaluation."""
 
 import anyio
 import pytest
@@ -12,7 +12,7 @@ CODE = '(format t "before~%") (list (restart-case (error "boo") (take (x) :repor
 
 
 def user(questions, *answers):
-    """A user who gives these answers: a restart's name and values, or None for none."""
+    """Returns a callback that gives these answers in turn: a restart's name and values, or None to decline."""
     answers = list(answers)
 
     async def choose(context, params):
@@ -27,20 +27,20 @@ def user(questions, *answers):
     return choose
 
 
-async def test_the_user_chooses_the_restart(mode):
+async def test_elicitation_lets_the_user_choose_the_restart(mode):
     questions = []
     with anyio.fail_after(60):
         async with serve(mode, choose=user(questions, ("TAKE", "(/ 1 0)"), ("TAKE", "(+ 40 2)"))) as server:
             text, is_error = await server.call("evaluate-lisp", {"code": CODE, "on-error": "ask"})
             assert not is_error, text
             assert text.endswith("\n\n[stdout]\nbefore\n\n=> (42 :END)"), text
-            assert "the evaluation went on as the user chose: 1. TAKE." in text
+            assert "the evaluation continued as the user chose: 1. TAKE." in text
             assert await server.evaluate("(+ 1 2)") == "=> 3"
-    question = "The Lisp evaluation failed with SIMPLE-ERROR:\nboo\nHow shall it go on?"
+    question = "The Lisp evaluation failed with SIMPLE-ERROR:\nboo\nHow should it continue?"
     assert questions == [question, question]
 
 
-async def test_the_user_declines(mode):
+async def test_declined_elicitation_aborts_the_evaluation(mode):
     questions = []
     with anyio.fail_after(60):
         async with serve(mode, choose=user(questions, None)) as server:
@@ -52,7 +52,7 @@ async def test_the_user_declines(mode):
     assert len(questions) == 1
 
 
-async def test_a_client_that_cannot_ask_debugs(mode):
+async def test_client_without_elicitation_gets_a_held_evaluation(mode):
     with anyio.fail_after(60):
         async with serve(mode) as server:
             text, is_error = await server.call("evaluate-lisp", {"code": CODE, "on-error": "ask"})

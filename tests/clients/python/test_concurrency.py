@@ -1,11 +1,11 @@
-"""Calls side by side, cancellation, progress."""
+"""Concurrent calls, cancellation, progress."""
 
 from contextlib import asynccontextmanager
 
 import anyio
 import pytest
 
-from server import LINE, MODES, serve
+from server import MAJOR, MODES, serve
 
 NO_ERROR = "No error information available.\n(No error has occurred since the last successful evaluation)"
 LIMITS = """Current limits:
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 def waiting(directory):
-    """Lisp code that says that it runs, and goes on when it is told to: by files, so nothing is left to chance."""
+    """Returns Lisp code that creates the file `runs` and waits for the file `go`, so that the order is certain."""
     return f'(progn (open "{directory}/runs" :direction :probe :if-does-not-exist :create) \
         (loop until (probe-file "{directory}/go") do (sleep 0.01)) :went-on)'
 
@@ -30,7 +30,7 @@ async def appears(path):
 
 @asynccontextmanager
 async def busy(server, directory, on_progress=None):
-    """An evaluation that runs until the block ends; its answer is then in the list."""
+    """Runs an evaluation until the block ends; yields the list that then gets its answer."""
     answers = []
 
     async def evaluate():
@@ -45,7 +45,7 @@ async def busy(server, directory, on_progress=None):
         (directory / "go").touch()
 
 
-async def test_others_answer_while_one_runs(mode, tmp_path):
+async def test_other_tools_answer_while_an_evaluation_runs(mode, tmp_path):
     with anyio.fail_after(60):
         async with serve(mode) as server:
             async with busy(server, tmp_path) as answers:
@@ -59,30 +59,30 @@ async def test_others_answer_while_one_runs(mode, tmp_path):
             assert answers == [("=> :WENT-ON", False)]
 
 
-async def test_evaluations_run_one_after_another(mode, tmp_path):
+async def test_evaluations_run_in_request_order(mode, tmp_path):
     with anyio.fail_after(60):
         async with serve(mode) as server:
             await server.evaluate("(defvar *order* '())")
             async with anyio.create_task_group() as tasks, busy(server, tmp_path):
                 for number in range(10):
                     tasks.start_soon(server.evaluate, f"(push {number} *order*)")
-                    # Sent before the next one is.
+                    # The answer shows that the call was sent before the next one.
                     await server.tools()
             assert await server.evaluate("(reverse *order*)") == "=> (0 1 2 3 4 5 6 7 8 9)"
 
 
-async def test_a_running_evaluation_is_cancelled(mode, tmp_path):
+async def test_cancellation_ends_a_running_evaluation(mode, tmp_path):
     with anyio.fail_after(60):
         async with serve(mode) as server:
             await server.evaluate("(defvar *kept* 42)")
             async with anyio.create_task_group() as tasks:
-                request = server.next_request() if LINE == 1 else None
+                request = server.next_request() if MAJOR == 1 else None
                 code = f"(loop (ignore-errors {waiting(tmp_path)}))"
                 tasks.start_soon(server.call, "evaluate-lisp", {"code": code, "timeout": 600})
                 await appears(tmp_path / "runs")
                 if request is not None:
                     await server.cancel(request)
-                # 2.x tells the server by itself.
+                # 2.x notifies the server itself.
                 tasks.cancel_scope.cancel()
             text = NO_ERROR
             while text == NO_ERROR:
@@ -93,13 +93,13 @@ async def test_a_running_evaluation_is_cancelled(mode, tmp_path):
             assert await server.call("describe-last-error", {}) == (NO_ERROR, False)
 
 
-async def test_a_waiting_evaluation_is_cancelled_unrun(mode, tmp_path):
+async def test_cancelled_queued_evaluation_does_not_run(mode, tmp_path):
     with anyio.fail_after(60):
         async with serve(mode) as server:
             await server.evaluate("(defvar *ran* nil)")
             async with busy(server, tmp_path):
                 async with anyio.create_task_group() as tasks:
-                    request = server.next_request() if LINE == 1 else None
+                    request = server.next_request() if MAJOR == 1 else None
                     tasks.start_soon(server.call, "evaluate-lisp", {"code": "(setf *ran* t)"})
                     await anyio.sleep(0)
                     await server.tools()

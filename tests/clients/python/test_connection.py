@@ -1,4 +1,4 @@
-"""Opening, listing, closing."""
+"""Opening a session, listing tools, long answers, closing."""
 
 import json
 import re
@@ -7,30 +7,30 @@ from pathlib import Path
 import anyio
 import pytest
 
-from server import LINE, RpcError, serve
+from server import MAJOR, RpcError, serve
 
 TOOLS = json.loads((Path(__file__).parent.parent / "tools.json").read_text(encoding="utf-8"))
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_introduces_itself(mode):
+async def test_server_reports_version_capabilities_and_instructions(mode):
     with anyio.fail_after(60):
         async with serve(mode) as server:
             info = server.info
             assert info["protocolVersion"] == ("2026-07-28" if server.modern else "2025-11-25")
-            # Of a server that was not asked nothing is known; it works all the same.
+            # Without discovery, the client has no information about the server.
             if mode != "unannounced":
                 assert info["serverInfo"]["name"] == "sbcl-mcp"
                 assert info["serverInfo"]["version"]
                 assert "tools" in info["capabilities"]
                 assert "describe-last-error" in info["instructions"]
-                # Some clients cut them there.
+                # Some clients cut the instructions at this length.
                 assert len(info["instructions"].encode()) <= 2000
             assert await server.evaluate("(+ 1 2)") == "=> 3"
 
 
-async def test_lists_its_tools(mode):
+async def test_tools_list_matches_tools_json(mode):
     with anyio.fail_after(60):
         async with serve(mode) as server:
             tools = {tool["name"]: tool for tool in await server.tools()}
@@ -40,7 +40,7 @@ async def test_lists_its_tools(mode):
                 tool = tools[expected["name"]]
                 schema = tool["inputSchema"]
                 assert schema["type"] == "object"
-                # What some clients' converters do not take.
+                # Keywords that some clients' converters refuse.
                 assert not re.search(r'"(anyOf|\$ref|additionalProperties)":', json.dumps(schema)), schema
                 assert schema.get("required", []) == expected["required"]
                 properties = schema.get("properties", {})
@@ -52,7 +52,7 @@ async def test_lists_its_tools(mode):
                         assert tool["annotations"][hint] == expected[hint], (tool["name"], hint)
 
 
-async def test_unknown_tools_are_refused_and_harmless(mode):
+async def test_unknown_tools_are_refused_and_the_server_still_works(mode):
     with anyio.fail_after(60):
         async with serve(mode) as server:
             for name in ["", "evaluate_lisp", "EVALUATE-LISP"]:
@@ -62,7 +62,7 @@ async def test_unknown_tools_are_refused_and_harmless(mode):
             assert await server.evaluate("(+ 1 2)") == "=> 3"
 
 
-async def test_long_answers_arrive_whole(mode):
+async def test_long_answer_arrives_completely(mode):
     with anyio.fail_after(60):
         async with serve(mode) as server:
             await server.call("configure-limits", {"max-answer": 1_000_000})
@@ -71,7 +71,7 @@ async def test_long_answers_arrive_whole(mode):
             assert text == f"[stdout]\n{lines}\n\n=> :DONE"
 
 
-async def test_what_a_long_answer_leaves_out_is_shown(mode):
+async def test_check_evaluation_shows_the_omitted_part_of_a_long_answer(mode):
     with anyio.fail_after(60):
         async with serve(mode) as server:
             text = await server.evaluate("(dotimes (i 1000) (format t \"line ~5,'0d λ~%\" i)) :done")
@@ -86,23 +86,23 @@ async def test_what_a_long_answer_leaves_out_is_shown(mode):
             title, _, page = shown.partition("\n")
             last = len(head) + int(count) - 1
             assert title == f"Evaluation 1, output, characters {len(head)} to {last} of 13000:"
-            # A page says, too, what comes after it.
+            # A page ends with the marker of the next one.
             middle = re.fullmatch(f"(.*){marker}", page, re.DOTALL)[1]
             assert head + middle + tail == "\n".join(f"line {number:05} λ" for number in range(1000))
 
 
-async def test_leaves_when_the_client_does_whatever_is_running(mode):
+async def test_server_exits_with_the_client_while_threads_run(mode):
     with anyio.fail_after(60):
         async with serve(mode) as server:
             code = "(progn (sb-thread:make-thread (lambda () (loop))) (sb-thread:make-thread (lambda () (sleep 600))) :on)"
             assert (await server.evaluate(code)).endswith("=> :ON")
 
 
-@pytest.mark.skipif(LINE == 1, reason="1.x itself fails when it is answered while it closes")
-async def test_leaves_when_the_client_does_whoever_waits(mode):
+@pytest.mark.skipif(MAJOR == 1, reason="1.x itself fails when it is answered while it closes")
+async def test_server_exits_with_the_client_and_answers_pending_calls(mode):
     refusals = []
 
-    async def lose(server, code):
+    async def expect_refusal(server, code):
         with pytest.raises(RpcError) as refusal:
             await server.call("evaluate-lisp", {"code": code, "timeout": 600})
         refusals.append(refusal.value)
@@ -110,9 +110,9 @@ async def test_leaves_when_the_client_does_whoever_waits(mode):
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             async with serve(mode) as server:
-                tasks.start_soon(lose, server, "(loop)")
-                tasks.start_soon(lose, server, "(sleep 600)")
-                # Both have been sent when this is answered.
+                tasks.start_soon(expect_refusal, server, "(loop)")
+                tasks.start_soon(expect_refusal, server, "(sleep 600)")
+                # Both calls have been sent when this is answered.
                 await anyio.sleep(0)
                 await server.tools()
     assert len(refusals) == 2

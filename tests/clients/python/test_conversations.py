@@ -1,4 +1,4 @@
-"""What every client says and must hear: see ../README.md."""
+"""Runs the calls of conversations.json and checks the answers: see ../README.md."""
 
 import json
 import re
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.anyio
 def assert_text(expected, text):
     pieces = re.split(r"(\{time\}|\{number\})", expected)
     pattern = "".join(PLACEHOLDERS.get(piece) or re.escape(piece) for piece in pieces)
-    # Compared as text first: pytest then shows where they differ.
+    # The comparison as text makes pytest show where they differ.
     assert re.fullmatch(pattern, text) or text == expected
 
 
-async def hold(server, call, before):
+async def check_call(server, call, before):
     if "rpc-error" in call:
         with pytest.raises(RpcError) as refusal:
             await server.call(call["tool"], call["arguments"])
@@ -49,4 +49,4 @@ async def test_conversation(conversation, mode):
         async with serve(mode) as server:
             before = None
             for call in conversation["calls"]:
-                before = await hold(server, call, before)
+                before = await check_call(server, call, before)

@@ -1,4 +1,4 @@
-"""Structured content: the SDK itself checks it against the schemas."""
+"""Structured content, which the SDK itself validates against the schemas."""
 
 import anyio
 import pytest
@@ -19,7 +19,7 @@ async def test_structured_content_fits_its_schemas(mode):
                 ("check-evaluation", {}, {}),
                 ("check-evaluation", {"wait": 25}, {"stdout": "x\n", "values": ["1", "2"]}),
                 ("check-evaluation", {"part": "output"}, {"page": PAGE}),
-                ("check-evaluation", {"id": 9}, {"refused": "There is no evaluation 9: the newest one is 1."}),
+                ("check-evaluation", {"id": 9}, {"refused": "There is no evaluation 9: the newest is 1."}),
                 ("evaluate-lisp", {"code": "(error \"x\")", "on-error": "debug"}, {"held": True}),
                 ("describe-last-error", {}, {}),
                 ("get-backtrace", {"locals": True}, {}),

@@ -1,4 +1,4 @@
-// Calls side by side, cancellation, progress.
+// Concurrent calls, cancellation, progress.
 
 import assert from "node:assert/strict";
 import { access, writeFile } from "node:fs/promises";
@@ -16,15 +16,15 @@ const LIMITS = [
   "  on-error: abort",
 ].join("\n");
 
-/** Lisp code that says that it runs, and goes on when it is told to: by files, so nothing is left to chance. */
+/** Returns Lisp code that creates the file `runs` and waits for the file `go`, so that the order is certain. */
 function waiting(directory) {
   return `(progn (open "${directory}/runs" :direction :probe :if-does-not-exist :create)
     (loop until (probe-file "${directory}/go") do (sleep 0.01)) :went-on)`;
 }
 
-const goOn = (directory) => writeFile(join(directory, "go"), "");
+const release = (directory) => writeFile(join(directory, "go"), "");
 
-async function runs(directory) {
+async function awaitRunning(directory) {
   for (;;) {
     try {
       return await access(join(directory, "runs"));
@@ -34,21 +34,21 @@ async function runs(directory) {
   }
 }
 
-/** Does `work` while an evaluation runs that does not end before. */
+/** Does `work` while an evaluation runs, and asserts that it does not end before. */
 async function busy(server, directory, options, work) {
   let over = false;
   const evaluation = server.evaluate(waiting(directory), options).finally(() => (over = true));
-  await Promise.race([runs(directory), evaluation]);
+  await Promise.race([awaitRunning(directory), evaluation]);
   const result = await work();
   assert.equal(over, false);
-  await goOn(directory);
+  await release(directory);
   assert.equal(await evaluation, "=> :WENT-ON");
   return result;
 }
 
 for (const mode of MODES) {
   describe(mode.name, () => {
-    it("answers others while an evaluation runs", () =>
+    it("answers other tools while an evaluation runs", () =>
       serve(mode, (server, directory) =>
         busy(server, directory, {}, async () => {
           assert.deepEqual(await server.call("describe-last-error", {}), { text: NO_ERROR, isError: false });
@@ -65,7 +65,7 @@ for (const mode of MODES) {
         const pushes = await busy(server, directory, {}, async () => {
           const sent = Array.from({ length: 10 }, (_, number) => server.evaluate(`(push ${number} *order*)`));
           await server.client.listTools();
-          // In an object: a promise is not returned without being waited for.
+          // An async function would wait for a returned promise, but not for one in an object.
           return { sent };
         });
         await Promise.all(pushes.sent);
@@ -78,7 +78,7 @@ for (const mode of MODES) {
         const abort = new AbortController();
         const code = `(loop (ignore-errors ${waiting(directory)}))`;
         const evaluation = assert.rejects(server.evaluate(code, { signal: abort.signal }));
-        await runs(directory);
+        await awaitRunning(directory);
         abort.abort();
         await evaluation;
         let text = NO_ERROR;
@@ -89,7 +89,7 @@ for (const mode of MODES) {
         assert.equal((await server.call("describe-last-error", {})).text, NO_ERROR);
       }));
 
-    it("does not run what was cancelled before its turn", () =>
+    it("does not run a cancelled queued evaluation", () =>
       serve(mode, async (server, directory) => {
         await server.evaluate("(defvar *ran* nil)");
         await busy(server, directory, {}, async () => {

@@ -1,4 +1,4 @@
-// Opening, listing, closing.
+// Opening a session, listing tools, long answers, closing.
 
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
@@ -10,14 +10,14 @@ const TOOLS = JSON.parse(await readFile(new URL("../tools.json", import.meta.url
 
 for (const mode of MODES) {
   describe(mode.name, () => {
-    it("introduces itself", () =>
+    it("reports version, capabilities and instructions", () =>
       serve(mode, async (server) => {
         const { client } = server;
         assert.equal(client.getServerVersion().name, "sbcl-mcp");
         assert.ok(client.getServerVersion().version);
         assert.ok(client.getServerCapabilities().tools);
         assert.match(client.getInstructions(), /describe-last-error/);
-        // Some clients cut them there.
+        // Some clients cut the instructions at this length.
         assert.ok(Buffer.byteLength(client.getInstructions()) <= 2000);
         if (client.getNegotiatedProtocolVersion) {
           assert.equal(client.getNegotiatedProtocolVersion(), mode.modern ? "2026-07-28" : "2025-11-25");
@@ -25,7 +25,7 @@ for (const mode of MODES) {
         assert.equal(await server.evaluate("(+ 1 2)"), "=> 3");
       }));
 
-    it("lists its tools", () =>
+    it("lists the tools of tools.json", () =>
       serve(mode, async (server) => {
         const { tools } = await server.client.listTools();
         assert.deepEqual(tools.map((tool) => tool.name).sort(), TOOLS.map((tool) => tool.name).sort());
@@ -36,7 +36,7 @@ for (const mode of MODES) {
           assert.ok(tool.description);
           const { type, properties = {}, required = [] } = tool.inputSchema;
           assert.equal(type, "object");
-          // What some clients' converters do not take.
+          // Keywords that some clients' converters refuse.
           assert.doesNotMatch(JSON.stringify(tool.inputSchema), /"(anyOf|\$ref|additionalProperties)":/);
           assert.deepEqual([...required], expected.required);
           const types = Object.entries(properties).map(([name, of]) => [name, of.type]);
@@ -48,7 +48,7 @@ for (const mode of MODES) {
         }
       }));
 
-    it("refuses unknown tools and goes on", () =>
+    it("refuses unknown tools and still works", () =>
       serve(mode, async (server) => {
         for (const name of ["", "evaluate_lisp", "EVALUATE-LISP"]) {
           await assert.rejects(server.call(name, { code: "1" }), { code: -32602 });
@@ -56,7 +56,7 @@ for (const mode of MODES) {
         assert.equal(await server.evaluate("(+ 1 2)"), "=> 3");
       }));
 
-    it("sends long answers whole", () =>
+    it("sends a long answer completely", () =>
       serve(mode, async (server) => {
         await server.call("configure-limits", { "max-answer": 1_000_000 });
         const text = await server.evaluate("(dotimes (i 20000) (format t \"line ~5,'0d λ~%\" i)) :done");
@@ -64,7 +64,7 @@ for (const mode of MODES) {
         assert.equal(text, `[stdout]\n${lines.join("\n")}\n\n=> :DONE`);
       }));
 
-    it("shows what a long answer leaves out", () =>
+    it("shows the omitted part of a long answer", () =>
       serve(mode, async (server) => {
         const text = await server.evaluate("(dotimes (i 1000) (format t \"line ~5,'0d λ~%\" i)) :done");
         assert.ok(text.length <= 9500);
@@ -75,7 +75,7 @@ for (const mode of MODES) {
         assert.deepEqual(args, { id: 1, part: "output", from: head.length });
         const shown = await server.call("check-evaluation", { ...args, limit: Number(count) });
         assert.equal(shown.isError, false, shown.text);
-        // A page says, too, what comes after it.
+        // A page ends with the marker of the next one.
         const [, title, middle] = shown.text.match(new RegExp(`^(.*?)\n(.*)${marker}$`, "s"));
         const last = head.length + Number(count) - 1;
         assert.equal(title, `Evaluation 1, output, characters ${head.length} to ${last} of 13000:`);
@@ -83,13 +83,13 @@ for (const mode of MODES) {
         assert.equal(head + middle + tail, lines.join("\n"));
       }));
 
-    it("leaves when the client does, whatever runs and whoever waits", async () => {
+    it("exits with the client and answers pending calls", async () => {
       const refusals = [];
       await serve(mode, async (server) => {
         for (const code of ["(loop)", "(sleep 600)"]) {
           refusals.push(assert.rejects(server.evaluate(code)));
         }
-        // Both have been sent when this is answered.
+        // Both calls have been sent when this is answered.
         await server.client.listTools();
       });
       await Promise.all(refusals);

@@ -1,4 +1,4 @@
-// What every client says and must hear: see ../README.md.
+// Runs the calls of conversations.json and checks the answers: see ../README.md.
 
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
@@ -13,11 +13,11 @@ function assertText(text, expected) {
   const pieces = expected.split(/(\{time\}|\{number\})/);
   const escape = (piece) => piece.replace(/[\\^$.*+?()[\]{}|]/g, "\\$&");
   const pattern = new RegExp(`^${pieces.map((piece) => PLACEHOLDERS[piece] ?? escape(piece)).join("")}$`);
-  // Compared as text after that: node then shows where they differ.
+  // The comparison as text makes node show where they differ.
   if (!pattern.test(text)) assert.equal(text, expected);
 }
 
-async function hold(server, call, before) {
+async function checkCall(server, call, before) {
   if ("rpc-error" in call) {
     await assert.rejects(server.call(call.tool, call.arguments), { code: call["rpc-error"] });
     return undefined;
@@ -40,7 +40,7 @@ for (const mode of MODES) {
       it(conversation.name, () =>
         serve(mode, async (server) => {
           let before;
-          for (const call of conversation.calls) before = await hold(server, call, before);
+          for (const call of conversation.calls) before = await checkCall(server, call, before);
         }));
     }
   });

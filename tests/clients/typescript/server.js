@@ -1,4 +1,4 @@
-// The server behind one line of the SDK: the same face for 1.x and 2.x.
+// Runs the server behind either major version of the SDK, with one interface for 1.x and 2.x.
 
 import assert from "node:assert/strict";
 import { mkdtemp, readFile, rm } from "node:fs/promises";
@@ -14,7 +14,7 @@ assert.ok(process.env.SBCL_MCP_BIN, "SBCL_MCP_BIN names the binary");
 const BINARY = resolve(process.env.SBCL_MCP_BIN);
 const NAME = { name: "end-to-end", version: "1" };
 
-/** Lines of the SDK and ways to open a session. The revision of 2026-07-28 has no handshake. */
+/** Major versions of the SDK, and ways to open a session. The revision 2026-07-28 has no handshake. */
 export const MODES = [
   { name: "1.x", modern: false, client: () => new Client1(NAME), Transport: Transport1 },
   { name: "2.x, handshake", modern: false, client: () => new Client2(NAME), Transport: Transport2 },
@@ -25,24 +25,24 @@ const pinned = { versionNegotiation: { mode: { pin: "2026-07-28" } } };
 export const NO_ERROR =
   "No error information available.\n(No error has occurred since the last successful evaluation)";
 
-// The SDKs do not tell how their server ended, so a shell in between notes it.
-const NOTE_STATUS = '"$1"; echo $? >>"$2"';
+// The SDKs do not report the server's exit status, so a shell records it.
+const RECORD_STATUS = '"$1"; echo $? >>"$2"';
 
-/** Runs `talk` with a server, which must then have ended well and said nothing stray. */
+/** Runs `talk` with a server; then asserts that it exited with status 0 and sent nothing unexpected. */
 export async function serve(mode, talk) {
   const directory = await mkdtemp(join(tmpdir(), "sbcl-mcp-"));
   try {
     const status = join(directory, "status");
     const transport = new mode.Transport({
       command: "sh",
-      args: ["-c", NOTE_STATUS, "sh", BINARY, status],
+      args: ["-c", RECORD_STATUS, "sh", BINARY, status],
       stderr: "pipe",
     });
     let stderr = "";
     transport.stderr.on("data", (chunk) => (stderr += chunk));
     const stray = [];
     const client = mode.client();
-    // What the SDK could not read, or did not expect, on the server's stdout.
+    // The SDK reports messages that it could not read or did not expect.
     client.onerror = (error) => stray.push(error);
     await client.connect(transport);
     try {
@@ -50,10 +50,10 @@ export async function serve(mode, talk) {
     } finally {
       await client.close();
     }
-    // SBCL's own runtime says it when a stack overflows.
-    const said = stderr.split("\n").filter((line) => line && !line.startsWith("INFO: Control stack guard page"));
-    assert.deepEqual({ said, stray }, { said: [], stray: [] });
-    // Too late, and the SDK would have ended the shell before it could write.
+    // SBCL's runtime prints this line when a stack overflows.
+    const printed = stderr.split("\n").filter((line) => line && !line.startsWith("INFO: Control stack guard page"));
+    assert.deepEqual({ printed, stray }, { printed: [], stray: [] });
+    // If the server exits too late, the SDK ends the shell before it can write.
     assert.match(await readFile(status, "utf8"), /^(0\n)+$/);
   } finally {
     await rm(directory, { recursive: true });
@@ -66,7 +66,7 @@ class Server {
     this.client = client;
   }
 
-  /** The text of the one block of the answer, and whether it is an error. */
+  /** Calls a tool; returns the text of the only content block and whether it is an error. */
   async call(name, args, options) {
     const params = { name, arguments: args };
     const result = await (this.client instanceof Client1

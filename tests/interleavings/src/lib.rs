@@ -1,12 +1,12 @@
-//! The driver and the requests in flight, with a scheduler (shuttle) that tries their interleavings.
+//! Interleavings of the event loop and the requests in flight, tried by the scheduler of `shuttle`.
 //!
-//! The modules are those of `src/rpc`, as they are. What they rest on is replaced where it would wait: locks and the wait for
-//! descriptors. A wake-up that is lost is then a thread that never goes on, which shuttle finds.
+//! The modules of `src/rpc` are compiled unchanged. The blocking primitives below them, locks and the wait for descriptors,
+//! are replaced by shuttle's. A lost wake-up then blocks a thread for ever, which shuttle reports as a deadlock.
 
-// The modules' own tests are the library's.
+// The unit tests of the modules run in the library, not here.
 #![cfg(not(test))]
 
-// So that the modules' `parking_lot` is the one below.
+// Makes `parking_lot` in the modules name the replacement below.
 extern crate self as parking_lot;
 
 #[path = "parking_lot.rs"]
@@ -21,7 +21,8 @@ mod os {
     pub(crate) mod poll_set;
 
     pub(crate) mod busy_poll {
-        /// Waits until one of `fds` is ready. Without a timeout that is the only way out: nothing is woken by the way.
+        /// Waits until one of `fds` is ready, or with a timeout returns after one attempt. There are no spurious wake-ups
+        /// that could hide a lost one.
         pub(crate) fn wait(
             fds: &mut [rustix::event::PollFd<'_>],
             timeout: Option<std::time::Duration>,
@@ -44,7 +45,7 @@ mod os {
 #[path = "../../../src/rpc"]
 mod rpc {
     pub(crate) mod descriptors;
-    pub(crate) mod driver;
+    pub(crate) mod event_loop;
     pub(crate) mod frame;
     pub(crate) mod framing;
     pub(crate) mod id_scanner;
@@ -56,7 +57,7 @@ mod rpc {
     pub(crate) use write_buffer::WriteBuffer;
 
     pub(crate) mod recorder {
-        //! Nothing is recorded.
+        //! A recorder that records nothing.
 
         #[derive(Debug, Clone, Copy)]
         pub(crate) enum Recorder {}
@@ -75,7 +76,7 @@ mod rpc {
     }
 
     pub(crate) mod signals {
-        //! No signal ever comes.
+        //! A signal source that never delivers a signal.
 
         use std::io::{self, PipeReader, PipeWriter};
         use std::os::fd::{AsFd, BorrowedFd};
@@ -84,7 +85,7 @@ mod rpc {
         pub(crate) struct Signals(PipeReader, PipeWriter);
 
         impl Signals {
-            pub(crate) fn beside_lisp() -> io::Result<Self> {
+            pub(crate) fn in_lisp_process() -> io::Result<Self> {
                 io::pipe().map(|(reader, writer)| Self(reader, writer))
             }
 

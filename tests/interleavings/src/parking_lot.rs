@@ -1,38 +1,38 @@
-//! What the modules use of `parking_lot`, made of shuttle's primitives.
+//! The part of `parking_lot` that the modules use, built on shuttle's primitives.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
 use shuttle::sync;
 
-/// `parking_lot::Mutex`.
+/// A replacement for `parking_lot::Mutex`.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(sync::Mutex<T>);
 
-/// `parking_lot::MutexGuard`.
+/// A replacement for `parking_lot::MutexGuard`.
 #[derive(Debug)]
 pub struct MutexGuard<'a, T>(Option<sync::MutexGuard<'a, T>>);
 
-/// `parking_lot::Condvar`.
+/// A replacement for `parking_lot::Condvar`.
 #[derive(Debug, Default)]
 pub struct Condvar(sync::Condvar);
 
-/// `parking_lot::WaitTimeoutResult`.
+/// A replacement for `parking_lot::WaitTimeoutResult`.
 #[derive(Debug)]
 pub struct WaitTimeoutResult;
 
 impl<T> Mutex<T> {
-    /// Holds `value`.
+    /// Creates an unlocked mutex that holds `value`.
     pub fn new(value: T) -> Self {
         Self(sync::Mutex::new(value))
     }
 
-    /// What it holds.
+    /// Consumes the mutex and returns its value.
     pub fn into_inner(self) -> T {
         self.0.into_inner().expect("no panic while it was locked")
     }
 
-    /// Locks it.
+    /// Locks the mutex.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         MutexGuard(Some(self.0.lock().expect("no panic while it is locked")))
     }
@@ -53,36 +53,36 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 }
 
 impl Condvar {
-    /// Nobody waits yet.
+    /// Creates a condition variable without waiters.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Waits to be notified.
+    /// Waits for a notification.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         let locked = guard.0.take().expect("locked");
         guard.0 = Some(self.0.wait(locked).expect("no panic while it is locked"));
     }
 
-    /// Waits to be notified. No time passes here.
+    /// Waits for a notification. The deadline never passes, because shuttle has no clock.
     pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, _until: Instant) -> WaitTimeoutResult {
         self.wait(guard);
         WaitTimeoutResult
     }
 
-    /// Notifies one who waits.
+    /// Notifies one waiter.
     pub fn notify_one(&self) {
         self.0.notify_one();
     }
 
-    /// Notifies all who wait.
+    /// Notifies all waiters.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }
 }
 
 impl WaitTimeoutResult {
-    /// False.
+    /// Returns false, because deadlines never pass.
     pub fn timed_out(&self) -> bool {
         false
     }

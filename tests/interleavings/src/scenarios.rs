@@ -1,4 +1,4 @@
-//! What is tried. Each is a whole life of its parts, and panics when what it claims does not hold.
+//! The scenarios. Each creates its objects, runs them to their end, and panics when its property does not hold.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,18 +10,18 @@ use rmcp::model::RequestId;
 use serde_json::{Value, json};
 use shuttle::thread;
 
-use crate::rpc::driver::{Driver, Service};
+use crate::rpc::event_loop::{EventLoop, Service};
 use crate::rpc::framing::Line;
 use crate::rpc::inflight::{Inflight, Responder};
-use crate::rpc::output::{Output, Reader};
+use crate::rpc::output::{Output, Recipient};
 use crate::rpc::waker::Waker;
 use crate::{Condvar, Mutex};
 
-/// A client's end, and what answers go through.
+/// Returns both ends of a client's connection, the output to the client, and its waker.
 fn connection() -> (UnixStream, UnixStream, Arc<Output>, Arc<Waker>) {
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
     let waker = Arc::new(Waker::new().expect("a pipe"));
-    let output = Output::new(theirs.try_clone().expect("a descriptor").into(), Reader::Client, waker.clone());
+    let output = Output::new(theirs.try_clone().expect("a descriptor").into(), Recipient::Client, waker.clone());
     (ours, theirs, Arc::new(output.expect("it does not block")), waker)
 }
 
@@ -29,27 +29,27 @@ fn admit(inflight: &Arc<Inflight>, id: i64) -> Responder {
     inflight.admit(RequestId::Number(id), 1, None, 10).expect("the id is free")
 }
 
-/// All messages that were sent.
+/// Reads all messages that were sent to the client.
 fn sent(ours: UnixStream) -> Vec<Value> {
     BufReader::new(ours).lines().map(|line| serde_json::from_str(&line.expect("text")).expect("JSON")).collect()
 }
 
-/// A call is answered, dropped or left, while its client cancels it and uses its id again. It gets one answer at most, none
-/// once the cancellation was taken, and the other call of its id gets its own.
-pub fn one_answer_whatever_comes_first() {
-    for end in [Responder::leave as fn(Responder), |call| call.answer(json!("first")), drop] {
+/// A call is answered, dropped or left unanswered while its client cancels it and reuses its ID. The call gets at most one
+/// answer, and none after the cancellation took effect. The second call with that ID gets its own answer.
+pub fn at_most_one_answer_under_cancellation_and_id_reuse() {
+    for end in [Responder::leave_unanswered as fn(Responder), |call| call.answer(json!("first")), drop] {
         let (ours, theirs, output, _) = connection();
         drop(theirs);
         let inflight = Inflight::new(output);
         let first = admit(&inflight, 7);
         let cancelled = Arc::new(Mutex::new(0));
         let noted = cancelled.clone();
-        inflight.on_cancel(first.call(), move || *noted.lock() += 1);
+        inflight.on_cancel(first.request_number(), move || *noted.lock() += 1);
         let answering = thread::spawn(move || end(first));
         let canceller = inflight.clone();
         let cancelling = thread::spawn(move || {
             canceller.cancel(&RequestId::Number(7));
-            // From here on the id is free.
+            // The ID is free after the cancellation.
             let again = canceller.admit(RequestId::Number(7), 2, None, 10).expect("the id is free");
             again.answer(json!("second"));
         });
@@ -65,10 +65,10 @@ pub fn one_answer_whatever_comes_first() {
     }
 }
 
-type Act = dyn FnOnce(&Inflight) + Send;
+type ConcurrentAction = dyn FnOnce(&Inflight) + Send;
 
-/// A question is answered by its client, while its call is cancelled and its time ends: its reply is called once at most.
-pub fn one_reply_to_a_question() {
+/// A client answers a question while its call is cancelled and its timeout expires. The reply is called at most once.
+pub fn at_most_one_reply_to_a_question() {
     let (ours, theirs, output, _) = connection();
     drop(theirs);
     let inflight = Inflight::new(output);
@@ -76,12 +76,12 @@ pub fn one_reply_to_a_question() {
     let replies = Arc::new(Mutex::new(0));
     let noted = replies.clone();
     let reply = Box::new(move |_| *noted.lock() += 1);
-    inflight.ask(asking.call(), "ask", &json!({}), std::time::Duration::ZERO, reply);
-    let number = asking.call() + 1;
-    let others: [Box<Act>; 3] = [
-        Box::new(move |inflight| inflight.answered(number, Ok(json!("yes")))),
+    inflight.ask(asking.request_number(), "ask", &json!({}), std::time::Duration::ZERO, reply);
+    let number = asking.request_number() + 1;
+    let others: [Box<ConcurrentAction>; 3] = [
+        Box::new(move |inflight| inflight.deliver_reply(number, Ok(json!("yes")))),
         Box::new(|inflight| inflight.cancel(&RequestId::Number(7))),
-        Box::new(|inflight| _ = inflight.due(Instant::now())),
+        Box::new(|inflight| _ = inflight.run_timers(Instant::now())),
     ];
     let threads = others.map(|act| {
         let inflight = inflight.clone();
@@ -94,46 +94,46 @@ pub fn one_reply_to_a_question() {
     assert!(sent(ours).iter().all(|message| message.get("result").is_none()));
 }
 
-/// Answers a line with itself: at once, or, with a number, when the evaluating thread comes to it.
+/// A service that answers each line, a number: even ones at once, odd ones from the evaluating thread.
 struct Echo {
     inflight: Arc<Inflight>,
-    /// `None` ends the evaluating thread.
+    /// The calls that wait for the evaluating thread; `None` ends the thread.
     work: Mutex<VecDeque<Option<Responder>>>,
     changed: Condvar,
 }
 
 impl Echo {
-    fn evaluate(&self, owed: Option<Responder>) {
-        self.work.lock().push_back(owed);
+    fn evaluate(&self, responder: Option<Responder>) {
+        self.work.lock().push_back(responder);
         self.changed.notify_one();
     }
 }
 
 impl Service for Echo {
-    fn line(&self, line: Line<'_>) {
+    fn handle_line(&self, line: Line<'_>) {
         let Line::Text(text) = line else { panic!("too long") };
         let id: i64 = str::from_utf8(text).expect("text").trim().parse().expect("a number");
-        let owed = admit(&self.inflight, id);
+        let responder = admit(&self.inflight, id);
         if id % 2 == 0 {
-            return owed.answer(json!(id));
+            return responder.answer(json!(id));
         }
-        self.evaluate(Some(owed));
+        self.evaluate(Some(responder));
     }
 
-    fn due(&self, now: Instant) -> Option<Instant> {
-        self.inflight.due(now)
+    fn run_timers(&self, now: Instant) -> Option<Instant> {
+        self.inflight.run_timers(now)
     }
 
     fn is_idle(&self) -> bool {
         self.inflight.is_idle()
     }
 
-    fn heeds_signals(&self) -> bool {
+    fn exits_on_signal(&self) -> bool {
         false
     }
 }
 
-/// The next `count` answers' ids, in order of number.
+/// Reads the next `count` answers and returns their IDs in ascending order.
 fn read_ids(ours: &mut UnixStream, count: usize) -> Vec<i64> {
     ours.set_nonblocking(true).expect("it can");
     let mut bytes = Vec::new();
@@ -150,12 +150,12 @@ fn read_ids(ours: &mut UnixStream, count: usize) -> Vec<i64> {
     ids
 }
 
-/// The event loop reads while a client writes and another thread evaluates, then a third one brings work, and at last the
-/// client closes its end: all is answered before that, and both come to their end.
-pub fn all_is_answered_before_the_end() {
+/// The event loop reads while a client writes and a second thread evaluates. Then the main thread queues more work, and
+/// the client closes its end. Every call is answered before that, and both threads end.
+pub fn all_calls_are_answered_before_the_end() {
     const LINES: i64 = 4;
     let (mut ours, theirs, output, waker) = connection();
-    let driver = Driver::new(theirs.into(), output.clone(), waker).expect("descriptors");
+    let event_loop = EventLoop::new(theirs.into(), output.clone(), waker).expect("descriptors");
     let service = Arc::new(Echo { inflight: Inflight::new(output), work: Mutex::default(), changed: Condvar::new() });
     let echo = service.clone();
     let evaluating = thread::spawn(move || {
@@ -168,21 +168,21 @@ pub fn all_is_answered_before_the_end() {
                 }
             };
             drop(work);
-            let Some(owed) = next else { break };
-            let call = owed.call();
+            let Some(responder) = next else { break };
+            let number = responder.request_number();
             thread::yield_now();
-            owed.answer(json!(call));
+            responder.answer(json!(number));
         }
     });
     let echo = service.clone();
-    let serving = thread::spawn(move || driver.run(&*echo));
+    let serving = thread::spawn(move || event_loop.run(&*echo));
     for line in 1..=LINES {
         ours.write_all(format!("{line}\n").as_bytes()).expect("it is read");
         thread::yield_now();
     }
     let count = usize::try_from(LINES).expect("a few");
     assert_eq!(read_ids(&mut ours, count), (1..=LINES).collect::<Vec<_>>());
-    // Nothing is written while this is brought.
+    // This work arrives while the client writes nothing.
     for id in LINES + 1..LINES + 3 {
         service.evaluate(Some(admit(&service.inflight, id)));
         assert_eq!(read_ids(&mut ours, 1), [id]);

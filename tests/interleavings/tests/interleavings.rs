@@ -1,4 +1,4 @@
-//! Every scenario under random schedules, the same ones each time.
+//! Runs every scenario under random schedules from a fixed seed.
 
 use interleavings::scenarios;
 use shuttle::scheduler::RandomScheduler;
@@ -10,15 +10,15 @@ fn check(scenario: fn(), schedules: usize) {
 
 #[test]
 fn call_gets_at_most_one_answer_under_cancellation_and_id_reuse() {
-    check(scenarios::one_answer_whatever_comes_first, 2000);
+    check(scenarios::at_most_one_answer_under_cancellation_and_id_reuse, 2000);
 }
 
 #[test]
 fn question_gets_at_most_one_reply_from_answer_cancel_or_timeout() {
-    check(scenarios::one_reply_to_a_question, 2000);
+    check(scenarios::at_most_one_reply_to_a_question, 2000);
 }
 
 #[test]
 fn event_loop_answers_all_requests_before_the_end() {
-    check(scenarios::all_is_answered_before_the_end, 300);
+    check(scenarios::all_calls_are_answered_before_the_end, 300);
 }

@@ -1,4 +1,4 @@
-//! Evaluating in a frame, returning from it, and calling its function again.
+//! Evaluating in a frame, returning from it, and restarting it.
 
 use super::*;
 
@@ -14,10 +14,10 @@ fn frame_locals_and_get_backtrace_show_the_locals_of_a_frame(mode: Mode) {
     assert_eq!(frame_locals(&mut server, inner), "B = 2\nTEXT = \"x\"");
     let locals = frame_locals(&mut server, outer);
     assert!(locals.contains("A = ") && locals.contains("SUM = 2"), "{locals}");
-    let shown = good(&mut server, "get-backtrace", json!({"locals": true}));
+    let shown = call_ok(&mut server, "get-backtrace", json!({"locals": true}));
     assert!(shown.contains("(INNER 2)\n     at evaluation 1, line 2: "), "{shown}");
     assert!(shown.contains("\n     B = 2\n     TEXT = \"x\"\n"), "{shown}");
-    good(&mut server, "abort-evaluation", json!({}));
+    call_ok(&mut server, "abort-evaluation", json!({}));
 }
 
 #[apply(both_modes)]
@@ -30,14 +30,14 @@ fn frame_locals_times_out_on_an_endless_printer_and_stays_held(mode: Mode) {
     let report = hold(&mut server, "(f 1)");
     let frame = frame_of(&report, "(F 1)");
     in_frame(&mut server, frame, "(setf x (make-instance 'endless)) 1");
-    good(&mut server, "configure-limits", json!({"timeout": 0.3}));
-    let text = bad(&mut server, "get-backtrace", json!({"from": frame, "max-frames": 1, "locals": true}));
-    assert!(text.starts_with("Printing the local variables did not end within the time limit"), "{text}");
+    call_ok(&mut server, "configure-limits", json!({"timeout": 0.3}));
+    let text = call_err(&mut server, "get-backtrace", json!({"from": frame, "max-frames": 1, "locals": true}));
+    assert!(text.starts_with("Printing the local variables exceeded the time limit"), "{text}");
     in_frame(&mut server, frame, "(setf x 2)");
     assert_eq!(frame_locals(&mut server, frame), "X = 2");
     in_frame(&mut server, frame, "(setf x :symbol)");
-    let next = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
-    assert!(next.contains("[ERROR] SIMPLE-ERROR\nnow KEYWORD\n") && next.ends_with(TOOLS), "{next}");
+    let next = call_err(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
+    assert!(next.contains("[ERROR] SIMPLE-ERROR\nnow KEYWORD\n") && next.ends_with(DEBUGGER_SECTION_END), "{next}");
 }
 
 #[apply(both_modes)]
@@ -75,7 +75,7 @@ fn eval_in_frame_reads_and_sets_local_variables(mode: Mode) {
 
     => 21
     "); }
-    assert_eq!(restart(&mut server, "CONTINUE"), "=> (21 :CHANGED)");
+    assert_eq!(invoke_restart(&mut server, "CONTINUE"), "=> (21 :CHANGED)");
 }
 
 #[apply(both_modes)]
@@ -88,22 +88,22 @@ fn get_backtrace_shows_present_values_with_locals_and_the_snapshot_otherwise(mod
     let snapshots = [json!({}), json!({"error-id": "E1"}), json!({"error-id": "E1", "locals": true})];
     let report = hold(&mut server, "(outer 1)");
     let (inner, outer) = (frame_of(&report, "(INNER 2)"), frame_of(&report, "(OUTER 1)"));
-    let before = snapshots.clone().map(|arguments| good(&mut server, "get-backtrace", arguments));
+    let before = snapshots.clone().map(|arguments| call_ok(&mut server, "get-backtrace", arguments));
     assert!(before[2].contains("     Y = 2\n") && before[2].contains("     X = 1\n"), "{}", before[2]);
     in_frame(&mut server, inner, "(setf y :new)");
     in_frame(&mut server, outer, "(setf x :other)");
-    let live = good(&mut server, "get-backtrace", json!({"locals": true}));
+    let live = call_ok(&mut server, "get-backtrace", json!({"locals": true}));
     assert!(live.starts_with("Backtrace (live) for SIMPLE-ERROR ("), "{live}");
     assert!(live.contains("     Y = :NEW\n") && live.contains("     X = :OTHER\n"), "{live}");
-    let one = good(&mut server, "get-backtrace", json!({"locals": true, "from": outer, "max-frames": 1}));
+    let one = call_ok(&mut server, "get-backtrace", json!({"locals": true, "from": outer, "max-frames": 1}));
     assert!(one.starts_with("Backtrace (live) for SIMPLE-ERROR (1 of "), "{one}");
     assert!(one.contains("     X = :OTHER\n") && !one.contains(":NEW"), "{one}");
-    let none = good(&mut server, "get-backtrace", json!({"locals": true, "from": 900}));
-    assert!(none.ends_with("\n  (none from 900 on)"), "{none}");
-    let after = snapshots.clone().map(|arguments| good(&mut server, "get-backtrace", arguments));
+    let none = call_ok(&mut server, "get-backtrace", json!({"locals": true, "from": 900}));
+    assert!(none.ends_with("\n  (no frames from 900 on)"), "{none}");
+    let after = snapshots.clone().map(|arguments| call_ok(&mut server, "get-backtrace", arguments));
     assert_eq!(after, before);
-    good(&mut server, "abort-evaluation", json!({}));
-    let over = good(&mut server, "get-backtrace", json!({"locals": true}));
+    call_ok(&mut server, "abort-evaluation", json!({}));
+    let over = call_ok(&mut server, "get-backtrace", json!({"locals": true}));
     assert_eq!(over, before[2]);
 }
 
@@ -113,7 +113,7 @@ fn error_in_eval_in_frame_keeps_the_held_error_and_its_backtrace(mode: Mode) {
     server.evaluate("(defun work (x) (declare (optimize debug)) (cerror \"go\" \"the held one\") x)");
     let report = hold(&mut server, "(work 5)");
     let frame = frame_of(&report, "(WORK 5)");
-    let before = (last_error(&mut server), good(&mut server, "get-backtrace", json!({"locals": true})));
+    let before = (last_error(&mut server), call_ok(&mut server, "get-backtrace", json!({"locals": true})));
     assert!(before.0.contains("\nId: E1\n"), "{}", before.0);
     for (code, kind) in [
         ("(car x)", "TYPE-ERROR"),
@@ -122,19 +122,19 @@ fn error_in_eval_in_frame_keeps_the_held_error_and_its_backtrace(mode: Mode) {
         ("(list x", "END-OF-FILE"),
         ("(throw 'nowhere 1)", "SB-INT:SIMPLE-CONTROL-ERROR"),
     ] {
-        let text = bad(&mut server, "eval-in-frame", json!({"frame": frame, "code": code}));
+        let text = call_err(&mut server, "eval-in-frame", json!({"frame": frame, "code": code}));
         assert!(text.contains(&format!("[ERROR] {kind}\n")), "{code}: {text}");
         assert!(!text.contains("[Debugger]"), "{text}");
-        let after = (last_error(&mut server), good(&mut server, "get-backtrace", json!({"locals": true})));
+        let after = (last_error(&mut server), call_ok(&mut server, "get-backtrace", json!({"locals": true})));
         assert_eq!(after, before, "{code}");
     }
-    let history = good(&mut server, "describe-last-error", json!({"list": 20}));
+    let history = call_ok(&mut server, "describe-last-error", json!({"list": 20}));
     assert_eq!(history.lines().count(), 6, "{history}");
     assert!(history.starts_with("E6 "), "{history}");
-    let inside = good(&mut server, "describe-last-error", json!({"error-id": "E3"}));
+    let inside = call_ok(&mut server, "describe-last-error", json!({"error-id": "E3"}));
     assert!(inside.starts_with("Error: SIMPLE-ERROR\n  inside\n"), "{inside}");
     assert_eq!(in_frame(&mut server, frame, "x"), "=> 5");
-    assert_eq!(restart(&mut server, "CONTINUE"), "=> 5");
+    assert_eq!(invoke_restart(&mut server, "CONTINUE"), "=> 5");
     assert_eq!(last_error(&mut server), NO_ERROR);
 }
 
@@ -147,12 +147,12 @@ fn return_from_frame_returns_the_given_values(mode: Mode) {
     );
     let report = hold(&mut server, "(list :got (mid 3))");
     let frame = frame_of(&report, "(INNER 3)");
-    let failed = bad(&mut server, "resume-from-frame", json!({"frame": frame, "return": "(/ x 0)"}));
+    let failed = call_err(&mut server, "resume-from-frame", json!({"frame": frame, "return": "(/ x 0)"}));
     let said = "[notice]\nThe code failed: the frame did not return, and the evaluation is still held.\n\n";
     assert!(failed.starts_with(&format!("{said}[ERROR] DIVISION-BY-ZERO\n")), "{failed}");
-    let refused = bad(&mut server, "resume-from-frame", json!({"frame": 0, "return": "1"}));
+    let refused = call_err(&mut server, "resume-from-frame", json!({"frame": 0, "return": "1"}));
     assert!(refused.contains("cannot unwind to frame 0"), "{refused}");
-    let text = good(&mut server, "resume-from-frame", json!({"frame": frame, "return": "(values (* x 10) :two)"}));
+    let text = call_ok(&mut server, "resume-from-frame", json!({"frame": frame, "return": "(values (* x 10) :two)"}));
     assert_eq!(text, "=> (:GOT (30 :TWO))");
     assert_eq!(last_error(&mut server), NO_ERROR);
 }
@@ -167,17 +167,17 @@ fn restart_frame_calls_the_redefined_function(mode: Mode) {
     let report = hold(&mut server, "(mid 3)");
     let frame = frame_of(&report, "(INNER 3)");
     in_frame(&mut server, frame, "(defun inner (x) (list :fixed x))");
-    assert_eq!(good(&mut server, "resume-from-frame", json!({"frame": frame})), "=> (:MID (:FIXED 3))");
-    // Called again without having been changed, it fails again.
+    assert_eq!(call_ok(&mut server, "resume-from-frame", json!({"frame": frame})), "=> (:MID (:FIXED 3))");
+    // An unchanged function fails again when its frame is restarted.
     server.evaluate("(defun inner (x) (declare (optimize debug)) (error \"again ~A\" x))");
     let report = hold(&mut server, "(mid 4)");
-    let again = bad(&mut server, "resume-from-frame", json!({"frame": frame_of(&report, "(INNER 4)")}));
+    let again = call_err(&mut server, "resume-from-frame", json!({"frame": frame_of(&report, "(INNER 4)")}));
     assert!(again.contains("\nagain 4\n") && again.contains("[Debugger]\nHeld."), "{again}");
 }
 
-/// The report of an evaluation that fails in the frame of this call, which is then called again after the repair.
+/// Evaluates `code`, which fails in the frame of `call`; evaluates `repair`, restarts the frame and returns the answer.
 #[track_caller]
-fn called_again(server: &mut Server, code: &str, call: &str, repair: &str) -> String {
+fn restart_frame_after_repair(server: &mut Server, code: &str, call: &str, repair: &str) -> String {
     let report = hold(server, code);
     let frame = frame_of(&report, call);
     if !repair.is_empty() {
@@ -204,50 +204,62 @@ fn restart_frame_calls_redefined_methods_of_each_qualifier(mode: Mode) {
          (defmethod all list ((x number)) :number)
          (defvar *seen* '())",
     );
-    // The innermost method of several, redefined so that it needs the next one, which it did not before.
+    // The innermost of the applicable methods is redefined so that it needs the next method, which it did not before.
     let repair = "(defmethod area ((x integer)) (list :integer x (call-next-method)))";
-    let text = called_again(&mut server, "(list (area 3))", "((:METHOD AREA (INTEGER)) 3)", repair);
+    let text = restart_frame_after_repair(&mut server, "(list (area 3))", "((:METHOD AREA (INTEGER)) 3)", repair);
     assert_eq!(text, "=> ((:AROUND (:INTEGER 3 (:NUMBER 3 NIL))))");
-    // An outer one calls what is next by now.
+    // A restarted outer method calls the next method as it is defined now.
     server.evaluate("(defmethod area ((x integer)) (error \"no area of ~a\" x))");
     let repair = "(defmethod area ((x integer)) (* x x))";
-    let text = called_again(&mut server, "(list (area 3))", "((:METHOD AREA :AROUND (INTEGER)) 3)", repair);
+    let text =
+        restart_frame_after_repair(&mut server, "(list (area 3))", "((:METHOD AREA :AROUND (INTEGER)) 3)", repair);
     assert_eq!(text, "=> ((:AROUND 9))");
-    // Methods beside the primary ones.
+    // Auxiliary and SETF methods.
     server.evaluate("(defmethod area :after ((x integer)) (error \"after ~a\" x))");
     let repair = "(defmethod area :after ((x integer)) (push x *seen*))";
-    let text = called_again(&mut server, "(list (area 3) *seen*)", "((:METHOD AREA :AFTER (INTEGER)) 3)", repair);
+    let text = restart_frame_after_repair(
+        &mut server,
+        "(list (area 3) *seen*)",
+        "((:METHOD AREA :AFTER (INTEGER)) 3)",
+        repair,
+    );
     assert_eq!(text, "=> ((:AROUND 9) (3))");
     let (code, repair) = (
         "(let ((p (make-instance 'point))) (list (setf (place p) 1) (x p)))",
         "(defmethod (setf place) (value (p point)) (setf (slot-value p 'x) (list value)))",
     );
-    assert_eq!(called_again(&mut server, code, "((:METHOD (SETF PLACE) (T POINT)) 1 ", repair), "=> (#1=(1) #1#)");
+    assert_eq!(
+        restart_frame_after_repair(&mut server, code, "((:METHOD (SETF PLACE) (T POINT)) 1 ", repair),
+        "=> (#1=(1) #1#)"
+    );
     let repair = "(defmethod initialize-instance :after ((p point) &key x) (setf (x p) (list :after x)))";
     let code = "(x (make-instance 'point :x 5))";
-    let text = called_again(&mut server, code, "((:METHOD INITIALIZE-INSTANCE :AFTER (POINT))", repair);
+    let text = restart_frame_after_repair(&mut server, code, "((:METHOD INITIALIZE-INSTANCE :AFTER (POINT))", repair);
     assert_eq!(text, "=> (:AFTER 5)");
     let repair = "(defmethod kind ((x (eql :a))) (list :kind x))";
     assert_eq!(
-        called_again(&mut server, "(list (kind :a))", "((:METHOD KIND ((EQL :A))) :A)", repair),
+        restart_frame_after_repair(&mut server, "(list (kind :a))", "((:METHOD KIND ((EQL :A))) :A)", repair),
         "=> ((:KIND :A))"
     );
     let repair = "(defmethod all list ((x integer)) :integer)";
     assert_eq!(
-        called_again(&mut server, "(all 1)", "((:METHOD ALL LIST (INTEGER)) 1)", repair),
+        restart_frame_after_repair(&mut server, "(all 1)", "((:METHOD ALL LIST (INTEGER)) 1)", repair),
         "=> (:INTEGER :NUMBER)"
     );
-    // Without a repair it fails again, in the same frames.
+    // Without a repair the call fails again, in the same frames.
     server.evaluate("(defmethod kind ((x (eql :a))) (error \"no kind of ~a\" x))");
-    let again = called_again(&mut server, "(list (kind :a))", "((:METHOD KIND ((EQL :A))) :A)", "");
-    assert!(again.contains("\n1: ((:METHOD KIND ((EQL :A))) :A)\n") && again.ends_with(TOOLS), "{again}");
-    // A method that is no more.
+    let again = restart_frame_after_repair(&mut server, "(list (kind :a))", "((:METHOD KIND ((EQL :A))) :A)", "");
+    assert!(
+        again.contains("\n1: ((:METHOD KIND ((EQL :A))) :A)\n") && again.ends_with(DEBUGGER_SECTION_END),
+        "{again}"
+    );
+    // A removed method cannot be restarted.
     let frame = frame_of(&again, "((:METHOD KIND ((EQL :A))) :A)");
     in_frame(&mut server, frame, "(remove-method #'kind (find-method #'kind '() '((eql :a))))");
-    let text = bad(&mut server, "resume-from-frame", json!({"frame": frame}));
+    let text = call_err(&mut server, "resume-from-frame", json!({"frame": frame}));
     let said = "Frame 1 cannot be called again: (SB-PCL::FAST-METHOD KIND ((EQL :A))) is no method of its generic function any more.";
     assert_eq!(text, said);
-    let text = good(&mut server, "resume-from-frame", json!({"frame": frame, "return": "(list :instead x)"}));
+    let text = call_ok(&mut server, "resume-from-frame", json!({"frame": frame, "return": "(list :instead x)"}));
     assert_eq!(text, "=> ((:INSTEAD :A))");
 }
 
@@ -260,7 +272,7 @@ fn restart_frame_refuses_methods_of_user_defined_combinations(mode: Mode) {
          (defgeneric parts (x) (:method-combination each))
          (defmethod parts ((x integer)) (error \"not ~a\" x))",
     );
-    let text = called_again(&mut server, "(parts 1)", "((:METHOD PARTS (INTEGER)) 1)", "");
+    let text = restart_frame_after_repair(&mut server, "(parts 1)", "((:METHOD PARTS (INTEGER)) 1)", "");
     let said = "Frame 1 cannot be called again: what comes next to (SB-PCL::FAST-METHOD PARTS (INTEGER)) in its method \
                 combination is not known.";
     assert_eq!(text, said);
@@ -276,7 +288,7 @@ fn restart_frame_calls_closures_with_their_closed_over_variables(mode: Mode) {
             "((LAMBDA (X)) 5)",
             "=> (((5 2)) 2)",
         ),
-        // It closes over nothing.
+        // A function that closes over nothing.
         (
             "(call (lambda (x) (if (< (incf *calls*) 2) (error \"x\") (list :called x))) 5)",
             "((LAMBDA (X)) 5)",
@@ -292,7 +304,7 @@ fn restart_frame_calls_closures_with_their_closed_over_variables(mode: Mode) {
             "((LAMBDA (&OPTIONAL",
             "=> ((2 2 NIL NIL))",
         ),
-        // Each has its own.
+        // Each closure has its own variable.
         (
             "(loop for i below 2 collect (let ((m i)) (call (lambda () (if (< (incf *calls*) 2) (error \"x\") m)))))",
             "((LAMBDA ()))",
@@ -309,7 +321,7 @@ fn restart_frame_calls_closures_with_their_closed_over_variables(mode: Mode) {
             "((FLET F) :Y)",
             "=> (((3 :Y)) 3)",
         ),
-        // A function with a name may close over something as well.
+        // A named function may close over variables, too.
         (
             "(let ((n 0)) (defun counter (x) (if (< (incf n) 2) (error \"x\") (list n x)))) (counter 1)",
             "(COUNTER 1)",
@@ -317,8 +329,8 @@ fn restart_frame_calls_closures_with_their_closed_over_variables(mode: Mode) {
         ),
     ] {
         server.evaluate("(setf *calls* 0)");
-        assert_eq!(called_again(&mut server, code, call, ""), expected, "{code}");
-        nothing_is_held(&mut server);
+        assert_eq!(restart_frame_after_repair(&mut server, code, call, ""), expected, "{code}");
+        assert_nothing_held(&mut server);
     }
 }
 
@@ -347,14 +359,14 @@ fn restart_frame_passes_the_originally_supplied_arguments(mode: Mode) {
         ("(init 1)", "(INIT 1", "=> (1 5)"),
     ] {
         server.evaluate("(setf *calls* 0)");
-        assert_eq!(called_again(&mut server, code, call, ""), expected, "{code}");
+        assert_eq!(restart_frame_after_repair(&mut server, code, call, ""), expected, "{code}");
     }
-    // What the function made no use of is not kept.
+    // SBCL does not keep an argument that the function ignores.
     server.evaluate("(defun unused (a b) (declare (ignore b)) (if (< (incf *calls*) 2) (error \"x\") (list a)))");
     server.evaluate("(setf *calls* 0)");
-    assert_eq!(called_again(&mut server, "(unused 1 2)", "(UNUSED 1", ""), "=> (1)");
+    assert_eq!(restart_frame_after_repair(&mut server, "(unused 1 2)", "(UNUSED 1", ""), "=> (1)");
     server.evaluate("(setf *calls* 0)");
-    let text = called_again(&mut server, "(unused 1 2)", "(UNUSED 1", "(defun unused (a b) (list a b))");
+    let text = restart_frame_after_repair(&mut server, "(unused 1 2)", "(UNUSED 1", "(defun unused (a b) (list a b))");
     assert_eq!(text, "Frame 1 cannot be called again: SBCL no longer has all the arguments of UNUSED.");
 }
 
@@ -369,19 +381,19 @@ fn frame_restart_and_return_restore_specials_and_run_cleanup_forms(mode: Mode) {
              (unwind-protect (if (< (incf *calls*) 2) (error \"x\") *depth*) (push (list :cleaned *depth*) *log*))))",
     );
     let code = "(let ((*depth* 5)) (list (call #'inner) (catch 'out (throw 'out *depth*))))";
-    assert_eq!(called_again(&mut server, code, "(INNER)", ""), "=> ((6 5) 5)");
+    assert_eq!(restart_frame_after_repair(&mut server, code, "(INNER)", ""), "=> ((6 5) 5)");
     assert_eq!(server.evaluate("(list *depth* *log*)"), "=> (0 ((:CLEANED 6) (:CLEANED 6)))");
     server.evaluate("(setf *calls* 0 *log* '())");
     let report = hold(&mut server, code);
     let arguments = json!({"frame": frame_of(&report, "(INNER)"), "return": "(list :instead *depth*)"});
-    assert_eq!(good(&mut server, "resume-from-frame", arguments), "=> (((:INSTEAD 6) 5) 5)");
+    assert_eq!(call_ok(&mut server, "resume-from-frame", arguments), "=> (((:INSTEAD 6) 5) 5)");
     assert_eq!(server.evaluate("(list *depth* *log*)"), "=> (0 ((:CLEANED 6)))");
 }
 
 #[apply(both_modes)]
 fn unwinding_to_a_directly_called_local_function_is_refused(mode: Mode) {
     let mut server = mode.ready();
-    // The code after the call was never made: the compiler knows that G does not return.
+    // There is no code after the call: the compiler knows that G does not return.
     server.evaluate("(defun outer (x) (flet ((g (y) (error \"~a ~a\" x y))) (list (g 1))))");
     let report = hold(&mut server, "(list (outer 2))");
     let frame = frame_of(&report, "((FLET G :IN OUTER)");
@@ -390,15 +402,15 @@ fn unwinding_to_a_directly_called_local_function_is_refused(mode: Mode) {
          relies on all that the compiler found out about it. The next one out to which it can is {}.",
         frame + 1
     );
-    assert_eq!(bad(&mut server, "resume-from-frame", json!({"frame": frame})), said);
+    assert_eq!(call_err(&mut server, "resume-from-frame", json!({"frame": frame})), said);
     let arguments = json!({"frame": frame, "return": "(values 1 2)"});
-    assert_eq!(bad(&mut server, "resume-from-frame", arguments), said);
+    assert_eq!(call_err(&mut server, "resume-from-frame", arguments), said);
     let outer = frame_of(&report, "(OUTER 2)");
     assert_eq!(outer, frame + 1);
-    assert_eq!(good(&mut server, "resume-from-frame", json!({"frame": outer, "return": "(list x)"})), "=> ((2))");
-    // A global function that calls itself is called by its name.
+    assert_eq!(call_ok(&mut server, "resume-from-frame", json!({"frame": outer, "return": "(list x)"})), "=> ((2))");
+    // A recursive global function calls itself by its name, so its frame can be restarted.
     server.evaluate("(defvar *fails* t)\n(defun count-down (n) (if (zerop n) (if *fails* (error \"x\") :zero) (list (count-down (1- n)))))");
-    let text = called_again(&mut server, "(count-down 2)", "(COUNT-DOWN 1)", "(setf *fails* nil)");
+    let text = restart_frame_after_repair(&mut server, "(count-down 2)", "(COUNT-DOWN 1)", "(setf *fails* nil)");
     assert_eq!(text, "=> ((:ZERO))");
 }
 
@@ -414,9 +426,9 @@ fn return_from_frame_refuses_values_of_another_declaimed_type(mode: Mode) {
     let frame = frame_of(&report, "(INDEX");
     let said = format!("Frame {frame} cannot return this: its function is declaimed to return something else.");
     for code in ["\"two\"", "(values)", "2.5"] {
-        assert_eq!(bad(&mut server, "resume-from-frame", json!({"frame": frame, "return": code})), said);
+        assert_eq!(call_err(&mut server, "resume-from-frame", json!({"frame": frame, "return": code})), said);
     }
-    assert_eq!(good(&mut server, "resume-from-frame", json!({"frame": frame, "return": "2"})), "=> 3");
+    assert_eq!(call_ok(&mut server, "resume-from-frame", json!({"frame": frame, "return": "2"})), "=> 3");
 }
 
 #[apply(both_modes)]
@@ -433,18 +445,24 @@ fn restart_frame_in_compiled_files_works_or_says_why_not(mode: Mode) {
     std::fs::write(&path, source).expect("written");
     let load = format!("(load (compile-file {:?}))", path.to_str().expect("UTF-8"));
     server.evaluate(&load);
-    let text = called_again(&mut server, "(by-default 1)", "(BY-DEFAULT 1)", "(setf *fails* nil)");
+    let text = restart_frame_after_repair(&mut server, "(by-default 1)", "(BY-DEFAULT 1)", "(setf *fails* nil)");
     assert_eq!(text, "=> (:FINE 1)");
     server.evaluate("(setf *fails* t)");
-    let text = called_again(&mut server, "(by-method 1)", "((:METHOD BY-METHOD (INTEGER)) 1)", "(setf *fails* nil)");
+    let text = restart_frame_after_repair(
+        &mut server,
+        "(by-method 1)",
+        "((:METHOD BY-METHOD (INTEGER)) 1)",
+        "(setf *fails* nil)",
+    );
     assert_eq!(text, "=> (:FINE 1)");
-    let text = called_again(&mut server, "(call (makes-closure) 1)", "((LAMBDA (X) :IN MAKES-CLOSURE)", "");
+    let text =
+        restart_frame_after_repair(&mut server, "(call (makes-closure) 1)", "((LAMBDA (X) :IN MAKES-CLOSURE)", "");
     let said = "Frame 1 cannot be called again: (LAMBDA (X) :IN MAKES-CLOSURE) has no global name, and only code that was \
                 sent to evaluate-lisp keeps the function object it was called as.";
     assert_eq!(text, said);
-    assert_eq!(good(&mut server, "resume-from-frame", json!({"frame": 1, "return": "7"})), "=> (7)");
+    assert_eq!(call_ok(&mut server, "resume-from-frame", json!({"frame": 1, "return": "7"})), "=> (7)");
     server.evaluate("(setf *fails* t)");
-    let text = called_again(&mut server, "(list (without 1))", "(WITHOUT", "");
+    let text = restart_frame_after_repair(&mut server, "(list (without 1))", "(WITHOUT", "");
     let said = "SBCL cannot unwind to frame 2: its code was compiled without what that needs: with (declaim (optimize (debug \
                 2))), and its definition loaded again, it has it.";
     assert!(text.starts_with(said), "{text}");
@@ -459,7 +477,7 @@ fn backtrace_through_local_calls_survives_garbage_collection(mode: Mode) {
     let code = "(let ((x 0)) (labels ((f (n) (incf x) (if (zerop n) (sb-debug:list-backtrace) (values (f (1- n)))))) \
                 (funcall (first (list #'f)) 5)))";
     for _ in 0..20 {
-        good(&mut server, "evaluate-lisp", json!({"code": format!("(progn {code} (gc) :listed)")}));
+        call_ok(&mut server, "evaluate-lisp", json!({"code": format!("(progn {code} (gc) :listed)")}));
     }
-    server.goes_on();
+    server.assert_works();
 }

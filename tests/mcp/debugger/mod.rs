@@ -1,4 +1,4 @@
-//! The live debugger: a failed evaluation held where it failed, looked at, repaired and made to go on.
+//! The live debugger: a failed evaluation is held where it failed, inspected, repaired and resumed.
 
 mod frames;
 mod limits;
@@ -7,19 +7,19 @@ mod restarts;
 
 use std::time::{Duration, Instant};
 
-use crate::client::{Server, bad, fail, frame_locals, good, last_error};
-use crate::mode::{Mode, both_modes};
+use crate::client::{Server, call_err, call_ok, evaluate_err, frame_locals, last_error};
+use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::{Value, json};
 
-const NOTHING_HELD: &str = "No evaluation is held: one is from the moment when it fails under on-error \
-     \"debug\" until it goes on, or the next evaluation begins.";
+const NOTHING_HELD: &str = "No evaluation is held: one is held when it fails with on-error \
+     \"debug\" until it is resumed or the next evaluation begins.";
 const NO_ERROR: &str = "No error information available.\n(No error has occurred since the last successful evaluation)";
-const RELEASED: &str = "[notice]\nThe evaluation that was held for debugging has been released.\n\n";
-const TOOLS: &str =
+const RELEASED: &str = "[notice]\nThe evaluation held for debugging was released.\n\n";
+const DEBUGGER_SECTION_END: &str =
     "Tools: get-backtrace with locals, invoke-restart, eval-in-frame, resume-from-frame, abort-evaluation.";
 
-/// Evaluates code that must fail and be held; the report.
+/// Evaluates code that must fail and be held; returns the report.
 #[track_caller]
 fn hold(server: &mut Server, code: &str) -> String {
     let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": code, "on-error": "debug"}));
@@ -28,26 +28,26 @@ fn hold(server: &mut Server, code: &str) -> String {
 }
 
 #[track_caller]
-fn restart(server: &mut Server, restart: impl Into<Value>) -> String {
-    good(server, "invoke-restart", json!({"restart": restart.into()}))
+fn invoke_restart(server: &mut Server, restart: impl Into<Value>) -> String {
+    call_ok(server, "invoke-restart", json!({"restart": restart.into()}))
 }
 
 #[track_caller]
-fn restart_with(server: &mut Server, restart: impl Into<Value>, values: &str) -> String {
-    good(server, "invoke-restart", json!({"restart": restart.into(), "values": values}))
+fn invoke_restart_with(server: &mut Server, restart: impl Into<Value>, values: &str) -> String {
+    call_ok(server, "invoke-restart", json!({"restart": restart.into(), "values": values}))
 }
 
 #[track_caller]
 fn in_frame(server: &mut Server, frame: u64, code: &str) -> String {
-    good(server, "eval-in-frame", json!({"frame": frame, "code": code}))
+    call_ok(server, "eval-in-frame", json!({"frame": frame, "code": code}))
 }
 
 #[track_caller]
-fn nothing_is_held(server: &mut Server) {
-    assert_eq!(bad(server, "eval-in-frame", json!({"frame": 0, "code": "1"})), NOTHING_HELD);
+fn assert_nothing_held(server: &mut Server) {
+    assert_eq!(call_err(server, "eval-in-frame", json!({"frame": 0, "code": "1"})), NOTHING_HELD);
 }
 
-/// The number of the frame whose line in the report begins with this call.
+/// Returns the number of the frame whose line in the report begins with `call`.
 #[track_caller]
 fn frame_of(report: &str, call: &str) -> u64 {
     let line = report.lines().find_map(|line| {

@@ -1,4 +1,4 @@
-//! What releases a held evaluation, and the errors where none is held.
+//! Releasing a held evaluation, and the debugger tools' errors when none is held.
 
 use super::*;
 
@@ -9,9 +9,9 @@ fn abort_evaluation_runs_the_cleanup_forms(mode: Mode) {
     hold(&mut server, "(unwind-protect (error \"x\") (setf *cleaned* :yes))\n(setf *cleaned* :wrong)");
     let before = last_error(&mut server);
     assert!(in_frame(&mut server, 0, "*cleaned*").ends_with("=> NIL"));
-    assert_eq!(good(&mut server, "abort-evaluation", json!({})), "Evaluation aborted.");
+    assert_eq!(call_ok(&mut server, "abort-evaluation", json!({})), "Evaluation aborted.");
     assert_eq!(last_error(&mut server), before, "aborting leaves the error state alone");
-    nothing_is_held(&mut server);
+    assert_nothing_held(&mut server);
     assert_eq!(server.evaluate("*cleaned*"), "=> :YES");
 }
 
@@ -21,21 +21,21 @@ fn abort_restart_releases_the_held_evaluation(mode: Mode) {
     server.evaluate("(defvar *cleaned* nil)");
     hold(&mut server, "(unwind-protect (error \"x\") (setf *cleaned* :yes))");
     let before = last_error(&mut server);
-    assert_eq!(restart(&mut server, "ABORT"), "Evaluation aborted.");
+    assert_eq!(invoke_restart(&mut server, "ABORT"), "Evaluation aborted.");
     assert_eq!(last_error(&mut server), before, "aborting leaves the error state alone");
-    assert_eq!(good(&mut server, "describe-last-error", json!({"list": 20})).lines().count(), 1);
-    nothing_is_held(&mut server);
+    assert_eq!(call_ok(&mut server, "describe-last-error", json!({"list": 20})).lines().count(), 1);
+    assert_nothing_held(&mut server);
     assert_eq!(server.evaluate("*cleaned*"), "=> :YES");
-    // One of the user's is a restart like any other.
+    // An ABORT restart of the user's code is invoked like any other.
     hold(&mut server, "(list (restart-case (error \"x\") (abort () :mine)))");
-    assert_eq!(restart(&mut server, "ABORT"), "=> (:MINE)");
-    // Cleanup forms that fail, or do not end, are not held again.
+    assert_eq!(invoke_restart(&mut server, "ABORT"), "=> (:MINE)");
+    // Cleanup forms that fail or never end are not held again.
     hold(&mut server, "(unwind-protect (error \"x\") (error \"y\"))");
-    assert_eq!(restart(&mut server, "ABORT"), "Evaluation aborted.");
-    nothing_is_held(&mut server);
+    assert_eq!(invoke_restart(&mut server, "ABORT"), "Evaluation aborted.");
+    assert_nothing_held(&mut server);
     hold(&mut server, "(unwind-protect (error \"x\") (loop))");
-    assert_eq!(restart(&mut server, "ABORT"), "Evaluation aborted.");
-    nothing_is_held(&mut server);
+    assert_eq!(invoke_restart(&mut server, "ABORT"), "Evaluation aborted.");
+    assert_nothing_held(&mut server);
     assert_eq!(server.evaluate("*cleaned*"), "=> :YES");
 }
 
@@ -46,12 +46,12 @@ fn new_evaluation_releases_the_held_evaluation_with_a_notice(mode: Mode) {
     hold(&mut server, "(unwind-protect (error \"x\") (setf *cleaned* :yes))");
     assert_eq!(server.evaluate("*cleaned*"), format!("{RELEASED}=> :YES"));
     assert_eq!(server.evaluate("*cleaned*"), "=> :YES");
-    nothing_is_held(&mut server);
-    // One that is held in its turn.
+    assert_nothing_held(&mut server);
+    // The new evaluation is held in turn.
     hold(&mut server, "(error \"first\")");
     let second = hold(&mut server, "(error \"second\")");
     assert!(second.starts_with(&format!("{RELEASED}[ERROR] SIMPLE-ERROR\nsecond\n")), "{second}");
-    good(&mut server, "abort-evaluation", json!({}));
+    call_ok(&mut server, "abort-evaluation", json!({}));
 }
 
 #[apply(both_modes)]
@@ -66,9 +66,9 @@ fn inspection_tools_and_configure_limits_keep_the_evaluation_held(mode: Mode) {
         ("describe-symbol", json!({"name": "car"})),
         ("configure-limits", json!({"timeout": 20})),
     ] {
-        good(&mut server, tool, arguments);
+        call_ok(&mut server, tool, arguments);
     }
-    assert_eq!(restart(&mut server, "CONTINUE"), "=> NIL");
+    assert_eq!(invoke_restart(&mut server, "CONTINUE"), "=> NIL");
 }
 
 #[apply(both_modes)]
@@ -76,14 +76,14 @@ fn reset_releases_the_held_evaluation_with_a_notice(mode: Mode) {
     let mut server = mode.ready();
     hold(&mut server, "(error \"x\")");
     let reset = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
-    let text = good(&mut server, "reset-session", json!({}));
+    let text = call_ok(&mut server, "reset-session", json!({}));
     assert_eq!(text, format!("{RELEASED}{reset}"));
-    nothing_is_held(&mut server);
+    assert_nothing_held(&mut server);
     assert_eq!(last_error(&mut server), NO_ERROR);
     assert_eq!(server.evaluate("2"), "=> 2");
-    assert_eq!(good(&mut server, "reset-session", json!({})), reset);
+    assert_eq!(call_ok(&mut server, "reset-session", json!({})), reset);
     assert_eq!(server.evaluate("3"), "=> 3");
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -91,13 +91,13 @@ fn hold_option_releases_the_held_evaluation_after_its_time(mode: Mode) {
     let mut server = mode.start_with(&["--hold", "0.5"]);
     server.initialize("2025-06-18");
     hold(&mut server, "(error \"x\")");
-    // A question about what is held would have it held for longer.
-    while good(&mut server, "check-evaluation", json!({})).contains("held") {
+    // A question about the held evaluation would extend its hold time.
+    while call_ok(&mut server, "check-evaluation", json!({})).contains("held") {
         std::thread::yield_now();
     }
-    nothing_is_held(&mut server);
+    assert_nothing_held(&mut server);
     let text = server.evaluate("1");
-    let said = "[notice]\nThe evaluation that was held for debugging has been released: its time was up.\n\n=> 1";
+    let said = "[notice]\nThe evaluation held for debugging was released: the hold timed out.\n\n=> 1";
     assert_eq!(text, said);
 }
 
@@ -107,7 +107,7 @@ fn looping_cleanup_forms_delay_release_only_for_a_bounded_time(mode: Mode) {
     server.evaluate("(defvar *kept* :here)");
     hold(&mut server, "(unwind-protect (error \"x\") (loop))");
     let begin = Instant::now();
-    good(&mut server, "abort-evaluation", json!({}));
+    call_ok(&mut server, "abort-evaluation", json!({}));
     hold(&mut server, "(unwind-protect (error \"x\") (loop))");
     assert_eq!(server.evaluate("*kept*"), format!("{RELEASED}=> :HERE"));
     assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
@@ -116,21 +116,21 @@ fn looping_cleanup_forms_delay_release_only_for_a_bounded_time(mode: Mode) {
 #[apply(both_modes)]
 fn time_limit_stops_while_held_and_restarts_on_resume(mode: Mode) {
     let mut server = mode.ready();
-    good(&mut server, "configure-limits", json!({"timeout": 1}));
+    call_ok(&mut server, "configure-limits", json!({"timeout": 1}));
     hold(&mut server, "(progn (sleep 0.6) (cerror \"go\" \"x\") (sleep 0.6) :done)");
-    // The time itself is what is tested, here and below.
+    // The elapsed time itself is tested, here and below.
     std::thread::sleep(Duration::from_millis(1500));
-    assert_eq!(restart(&mut server, "CONTINUE"), "=> :DONE");
+    assert_eq!(invoke_restart(&mut server, "CONTINUE"), "=> :DONE");
     hold(&mut server, "(progn (cerror \"go\" \"x\") (loop))");
-    let text = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
-    assert!(text.starts_with("[ERROR] TIMEOUT\n") && text.ends_with(TOOLS), "{text}");
-    good(&mut server, "abort-evaluation", json!({}));
-    // What is evaluated in a frame has its own, and the rest stays held.
+    let text = call_err(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
+    assert!(text.starts_with("[ERROR] TIMEOUT\n") && text.ends_with(DEBUGGER_SECTION_END), "{text}");
+    call_ok(&mut server, "abort-evaluation", json!({}));
+    // An evaluation in a frame has its own time limit; the frame's evaluation stays held.
     hold(&mut server, "(cerror \"go\" \"x\")");
-    let text = bad(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(loop)"}));
+    let text = call_err(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(loop)"}));
     assert!(text.contains("[ERROR] TIMEOUT\n"), "{text}");
-    assert_eq!(restart(&mut server, "CONTINUE"), "=> NIL");
-    server.goes_on();
+    assert_eq!(invoke_restart(&mut server, "CONTINUE"), "=> NIL");
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -138,28 +138,28 @@ fn resumed_evaluation_keeps_its_own_time_limit(mode: Mode) {
     let mut server = mode.ready();
     let held = |server: &mut Server, code: &str, timeout: f64| {
         let arguments = json!({"code": code, "on-error": "debug", "timeout": timeout});
-        assert!(bad(server, "evaluate-lisp", arguments).ends_with(TOOLS));
+        assert!(call_err(server, "evaluate-lisp", arguments).ends_with(DEBUGGER_SECTION_END));
     };
     held(&mut server, "(progn (cerror \"go\" \"x\") (loop))", 0.5);
-    let text = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
+    let text = call_err(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
     assert!(text.contains("did not finish within its time limit of 0.5 seconds"), "{text}");
 
-    good(&mut server, "configure-limits", json!({"timeout": 0.5}));
+    call_ok(&mut server, "configure-limits", json!({"timeout": 0.5}));
     server.evaluate("(defun f () (declare (optimize debug)) (cerror \"go\" \"x\") :f)");
     let slow = "(progn (f) (sleep 1) (cerror \"go\" \"y\") (sleep 1) :done)";
     held(&mut server, slow, 10.0);
-    // What is evaluated in a frame is an evaluation of its own.
-    let text = bad(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(loop)"}));
+    // An evaluation in a frame is an evaluation of its own, with the session's time limit.
+    let text = call_err(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(loop)"}));
     assert!(text.contains("did not finish within its time limit of 0.5 seconds"), "{text}");
-    assert!(bad(&mut server, "resume-from-frame", json!({"frame": 1, "return": "1"})).contains("\ny\n"));
-    assert_eq!(restart(&mut server, "CONTINUE"), "=> :DONE");
-    // No limit at all, and one that was the session's when it began.
+    assert!(call_err(&mut server, "resume-from-frame", json!({"frame": 1, "return": "1"})).contains("\ny\n"));
+    assert_eq!(invoke_restart(&mut server, "CONTINUE"), "=> :DONE");
+    // An evaluation without a limit, then one with the session's limit at its start.
     held(&mut server, slow, 0.0);
-    assert!(bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"})).contains("\ny\n"));
-    assert_eq!(restart(&mut server, "CONTINUE"), "=> :DONE");
+    assert!(call_err(&mut server, "invoke-restart", json!({"restart": "CONTINUE"})).contains("\ny\n"));
+    assert_eq!(invoke_restart(&mut server, "CONTINUE"), "=> :DONE");
     hold(&mut server, "(progn (cerror \"go\" \"x\") (loop))");
-    good(&mut server, "configure-limits", json!({"timeout": 60}));
-    let text = bad(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
+    call_ok(&mut server, "configure-limits", json!({"timeout": 60}));
+    let text = call_err(&mut server, "invoke-restart", json!({"restart": "CONTINUE"}));
     assert!(text.contains("did not finish within its time limit of 0.5 seconds"), "{text}");
 }
 
@@ -167,12 +167,12 @@ fn resumed_evaluation_keeps_its_own_time_limit(mode: Mode) {
 fn with_timeout_deadlines_and_handlers_cannot_end_a_hold(mode: Mode) {
     let mut server = mode.ready();
     for code in [
-        // Its handler would unwind.
+        // The handler of the timeout would unwind.
         "(handler-case (sb-ext:with-timeout 0.3 (cerror \"go\" \"held\") :went-on) (sb-ext:timeout () :timed-out))",
-        // Its handler would throw.
+        // The handler of the timeout would throw.
         "(catch 'out (handler-bind ((sb-ext:timeout (lambda (c) (declare (ignore c)) (throw 'out :thrown))))\n \
          (sb-ext:with-timeout 0.3 (cerror \"go\" \"held\") :went-on)))",
-        // It has no handler.
+        // The timeout has no handler.
         "(sb-ext:with-timeout 0.3 (cerror \"go\" \"held\") :went-on)",
         "(sb-sys:with-deadline (:seconds 0.3) (cerror \"go\" \"held\") :went-on)",
         "(handler-bind ((error (lambda (c) (unless (search \"held\" (princ-to-string c)) (abort)))))\n  \
@@ -181,9 +181,9 @@ fn with_timeout_deadlines_and_handlers_cannot_end_a_hold(mode: Mode) {
         hold(&mut server, code);
         std::thread::sleep(Duration::from_millis(600));
         assert!(in_frame(&mut server, 0, "(+ 20 22)").ends_with("=> 42"), "{code}");
-        let inside = bad(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(error \"inside\")"}));
+        let inside = call_err(&mut server, "eval-in-frame", json!({"frame": 0, "code": "(error \"inside\")"}));
         assert!(inside.contains("[ERROR] SIMPLE-ERROR\ninside\n"), "{code}: {inside}");
-        assert_eq!(restart(&mut server, "CONTINUE"), "=> :WENT-ON", "{code}");
+        assert_eq!(invoke_restart(&mut server, "CONTINUE"), "=> :WENT-ON", "{code}");
     }
 }
 
@@ -198,7 +198,7 @@ fn timers_in_the_held_thread_cannot_end_a_hold(mode: Mode) {
         hold(&mut server, &code);
         std::thread::sleep(Duration::from_millis(600));
         assert!(in_frame(&mut server, 0, "(+ 20 22)").ends_with("=> 42"), "{code}");
-        assert_eq!(restart(&mut server, "CONTINUE"), "=> :WENT-ON", "{code}");
+        assert_eq!(invoke_restart(&mut server, "CONTINUE"), "=> :WENT-ON", "{code}");
     }
 }
 
@@ -207,19 +207,19 @@ fn cancelling_invoke_restart_stops_the_resumed_evaluation(mode: Mode) {
     let mut server = mode.ready();
     hold(&mut server, "(progn (cerror \"go\" \"x\") (loop))");
     let id = server.post_call("invoke-restart", json!({"restart": "CONTINUE"}));
-    while !good(&mut server, "check-evaluation", json!({})).contains("running for") {
+    while !call_ok(&mut server, "check-evaluation", json!({})).contains("running for") {
         std::thread::yield_now();
     }
     server.notify("notifications/cancelled", json!({"requestId": id}));
-    server.goes_on();
-    nothing_is_held(&mut server);
+    server.assert_works();
+    assert_nothing_held(&mut server);
 }
 
 #[apply(both_modes)]
 fn abort_evaluation_does_not_end_a_running_evaluation(mode: Mode) {
     let mut server = mode.ready();
     let running = server.post_call("evaluate-lisp", json!({"code": "(progn (sleep 0.5) :ran)", "on-error": "debug"}));
-    assert_eq!(bad(&mut server, "abort-evaluation", json!({})), NOTHING_HELD);
+    assert_eq!(call_err(&mut server, "abort-evaluation", json!({})), NOTHING_HELD);
     assert_eq!(server.outcome(running), ("=> :RAN".to_owned(), false));
 }
 
@@ -228,12 +228,12 @@ fn definitions_made_by_eval_in_frame_are_replayed_after_image_loss() {
     let mut server = Server::ready();
     hold(&mut server, "(progn (cerror \"go\" \"x\") (sb-sys:without-interrupts (loop)))");
     in_frame(&mut server, 1, "(defvar *kept* 7) (setf *kept* 8)\n(defun kept () (list :kept *kept*))");
-    good(&mut server, "configure-limits", json!({"timeout": 0.3}));
+    call_ok(&mut server, "configure-limits", json!({"timeout": 0.3}));
     in_frame(&mut server, 1, "(+ 1 2)");
     let lost = "(sb-sys:without-interrupts (loop))";
-    let text = bad(&mut server, "eval-in-frame", json!({"frame": 1, "code": lost, "timeout": 0.3}));
-    assert!(text.contains("The Lisp image did not react to being interrupted"), "{text}");
-    assert!(text.contains("\nRestored: all 2 forms that defined something.\n"), "{text}");
+    let text = call_err(&mut server, "eval-in-frame", json!({"frame": 1, "code": lost, "timeout": 0.3}));
+    assert!(text.contains("The Lisp image did not respond to an interrupt"), "{text}");
+    assert!(text.contains("\nRestored: all 2 defining forms.\n"), "{text}");
     assert_eq!(server.evaluate("(kept)"), "=> (:KEPT 7)");
 }
 
@@ -243,36 +243,36 @@ fn server_restarts_are_invisible_to_find_restart(mode: Mode) {
     for code in ["(find-restart 'retry)", "(find-restart 'continue)", "(find-restart :retry)"] {
         assert_eq!(server.evaluate(code), "=> NIL", "{code}");
     }
-    let text = bad(&mut server, "evaluate-lisp", json!({"code": "(invoke-restart 'retry)"}));
+    let text = call_err(&mut server, "evaluate-lisp", json!({"code": "(invoke-restart 'retry)"}));
     assert!(text.starts_with("[ERROR] SB-INT:SIMPLE-CONTROL-ERROR\n"), "{text}");
-    // Two of the same name: the inner one by name, each by its number.
+    // Of two restarts with one name, the name selects the inner one, and each has its number.
     server.evaluate("(defvar *tries* 0)");
     let code = "(incf *tries*)\n(progn (incf *tries*) (restart-case (error \"x\") (retry () :report \"Mine.\" :mine)))";
     let report = hold(&mut server, code);
     assert!(report.contains("  1. RETRY - Mine.\n  2. RETRY - Evaluate this form again.\n"), "{report}");
-    assert!(bad(&mut server, "invoke-restart", json!({"restart": 2})).ends_with(TOOLS));
-    assert_eq!(restart(&mut server, "RETRY"), "=> :MINE");
+    assert!(call_err(&mut server, "invoke-restart", json!({"restart": 2})).ends_with(DEBUGGER_SECTION_END));
+    assert_eq!(invoke_restart(&mut server, "RETRY"), "=> :MINE");
     assert_eq!(server.evaluate("*tries*"), "=> 3");
 }
 
 #[apply(both_modes)]
-fn evaluation_is_told_as_held_while_code_runs_in_its_frame(mode: Mode) {
+fn evaluation_is_reported_as_held_while_code_runs_in_its_frame(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defvar *gate* nil)");
     hold(&mut server, "(cerror \"go\" \"x\")");
     let running = server.post_call("eval-in-frame", json!({"frame": 0, "code": "(loop until *gate* do (sleep 0.01))"}));
-    while !good(&mut server, "check-evaluation", json!({})).contains("running for") {
+    while !call_ok(&mut server, "check-evaluation", json!({})).contains("running for") {
         std::thread::yield_now();
     }
-    let status = good(&mut server, "check-evaluation", json!({"id": 2}));
-    assert!(status.starts_with("Evaluation 2: held where it failed with SIMPLE-ERROR (E1)"), "{status}");
-    good(&mut server, "abort-evaluation", json!({"id": 3}));
+    let status = call_ok(&mut server, "check-evaluation", json!({"id": 2}));
+    assert!(status.starts_with("Evaluation 2: held in the debugger with SIMPLE-ERROR (E1)"), "{status}");
+    call_ok(&mut server, "abort-evaluation", json!({"id": 3}));
     assert!(server.outcome(running).0.contains("[ERROR] CANCELLED"));
-    assert_eq!(good(&mut server, "abort-evaluation", json!({"id": 2})), "Evaluation aborted.");
-    nothing_is_held(&mut server);
+    assert_eq!(call_ok(&mut server, "abort-evaluation", json!({"id": 2})), "Evaluation aborted.");
+    assert_nothing_held(&mut server);
 }
 
-// ---- What is not there
+// ---- Errors: nothing held, unknown restarts and frames
 
 #[apply(both_modes)]
 fn debugger_tools_report_that_no_evaluation_is_held(mode: Mode) {
@@ -284,10 +284,10 @@ fn debugger_tools_report_that_no_evaluation_is_held(mode: Mode) {
         ("resume-from-frame", json!({"frame": 0})),
         ("abort-evaluation", json!({})),
     ] {
-        assert_eq!(bad(&mut server, tool, arguments), NOTHING_HELD, "{tool}");
+        assert_eq!(call_err(&mut server, tool, arguments), NOTHING_HELD, "{tool}");
     }
     assert_eq!(last_error(&mut server), NO_ERROR);
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
@@ -299,7 +299,7 @@ fn unknown_restarts_frames_and_arguments_are_refused_with_the_valid_ones(mode: M
     for (restart, named) in
         [(json!(7), "7"), (json!("7"), "7"), (json!("nope"), "nope"), (json!("cl:continue"), "cl:continue")]
     {
-        let text = bad(&mut server, "invoke-restart", json!({"restart": restart}));
+        let text = call_err(&mut server, "invoke-restart", json!({"restart": restart}));
         assert_eq!(text, format!("There is no restart {named}. {there_are}"));
     }
     for (tool, arguments) in [
@@ -307,23 +307,23 @@ fn unknown_restarts_frames_and_arguments_are_refused_with_the_valid_ones(mode: M
         ("resume-from-frame", json!({"frame": 99, "return": "1"})),
         ("resume-from-frame", json!({"frame": 99})),
     ] {
-        let text = bad(&mut server, tool, arguments);
+        let text = call_err(&mut server, tool, arguments);
         assert!(text.starts_with("There is no frame 99. Frames are numbered from 0 to 2"), "{tool}: {text}");
     }
     for (tool, arguments, part) in [
         ("invoke-restart", json!({"restart": 0}), "restart must be a number from 1, or a name"),
         ("invoke-restart", json!({"restart": true}), "restart must be a string, not true"),
         ("invoke-restart", json!({"restart": 1, "values": [41]}), "values must be a string"),
-        ("resume-from-frame", json!({"frame": -1}), "frame must be a frame's number, from 0"),
-        ("resume-from-frame", json!({"frame": "none"}), "frame must be a frame's number, from 0"),
+        ("resume-from-frame", json!({"frame": -1}), "frame must be a frame number, from 0"),
+        ("resume-from-frame", json!({"frame": "none"}), "frame must be a frame number, from 0"),
         ("eval-in-frame", json!({"frame": 1}), "eval-in-frame needs the argument code"),
         ("abort-evaluation", json!({"now": true}), "abort-evaluation has no argument"),
     ] {
-        let text = bad(&mut server, tool, arguments);
+        let text = call_err(&mut server, tool, arguments);
         assert!(text.contains(part), "{text}");
     }
     assert_eq!(last_error(&mut server), before);
-    assert_eq!(restart(&mut server, "CONTINUE"), "=> NIL");
+    assert_eq!(invoke_restart(&mut server, "CONTINUE"), "=> NIL");
 }
 
 #[apply(both_modes)]
@@ -334,7 +334,7 @@ fn markers_in_restarts_and_locals_are_escaped(mode: Mode) {
     let report = hold(&mut server, code);
     assert!(report.contains("2. GO-ON - [ERROR\\] really\n"), "{report}");
     assert_eq!(report.matches("[Debugger]").count(), 1, "{report}");
-    let shown = good(&mut server, "get-backtrace", json!({"locals": true}));
+    let shown = call_ok(&mut server, "get-backtrace", json!({"locals": true}));
     assert!(shown.contains("TRAP = \"[Debugger\\]\""), "{shown}");
-    good(&mut server, "abort-evaluation", json!({}));
+    call_ok(&mut server, "abort-evaluation", json!({}));
 }

@@ -1,4 +1,4 @@
-//! Errors: conditions, reader errors, text, and attempts to forge a report.
+//! Failed evaluations: conditions, reader errors, unusual text, and attempts to forge a report.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn division_by_zero_report_has_condition_operation_and_backtrace() {
 }
 
 #[test]
-fn the_frame_of_an_undefined_function_has_the_called_name() {
+fn frame_of_an_undefined_function_has_the_called_name() {
     let failure = fresh().error("(nonexistent-func 42)");
     assert_eq!(failure.kind, "UNDEFINED-FUNCTION");
     assert_eq!(failure.frames[0].call, "(NONEXISTENT-FUNC 42)");
@@ -136,7 +136,7 @@ fn describe_last_error_shows_message_time_id_form_restarts_and_5_frames() {
     assert_eq!(form, "Form: 1 (line 1): (restart-case (/ 1 0) (use-zero () :report \"Use zero\" 0))");
     let start = "\nAvailable Restarts:\n  1. USE-ZERO - Use zero\n  2. RETRY - Evaluate this form again.\n  3. ABORT - Return to top level.\n\nBacktrace (top 5 frames):\n  0: (ERROR DIVISION-BY-ZERO ";
     assert!(rest.starts_with(start), "{text}");
-    assert!(rest.ends_with("\n\nFor full backtrace, use get-backtrace tool."), "{text}");
+    assert!(rest.ends_with("\n\nFor the full backtrace, use get-backtrace."), "{text}");
 }
 
 #[test]
@@ -156,10 +156,7 @@ fn get_backtrace_shows_max_frames_and_counts_the_remaining_frames() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], format!("Backtrace for SIMPLE-ERROR (10 of {total} frames):"));
     assert_eq!(lines[1], "  0: (ERROR \"deep\")");
-    assert_eq!(
-        lines[lines.len() - 1],
-        format!("{} more frames; ask for max-frames {total} to see them all.", total - 10)
-    );
+    assert_eq!(lines[lines.len() - 1], format!("{} more frames; pass max-frames {total} to see them all.", total - 10));
     let whole = lisp.backtrace_text(total);
     assert!(whole.starts_with(&format!("Backtrace for SIMPLE-ERROR ({total} of {total} frames):")), "{whole}");
     assert!(!whole.contains("more frames"), "{whole}");
@@ -208,7 +205,7 @@ fn read_from_string_error_is_not_reported_as_a_syntax_error_of_the_code() {
     assert!(!failure.message.text.contains("The code ends"), "{}", failure.message.text);
 }
 
-// Text.
+// Unusual text.
 
 #[test]
 fn non_ascii_text_is_preserved_in_output_warnings_and_values() {
@@ -276,7 +273,7 @@ fn deeply_nested_code_leaves_the_session_usable() {
     assert_eq!(lisp.value("(+ 1 2)"), "3");
 }
 
-// Forging.
+// Forged report sections.
 
 #[test]
 fn section_markers_in_output_warnings_and_errors_are_escaped() {
@@ -426,8 +423,8 @@ proptest! {
     }
 }
 
-/// Checks 300 random texts against one session, which no other test uses meanwhile.
-fn check(texts: &impl Strategy<Value = String>, check: impl Fn(&Lisp, String) -> Result<(), TestCaseError>) {
+/// Runs `check` on 300 random texts, all in one session that no other test uses meanwhile.
+fn check(texts: &impl Strategy<Value = String>, check: impl Fn(&TestSession, String) -> Result<(), TestCaseError>) {
     let lisp = fresh();
     let config = ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() };
     let result = TestRunner::new(config).run(texts, |text| check(&lisp, text));

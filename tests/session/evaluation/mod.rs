@@ -1,4 +1,4 @@
-//! What an evaluation answers: values, output, warnings, errors, limits, and what persists from one to the next.
+//! Results of evaluations: values, output, warnings, errors and limits, and the state that persists.
 
 mod failure;
 mod limits;
@@ -13,7 +13,8 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::support::{
-    DEADLINE, Lisp, MARKERS, calls, check_error_response, error, fresh, missing_frame, restarts, values, warnings,
+    DEADLINE, MARKERS, TestSession, calls, check_error_response, error, fresh, missing_frame, restarts, values,
+    warnings,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestRunner};
@@ -21,7 +22,7 @@ use sbcl::outcome::SymbolDescription;
 use sbcl::report::{self, unescape_markers};
 use sbcl::{Evaluation, Limits};
 
-/// A Lisp string literal that reads as `text`.
+/// Returns a Lisp string literal that reads as `text`.
 fn literal(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }

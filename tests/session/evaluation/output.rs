@@ -1,4 +1,4 @@
-//! Captured output.
+//! Captured output, and its limits.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What persists from one evaluation to the next.
+//! State that persists from one evaluation to the next.
 
 use super::*;
 
@@ -234,7 +234,7 @@ fn the_users_readtable_case_does_not_disturb_a_report() {
     assert_eq!(failure.frames[0].call, "(ERROR \"x\")");
 }
 
-/// Where [`random_returns_an_integer`] writes its number, in a process started for that.
+/// The environment variable with the file to which [`random_returns_an_integer`] writes its number in a child process.
 const NUMBER_FILE: &str = "SBCL_TEST_RANDOM_NUMBER_FILE";
 
 #[test]

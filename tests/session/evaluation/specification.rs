@@ -1,4 +1,4 @@
-//! The edge cases that the specification lists by name.
+//! The edge cases and counterexamples that the specification lists by name.
 
 use super::*;
 
@@ -60,7 +60,7 @@ fn edge_memory_pressure_the_error_state_is_not_collected() {
     lisp.error("(defun f (x) (error \"about ~A\" x)) (f (list 1 2 3))");
     let (described, backtrace) = (lisp.last_error_text(), lisp.backtrace_text(100));
     let done = std::env::temp_dir().join(format!("sbcl-mcp-collected-{}", std::process::id()));
-    // A thread of the user's makes the memory pressure, since an evaluation would clear the state.
+    // A user thread creates the memory pressure, because another evaluation would clear the error state.
     let lisp_error = lisp.error(&format!(
         "(sb-thread:make-thread (lambda () (dotimes (i 5) (make-list 1000000)) (sb-ext:gc :full t) \
              (with-open-file (s {done:?} :direction :output)))) (f (list 1 2 3))"
@@ -94,7 +94,7 @@ fn edge_long_running_session_the_error_persists() {
     let lisp = fresh();
     lisp.error("(/ 1 0)");
     let first = lisp.last_error_text();
-    // The time itself is what is tested.
+    // The test needs real time to pass.
     std::thread::sleep(Duration::from_millis(1200));
     for _ in 0..100 {
         assert_eq!(lisp.last_error_text(), first);
@@ -262,7 +262,7 @@ fn counterexample_backtrace_does_not_degrade_over_time() {
     let lisp = fresh();
     lisp.error("(defun a () (/ 1 0)) (a)");
     let first = lisp.backtrace_text(10);
-    // The time itself is what is tested.
+    // The test needs real time to pass.
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(lisp.backtrace_text(10), first);
 }
@@ -328,7 +328,7 @@ fn panic_in_a_reply_callback_is_reported_as_a_notice() {
     let lisp = crate::support::fresh();
     lisp.session().submit(Evaluation::new("1"), |_| panic!("on purpose"));
     let outcome = lisp.eval("(+ 1 2)");
-    assert_eq!(outcome.notices, ["Whoever was given an answer of this session's panicked: on purpose"]);
+    assert_eq!(outcome.notices, ["The receiver of one of this session's answers panicked: on purpose"]);
 }
 
 #[test]

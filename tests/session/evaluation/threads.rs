@@ -1,4 +1,4 @@
-//! Threads that an evaluation starts.
+//! Threads that evaluations start.
 
 use super::*;
 
@@ -39,7 +39,7 @@ fn an_error_in_a_thread_ends_neither_the_process_nor_the_session() {
     assert_eq!(lisp.value("(+ 1 2)"), "3");
 }
 
-/// The kernel sends the timers' signal to whatever thread does not block it: one that has nothing to do passes it on.
+/// The kernel sends the timers' signal to any thread that does not block it. An idle thread must pass it on.
 #[test]
 fn timer_runs_even_when_sigalrm_reaches_an_idle_thread() {
     let lisp = fresh();
@@ -76,7 +76,7 @@ fn timer_error_is_reported_as_background_and_later_timers_still_run() {
         assert!(text.starts_with(&report) && text.ends_with("\n\n=> NIL"), "{text}");
         assert!(!text.contains("debugger") && !text.contains("quitting"), "{text}");
     }
-    // Nor does one that unwinds its thread stop those to come.
+    // A timer that unwinds its thread does not stop later timers.
     for place in ["t", "nil"] {
         for does in ["(throw 'out 1)", "(sb-thread:abort-thread)", "(setf *done* t)"] {
             let code = format!(

@@ -1,4 +1,4 @@
-//! Values, and the sections of a success.
+//! Printed values, and the sections of a report.
 
 use super::*;
 

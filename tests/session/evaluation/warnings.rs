@@ -1,4 +1,4 @@
-//! Warnings, and what SBCL compiles into a run-time error.
+//! Warnings, and invalid code that SBCL compiles into a run-time error.
 
 use super::*;
 
@@ -145,7 +145,7 @@ fn a_warning_whose_report_fails_is_recorded() {
     assert!(found[0].starts_with("BAD-WARNING: (the condition's report failed"), "{found:?}");
 }
 
-// What SBCL compiles into a run-time error.
+// Invalid code that SBCL compiles into a run-time error.
 
 #[test]
 fn malformed_let_in_a_function_is_recorded_as_a_compile_time_error() {

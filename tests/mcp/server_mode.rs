@@ -1,4 +1,4 @@
-//! The two ways in which a server runs, and the tests that hold in both.
+//! The two modes of a server, and the template for tests that hold in both.
 
 use std::path::Path;
 
@@ -7,25 +7,25 @@ use rstest_reuse::template;
 use crate::client::Server;
 use crate::processes::worker;
 
-/// How a server runs.
+/// The number of processes of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// As two processes: a supervisor, and a worker that holds Lisp.
+    /// Two processes: a supervisor, and a worker that holds Lisp.
     Supervised,
-    /// As one process that serves MCP and holds Lisp.
+    /// One process that serves MCP and holds Lisp.
     Plain,
 }
 
-/// Runs a test in each mode: `#[apply(both_modes)] fn name(mode: Mode)`. The names of the two tests end with `supervised`
-/// and `plain`, by which they can be chosen.
+/// Runs a test in each mode: `#[apply(both_modes)] fn name(mode: Mode)`. The names of the two resulting tests end with
+/// `supervised` and `plain`, so that a filter can select them.
 #[template]
 #[rstest::rstest]
-#[case::supervised(crate::mode::Mode::Supervised)]
-#[case::plain(crate::mode::Mode::Plain)]
-pub(crate) fn both_modes(#[case] mode: crate::mode::Mode) {}
+#[case::supervised(crate::server_mode::Mode::Supervised)]
+#[case::plain(crate::server_mode::Mode::Plain)]
+pub(crate) fn both_modes(#[case] mode: crate::server_mode::Mode) {}
 
 impl Mode {
-    /// The options that this mode adds.
+    /// Returns the options for this mode.
     pub(crate) fn options(self) -> &'static [&'static str] {
         match self {
             Self::Supervised => &[],
@@ -33,12 +33,12 @@ impl Mode {
         }
     }
 
-    /// True for [`Mode::Plain`].
+    /// Returns true for [`Mode::Plain`].
     pub(crate) fn is_plain(self) -> bool {
         self == Self::Plain
     }
 
-    /// Starts the server; nothing has been said yet.
+    /// Starts the server without sending anything.
     pub(crate) fn start(self) -> Server {
         self.start_with(&[])
     }
@@ -53,20 +53,20 @@ impl Mode {
         Server::start_with_environment(&[arguments, self.options()].concat(), variables)
     }
 
-    /// Starts the server without reading from it.
+    /// Starts the server; its output is not read yet.
     pub(crate) fn start_unread(self, arguments: &[&str]) -> Server {
         Server::start_unread(&[arguments, self.options()].concat())
     }
 
-    /// Starts the server and shakes hands.
+    /// Starts and initializes the server.
     pub(crate) fn ready(self) -> Server {
         let mut server = self.start();
         server.initialize("2025-06-18");
         server
     }
 
-    /// The process that holds Lisp.
-    pub(crate) fn lisp(self, server: &Server) -> u32 {
+    /// Returns the process that holds Lisp.
+    pub(crate) fn lisp_process(self, server: &Server) -> u32 {
         match self {
             Self::Supervised => worker(server),
             Self::Plain => server.pid(),

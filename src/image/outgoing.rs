@@ -1,27 +1,28 @@
-//! Where Lisp reads the messages that it gets.
+//! The memory in which Lisp reads the messages that it receives.
 //!
-//! With the feature `guarded-messages`, which is for tests, each has pages of its own: behind its last word begins memory
-//! that nobody may read, and so becomes the message itself when it is over. What Lisp reads too far or too late is a fault.
+//! With the feature `guarded-messages`, for tests, each message has pages of its own. An inaccessible page follows its
+//! last word, and the message itself becomes inaccessible when it is retired, so that a read beyond its end or after
+//! its lifetime faults.
 #![allow(unsafe_code)]
 
 #[cfg(not(feature = "guarded-messages"))]
-pub(super) use plain::Buffer;
+pub(super) use plain::OutgoingBuffer;
 
 #[cfg(feature = "guarded-messages")]
-pub(super) use guarded::Buffer;
+pub(super) use guarded::OutgoingBuffer;
 
 #[cfg(not(feature = "guarded-messages"))]
 mod plain {
-    use crate::image::words::SPARE_WORDS;
+    use crate::image::message_buffer::MAX_SPARE_WORDS;
 
     /// The words of a message.
     #[derive(Debug, Default)]
-    pub(in crate::image) struct Buffer(Vec<u64>);
+    pub(in crate::image) struct OutgoingBuffer(Vec<u64>);
 
-    impl Buffer {
+    impl OutgoingBuffer {
         /// Replaces the message.
         pub(in crate::image) fn fill(&mut self, words: &[u64]) {
-            if self.0.capacity() > SPARE_WORDS.max(words.len()) {
+            if self.0.capacity() > MAX_SPARE_WORDS.max(words.len()) {
                 self.0 = Vec::new();
             }
             self.0.clear();
@@ -45,29 +46,30 @@ mod guarded {
     use parking_lot::Mutex;
     use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
-    /// A multiple of any page's size, in bytes.
+    /// Size of the guard, in bytes: a multiple of the page size on every platform.
     const PAGE: usize = 1 << 16;
-    /// How many messages that are over keep their addresses.
-    const KEPT: usize = 1024;
+    /// Number of retired messages whose addresses stay reserved.
+    const MAX_RETIRED: usize = 1024;
 
-    /// The addresses and sizes of messages that are over.
-    static OVER: Mutex<VecDeque<(usize, usize)>> = Mutex::new(VecDeque::new());
+    /// Addresses and sizes of retired messages, oldest first.
+    static RETIRED: Mutex<VecDeque<(usize, usize)>> = Mutex::new(VecDeque::new());
 
     /// The words of a message, in pages of its own.
     #[derive(Debug)]
-    pub(in crate::image) struct Buffer {
-        /// The address of the first page.
+    pub(in crate::image) struct OutgoingBuffer {
+        /// Address of the first page.
         pages: usize,
-        /// The size of all of them in bytes, the guard included.
+        /// Size of all pages in bytes, including the guard.
         size: usize,
         count: usize,
     }
 
-    impl Buffer {
+    impl OutgoingBuffer {
         pub(in crate::image) fn of(words: &[u64]) -> Self {
             let bytes = size_of_val(words);
             let size = bytes.next_multiple_of(PAGE) + PAGE;
-            // SAFETY: the mapping is new, and as large as what is protected and written of it.
+            // SAFETY: the mapping is new and has `size` bytes: the guard is its last page unit, and the words, which
+            // end where the guard begins, fit before it.
             let pages = unsafe {
                 let access = ProtFlags::READ | ProtFlags::WRITE;
                 let pages = mmap_anonymous(std::ptr::null_mut(), size, access, MapFlags::PRIVATE).expect("memory");
@@ -93,25 +95,25 @@ mod guarded {
         }
     }
 
-    impl Default for Buffer {
+    impl Default for OutgoingBuffer {
         fn default() -> Self {
             Self::of(&[])
         }
     }
 
-    impl Drop for Buffer {
+    impl Drop for OutgoingBuffer {
         fn drop(&mut self) {
-            // SAFETY: the pages are this buffer's, and nothing in Rust refers to them any more.
+            // SAFETY: this buffer owns the pages, and Rust code holds no reference into them.
             unsafe {
                 let pages = std::ptr::with_exposed_provenance_mut(self.pages);
                 mprotect(pages, self.size, MprotectFlags::empty()).expect("it is protected");
             }
-            let mut over = OVER.lock();
-            over.push_back((self.pages, self.size));
-            if over.len() > KEPT
-                && let Some((pages, size)) = over.pop_front()
+            let mut retired = RETIRED.lock();
+            retired.push_back((self.pages, self.size));
+            if retired.len() > MAX_RETIRED
+                && let Some((pages, size)) = retired.pop_front()
             {
-                // SAFETY: nothing refers to a message that is over.
+                // SAFETY: the pages belonged to a retired message, to which nothing refers.
                 unsafe { munmap(std::ptr::with_exposed_provenance_mut(pages), size) }.expect("it is unmapped");
             }
         }

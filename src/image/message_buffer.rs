@@ -1,4 +1,4 @@
-//! The buffers of messages.
+//! The buffer that a message is written into, or copied into from Lisp.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -7,31 +7,31 @@ use std::ops::{Deref, DerefMut};
 
 use smallvec::SmallVec;
 
-/// How many words a message has without taking memory but the stack.
-const SMALL: usize = 16;
-/// How many spare buffers a thread keeps.
-const SPARE_BUFFERS: usize = 8;
-/// How many words a buffer may have room for that is kept for the next message.
-pub(super) const SPARE_WORDS: usize = 1 << 16;
+/// Number of words that a message holds without heap memory.
+const INLINE_WORDS: usize = 16;
+/// Maximum number of spare buffers that a thread keeps.
+const MAX_SPARE_BUFFERS: usize = 8;
+/// Largest capacity, in words, of a buffer that is kept for reuse.
+pub(super) const MAX_SPARE_WORDS: usize = 1 << 16;
 
 thread_local! {
-    /// Buffers that no large message uses now.
+    /// Buffers of dropped messages, for reuse by the next large ones.
     static SPARE: RefCell<Vec<Vec<u64>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A message. A small one, such as that of a call with some numbers, is on the stack; the buffer of a large one goes to
-/// the next one when it is dropped.
+/// The words of a message. A small message, such as a call with a few numbers, stays on the stack; a large one reuses
+/// the buffer of an earlier message.
 #[derive(Debug, Default)]
-pub(crate) struct Words(SmallVec<[u64; SMALL]>);
+pub(crate) struct MessageBuffer(SmallVec<[u64; INLINE_WORDS]>);
 
-impl Words {
-    /// An empty one.
+impl MessageBuffer {
+    /// Creates an empty message.
     #[inline]
     pub(crate) fn new() -> Self {
         Self(SmallVec::new())
     }
 
-    /// Makes room for so many words more.
+    /// Ensures capacity for `more` further words.
     #[inline]
     pub(crate) fn reserve(&mut self, more: usize) {
         if self.0.len() + more > self.0.capacity() {
@@ -55,18 +55,18 @@ impl Words {
         self.0.extend_from_slice(words);
     }
 
-    /// Adds as many words as hold `count` halves of them, which `halves` gives, the first of them at the lower address.
-    /// Where it gives fewer, the others are 0.
+    /// Appends `count` half words, two to a word, the first at the lower address. Halves that the iterator does not
+    /// provide, and the padding, are 0.
     #[inline]
     pub(crate) fn extend_from_halves(&mut self, count: usize, halves: impl Iterator<Item = u32>) {
         let words = count.div_ceil(2);
         self.reserve(words + 1);
         let length = self.0.len();
-        // SAFETY: there is room for that many words after those that there are, and one more. All of them are written
-        // before they count: the zip does not write past `count`, and what it does not reach is filled up.
+        // SAFETY: `reserve` made room for `words` more words, and one. All of them are initialised before `set_len`
+        // includes them: the zip writes at most `count` halves, and the loop fills the rest.
         unsafe {
-            let place = self.0.as_mut_ptr().add(length).cast::<MaybeUninit<u32>>();
-            let target = std::slice::from_raw_parts_mut(place, words * 2);
+            let start = self.0.as_mut_ptr().add(length).cast::<MaybeUninit<u32>>();
+            let target = std::slice::from_raw_parts_mut(start, words * 2);
             let mut written = 0;
             for (half, value) in target[..count].iter_mut().zip(halves) {
                 half.write(value);
@@ -80,16 +80,16 @@ impl Words {
     }
 }
 
-impl Drop for Words {
+impl Drop for MessageBuffer {
     #[inline]
     fn drop(&mut self) {
-        if self.0.spilled() && self.0.capacity() <= SPARE_WORDS {
+        if self.0.spilled() && self.0.capacity() <= MAX_SPARE_WORDS {
             let mut words = std::mem::take(&mut self.0).into_vec();
             words.clear();
-            // A thread that ends keeps none.
+            // A thread that is ending keeps no buffers.
             let _ = SPARE.try_with(|spare| {
                 let mut spare = spare.borrow_mut();
-                if spare.len() < SPARE_BUFFERS {
+                if spare.len() < MAX_SPARE_BUFFERS {
                     spare.push(words);
                 }
             });
@@ -97,8 +97,8 @@ impl Drop for Words {
     }
 }
 
-impl Deref for Words {
-    type Target = SmallVec<[u64; SMALL]>;
+impl Deref for MessageBuffer {
+    type Target = SmallVec<[u64; INLINE_WORDS]>;
 
     #[inline]
     fn deref(&self) -> &Self::Target {
@@ -106,7 +106,7 @@ impl Deref for Words {
     }
 }
 
-impl DerefMut for Words {
+impl DerefMut for MessageBuffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.0
@@ -118,10 +118,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_are_packed_two_to_a_word_and_missing_ones_are_zero() {
+    fn extend_from_halves_packs_two_per_word_and_fills_with_zeros() {
         for count in 0..40 {
             for given in 0..=count + 2 {
-                let mut words = Words::new();
+                let mut words = MessageBuffer::new();
                 words.extend_from_slice(&[7]);
                 words.extend_from_halves(count, (1..).take(given));
                 assert_eq!(words.len(), 1 + count.div_ceil(2));
@@ -137,10 +137,10 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_that_a_large_message_had_serves_the_next_one() {
+    fn the_buffer_of_a_large_message_is_reused_by_the_next() {
         let large: Vec<u64> = (0..1000).collect();
         for _ in 0..3 {
-            let mut words = Words::new();
+            let mut words = MessageBuffer::new();
             words.extend_from_slice(&large);
             words.extend_from_slice(&large[..10]);
             assert_eq!(words[..1000], large[..]);

@@ -1,4 +1,4 @@
-//! Programs that the user's code starts: where their output goes, and that they end when they have to.
+//! Programs that evaluated code starts: where their output goes, and when they are ended.
 
 #![cfg(target_os = "linux")]
 
@@ -7,15 +7,15 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use crate::client::{DEADLINE, Server, bad, fail, good};
-use crate::mode::{Mode, both_modes};
+use crate::client::{DEADLINE, Server, call_err, call_ok, evaluate_err};
+use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::json;
 
 const NOTICE: &str = "[notice]\nWhat a program run with :output t or :error t prints is not captured: it goes to the \
                       server's stderr. With :output *standard-output* it comes here.\n\n";
 
-/// The processes whose command line is this, but those that have ended.
+/// Returns the running processes with this command line.
 fn running(command_line: &str) -> Vec<String> {
     let wanted: Vec<u8> = command_line.split(' ').flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect();
     let processes = std::fs::read_dir("/proc").expect("Linux has it").flatten();
@@ -25,7 +25,7 @@ fn running(command_line: &str) -> Vec<String> {
         .collect()
 }
 
-/// Waits until so many processes with this command line run.
+/// Waits until `count` processes with this command line run.
 #[track_caller]
 fn await_running(command_line: &str, count: usize) {
     let deadline = Instant::now() + DEADLINE;
@@ -35,7 +35,7 @@ fn await_running(command_line: &str, count: usize) {
     }
 }
 
-/// A number of seconds to sleep that no other test's program sleeps: what to look for.
+/// Returns a number of seconds that no other test's program sleeps, so that its process can be found.
 fn seconds() -> String {
     static NUMBER: AtomicU32 = AtomicU32::new(7000);
     format!("{}.{}", NUMBER.fetch_add(1, Ordering::Relaxed), std::process::id())
@@ -53,25 +53,25 @@ fn interrupted_evaluation_kills_the_process_groups_of_its_programs(mode: Mode) {
     for (script, options) in [
         // The shell waits for its child.
         (format!("{sleep}; echo"), ""),
-        // It does not: its group outlives it, and holds what Lisp reads from.
+        // The shell does not wait: its process group outlives it and holds the stream that Lisp reads.
         (format!("{sleep} & echo"), ":output *standard-output*"),
-        // It shares this process' standard input.
+        // The shell shares this process's stdin.
         (format!("{sleep}; echo"), ":input t"),
     ] {
         let code = format!("(progn {} (loop))", shell(&script, options));
         let (_, is_error) = server.call_tool("evaluate-lisp", json!({"code": code, "timeout": 0.5}));
         assert!(is_error);
         await_running(&sleep, 0);
-        server.goes_on();
+        server.assert_works();
     }
-    // From a thread of the evaluation, which the client cancels.
+    // A thread of the evaluation starts the program, and the client cancels the call.
     let script = format!("{sleep}; echo");
     let code = format!("(sb-thread:join-thread (sb-thread:make-thread (lambda () {})))", shell(&script, ""));
     let id = server.post_call("evaluate-lisp", json!({"code": code}));
     await_running(&sleep, 1);
     server.notify("notifications/cancelled", json!({"requestId": id}));
     await_running(&sleep, 0);
-    server.goes_on();
+    server.assert_works();
 }
 
 #[test]
@@ -80,12 +80,12 @@ fn run_program_without_wait_survives_interrupts_and_ends_on_reset() {
     let sleep = format!("sleep {}", seconds());
     server.evaluate(&format!("(progn {} nil)", shell(&format!("{sleep}; echo"), ":wait nil")));
     await_running(&sleep, 1);
-    bad(&mut server, "evaluate-lisp", json!({"code": "(loop)", "timeout": 0.3}));
+    call_err(&mut server, "evaluate-lisp", json!({"code": "(loop)", "timeout": 0.3}));
     assert_eq!(running(&sleep).len(), 1);
-    // An error is no interruption.
-    fail(&mut server, "(error \"boom\")");
+    // An error does not end the program.
+    evaluate_err(&mut server, "(error \"boom\")");
     assert_eq!(running(&sleep).len(), 1);
-    good(&mut server, "reset-session", json!({}));
+    call_ok(&mut server, "reset-session", json!({}));
     await_running(&sleep, 0);
 }
 
@@ -109,7 +109,7 @@ fn run_program_output_t_is_reported_as_going_to_stderr(mode: Mode) {
     let echo =
         |options: &str| format!("(sb-ext:process-exit-code (sb-ext:run-program \"/bin/echo\" '(\"hello\") {options}))");
     for options in [":output t", ":error t", ":output nil :error t", ":search nil :output t :wait t"] {
-        // Once, however often.
+        // The notice comes once per evaluation.
         let code = format!("(progn {0} {0})", echo(options));
         assert_eq!(server.evaluate(&code), format!("{NOTICE}=> 0"), "{options}");
     }
@@ -132,7 +132,7 @@ fn run_program_output_t_is_reported_as_going_to_stderr(mode: Mode) {
         server.evaluate("(uiop:run-program '(\"/bin/echo\" \"hello\") :output :interactive)"),
         format!("{NOTICE}=> NIL\n=> NIL\n=> 0")
     );
-    let report = fail(&mut server, "(sb-ext:run-program \"/bin/echo\" '() :output)");
+    let report = evaluate_err(&mut server, "(sb-ext:run-program \"/bin/echo\" '() :output)");
     assert!(report.starts_with("[ERROR] SB-INT:SIMPLE-PROGRAM-ERROR\nodd number of &KEY arguments\n"), "{report}");
     let end = server.finish();
     assert!(end.stderr.lines().filter(|line| *line == "hello").count() >= 5, "{}", end.stderr);

@@ -1,4 +1,4 @@
-//! run-tests: real frameworks, what a failing test says, tests that hang, exit and end threads, and the error state.
+//! The run-tests tool: test frameworks, reports of failures, tests that hang, exit or end threads, and the error state.
 
 mod frameworks;
 mod fresh;
@@ -7,25 +7,25 @@ mod verdicts;
 
 use std::path::Path;
 
-use crate::client::{Scratch, Server, abort_newest, bad, good, last_error};
+use crate::client::{Scratch, Server, abort_newest, call_err, call_ok, last_error};
 use crate::libraries::{self, installed};
-use crate::processes::until;
+use crate::processes::wait_until;
 use serde_json::{Value, json};
 
-/// Starts a server with the installed libraries and shakes hands.
+/// Starts and initializes a server with the installed libraries.
 fn ready() -> Server {
     let mut server = libraries::start_with(&[]);
     server.initialize("2025-06-18");
     server
 }
 
-/// A system `demo` and one of its tests, `demo/tests`, in a directory of their own.
+/// A directory with a system `demo` and a system of its tests, `demo/tests`.
 struct Project {
     directory: Scratch,
 }
 
 impl Project {
-    /// With these tests, that depend on this framework and are run by this form.
+    /// Writes the systems: `tests` depend on `framework`, and the form `perform` runs them.
     fn new(framework: &str, perform: &str, tests: &str) -> Self {
         let project = Self { directory: Scratch::below_target() };
         project.write(
@@ -53,7 +53,7 @@ impl Project {
         self.directory.write(file, text);
     }
 
-    /// A server that finds the system.
+    /// Starts a server that finds the systems.
     fn server(&self) -> Server {
         let mut server = ready();
         self.register(&mut server);
@@ -65,7 +65,7 @@ impl Project {
     }
 }
 
-/// The text without times and addresses.
+/// Returns the text without the time in its first line.
 fn timeless(text: &str) -> String {
     let first = text.lines().next().unwrap_or_default();
     let counts = first.rsplit_once(" in ").map_or(first, |(counts, _)| counts);
@@ -120,7 +120,7 @@ fn fiveam(tests: &str) -> Option<Project> {
     installed("fiveam").then(|| Project::new("\"fiveam\"", run, tests))
 }
 
-/// Where the real libraries are that no package registry has; `None` where nobody said so (CONTRIBUTING.md).
+/// Returns the directory of the libraries that no package registry has, or `None` if it is not set (CONTRIBUTING.md).
 fn libraries() -> Option<String> {
     let root = std::env::var("SBCL_MCP_LISP_LIBRARIES").ok();
     if root.is_none() {

@@ -1,19 +1,19 @@
-//! `on-error: "ask"`: the user chooses the restart, over elicitation or by repeated calls.
+//! `on-error: "ask"`: the user chooses a restart, by elicitation or by repeated calls.
 
 use crate::client::{Server, outcome};
-use crate::mode::{Mode, both_modes};
+use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::{Value, json};
 
 const CODE: &str =
     "(format t \"before~%\")\n(list (restart-case (error \"boo\") (take (x) :report \"Take it\" x)) :end)";
 
-/// A server whose client can ask its user.
-fn asking(mode: Mode, capabilities: &Value) -> Server {
-    asking_with(mode, &[], capabilities)
+/// Starts a server whose client supports elicitation.
+fn elicitation_server(mode: Mode, capabilities: &Value) -> Server {
+    elicitation_server_with(mode, &[], capabilities)
 }
 
-fn asking_with(mode: Mode, arguments: &[&str], capabilities: &Value) -> Server {
+fn elicitation_server_with(mode: Mode, arguments: &[&str], capabilities: &Value) -> Server {
     let mut server = mode.start_with(arguments);
     let client = json!({"name": "raw", "version": "1"});
     let params = json!({"protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": client});
@@ -22,13 +22,13 @@ fn asking_with(mode: Mode, arguments: &[&str], capabilities: &Value) -> Server {
     server
 }
 
-fn ask(server: &mut Server, code: &str) -> i64 {
+fn post_asking(server: &mut Server, code: &str) -> i64 {
     server.post_call("evaluate-lisp", json!({"code": code, "on-error": "ask"}))
 }
 
-/// The next question: its id and its params.
+/// Returns the id and the params of the next elicitation.
 #[track_caller]
-fn question(server: &mut Server) -> (Value, Value) {
+fn next_question(server: &mut Server) -> (Value, Value) {
     let request = server.receive().expect("a question");
     assert_eq!(request["method"], "elicitation/create", "{request}");
     (request["id"].clone(), request["params"].clone())
@@ -38,9 +38,9 @@ fn reply(server: &mut Server, id: &Value, result: &Value) {
     server.send(&json!({"jsonrpc": "2.0", "id": id, "result": result}));
 }
 
-/// The choice that begins with this, as the question offers it.
+/// Returns the offered choice that begins with `name`.
 #[track_caller]
-fn offered(params: &Value, name: &str) -> Value {
+fn offered_choice(params: &Value, name: &str) -> Value {
     let choices = params["requestedSchema"]["properties"]["restart"]["enum"].as_array().expect("choices");
     let fits = |choice: &&Value| choice.as_str().unwrap().contains(name);
     choices.iter().find(fits).unwrap_or_else(|| panic!("no {name} in {choices:?}")).clone()
@@ -52,13 +52,13 @@ fn accept(restart: &Value, values: &str) -> Value {
 
 #[apply(both_modes)]
 fn elicitation_lets_the_user_choose_a_restart(mode: Mode) {
-    let mut server = asking(mode, &json!({"elicitation": {}}));
-    let call = ask(&mut server, CODE);
-    let (id, params) = question(&mut server);
+    let mut server = elicitation_server(mode, &json!({"elicitation": {}}));
+    let call = post_asking(&mut server, CODE);
+    let (id, params) = next_question(&mut server);
     insta::allow_duplicates! { insta::assert_snapshot!(params["message"].as_str().unwrap(), @r"
     The Lisp evaluation failed with SIMPLE-ERROR:
     boo
-    How shall it go on?
+    How should it continue?
     "); }
     let schema = &params["requestedSchema"];
     assert_eq!(
@@ -67,40 +67,40 @@ fn elicitation_lets_the_user_choose_a_restart(mode: Mode) {
     );
     assert_eq!(schema["properties"]["values"]["type"], "string");
     assert_eq!(schema["required"], json!(["restart"]));
-    reply(&mut server, &id, &accept(&offered(&params, "TAKE"), "(+ 40 2)"));
-    let expected = "[notice]\nAfter SIMPLE-ERROR the evaluation went on as the user chose: 1. TAKE.\n\n\
+    reply(&mut server, &id, &accept(&offered_choice(&params, "TAKE"), "(+ 40 2)"));
+    let expected = "[notice]\nAfter SIMPLE-ERROR the evaluation continued as the user chose: 1. TAKE.\n\n\
                     [stdout]\nbefore\n\n=> (42 :END)";
     assert_eq!(server.outcome(call), (expected.to_owned(), false));
-    server.goes_on();
+    server.assert_works();
     assert!(server.finish().status.success());
 }
 
 #[apply(both_modes)]
 fn further_errors_and_failing_restart_values_ask_the_user_again(mode: Mode) {
-    let mut server = asking(mode, &json!({"elicitation": {"form": {}}}));
-    let call = ask(
+    let mut server = elicitation_server(mode, &json!({"elicitation": {"form": {}}}));
+    let call = post_asking(
         &mut server,
         "(list (restart-case (error \"one\") (take (x) x)) (restart-case (error \"two\") (take (x) x)))",
     );
     for (message, values) in [("one", "1"), ("two", "(/ 1 0)"), ("two", "2")] {
-        let (id, params) = question(&mut server);
+        let (id, params) = next_question(&mut server);
         assert!(params["message"].as_str().unwrap().contains(message), "{params}");
-        reply(&mut server, &id, &accept(&offered(&params, "TAKE"), values));
+        reply(&mut server, &id, &accept(&offered_choice(&params, "TAKE"), values));
     }
     let (text, is_error) = server.outcome(call);
     assert!(!is_error && text.ends_with("\n\n=> (1 2)"), "{text}");
     let failed = "`values` failed: the restart was not invoked, and the evaluation is still held.\n\
-                  What failed is DIVISION-BY-ZERO: ";
+                  Resuming it failed with DIVISION-BY-ZERO: ";
     assert!(text.contains(failed), "{text}");
 }
 
 #[apply(both_modes)]
 fn declined_elicitation_aborts_the_evaluation_with_a_notice(mode: Mode) {
     for action in ["decline", "cancel"] {
-        let mut server = asking(mode, &json!({"elicitation": {}}));
+        let mut server = elicitation_server(mode, &json!({"elicitation": {}}));
         server.evaluate("(defvar *cleaned* nil)");
-        let call = ask(&mut server, "(unwind-protect (error \"boo\") (setf *cleaned* t))");
-        let (id, _) = question(&mut server);
+        let call = post_asking(&mut server, "(unwind-protect (error \"boo\") (setf *cleaned* t))");
+        let (id, _) = next_question(&mut server);
         reply(&mut server, &id, &json!({"action": action}));
         let (text, is_error) = server.outcome(call);
         let said = "[notice]\nThe user chose no restart: the evaluation was aborted.\n\n[ERROR] SIMPLE-ERROR\nboo\n";
@@ -111,10 +111,10 @@ fn declined_elicitation_aborts_the_evaluation_with_a_notice(mode: Mode) {
 
 #[apply(both_modes)]
 fn choosing_abort_aborts_the_evaluation_with_a_notice(mode: Mode) {
-    let mut server = asking(mode, &json!({"elicitation": {}}));
-    let call = ask(&mut server, "(error \"boo\")");
-    let (id, params) = question(&mut server);
-    reply(&mut server, &id, &accept(&offered(&params, "ABORT"), ""));
+    let mut server = elicitation_server(mode, &json!({"elicitation": {}}));
+    let call = post_asking(&mut server, "(error \"boo\")");
+    let (id, params) = next_question(&mut server);
+    reply(&mut server, &id, &accept(&offered_choice(&params, "ABORT"), ""));
     let (text, is_error) = server.outcome(call);
     let said = "[notice]\nThe user chose 2. ABORT: the evaluation was aborted.\n\n[ERROR] SIMPLE-ERROR\nboo\n";
     assert!(is_error && text.starts_with(said) && !text.contains("[Debugger]"), "{text}");
@@ -130,9 +130,9 @@ fn invalid_elicitation_answer_leaves_the_evaluation_held(mode: Mode) {
         json!({"result": {"action": "accept", "content": {"restart": "9. NONE - such"}}}),
         json!({"error": {"code": -32601, "message": "not today"}}),
     ] {
-        let mut server = asking(mode, &json!({"elicitation": {}}));
-        let call = ask(&mut server, CODE);
-        let (id, _) = question(&mut server);
+        let mut server = elicitation_server(mode, &json!({"elicitation": {}}));
+        let call = post_asking(&mut server, CODE);
+        let (id, _) = next_question(&mut server);
         let mut message = json!({"jsonrpc": "2.0", "id": id});
         message.as_object_mut().unwrap().extend(answer.as_object().unwrap().clone());
         server.send(&message);
@@ -146,8 +146,8 @@ fn invalid_elicitation_answer_leaves_the_evaluation_held(mode: Mode) {
 #[apply(both_modes)]
 fn client_without_form_elicitation_gets_a_held_evaluation(mode: Mode) {
     for capabilities in [json!({}), json!({"elicitation": {"url": {}}})] {
-        let mut server = asking(mode, &capabilities);
-        let call = ask(&mut server, CODE);
+        let mut server = elicitation_server(mode, &capabilities);
+        let call = post_asking(&mut server, CODE);
         let (text, is_error) = server.outcome(call);
         assert!(is_error && text.contains("\n\n[Debugger]\nHeld. Restarts:\n  1. TAKE - Take it\n"), "{text}");
         let (text, _) = server.call_tool("invoke-restart", json!({"restart": 1, "values": "1"}));
@@ -157,19 +157,19 @@ fn client_without_form_elicitation_gets_a_held_evaluation(mode: Mode) {
 
 #[apply(both_modes)]
 fn successful_evaluation_asks_the_user_nothing(mode: Mode) {
-    let mut server = asking(mode, &json!({"elicitation": {}}));
-    let call = ask(&mut server, "(+ 1 2)");
+    let mut server = elicitation_server(mode, &json!({"elicitation": {}}));
+    let call = post_asking(&mut server, "(+ 1 2)");
     assert_eq!(server.outcome(call), ("=> 3".to_owned(), false));
 }
 
 #[apply(both_modes)]
 fn timeout_asks_the_user_and_continue_resumes_the_evaluation(mode: Mode) {
-    let mut server = asking(mode, &json!({"elicitation": {}}));
+    let mut server = elicitation_server(mode, &json!({"elicitation": {}}));
     let code = "(unwind-protect (loop) (print :ended))";
     let call = server.post_call("evaluate-lisp", json!({"code": code, "on-error": "ask", "timeout": 0.2}));
     for name in ["1. CONTINUE - Go on.", "3. ABORT - Return to top level."] {
-        let (id, params) = question(&mut server);
-        reply(&mut server, &id, &accept(&offered(&params, name), ""));
+        let (id, params) = next_question(&mut server);
+        reply(&mut server, &id, &accept(&offered_choice(&params, name), ""));
     }
     let (text, is_error) = server.outcome(call);
     assert!(is_error && text.contains("[ERROR] TIMEOUT\n"), "{text}");
@@ -177,54 +177,55 @@ fn timeout_asks_the_user_and_continue_resumes_the_evaluation(mode: Mode) {
 
 #[apply(both_modes)]
 fn cancelled_call_withdraws_its_elicitation(mode: Mode) {
-    let mut server = asking(mode, &json!({"elicitation": {}}));
-    let call = ask(&mut server, CODE);
-    let (id, _) = question(&mut server);
+    let mut server = elicitation_server(mode, &json!({"elicitation": {}}));
+    let call = post_asking(&mut server, CODE);
+    let (id, _) = next_question(&mut server);
     server.notify("notifications/cancelled", json!({"requestId": call}));
     let withdrawn = server.receive().expect("a message");
     assert_eq!(withdrawn["method"], "notifications/cancelled", "{withdrawn}");
     assert_eq!(withdrawn["params"]["requestId"], id);
-    server.goes_on();
+    server.assert_works();
     let (text, is_error) = server.call_tool("eval-in-frame", json!({"frame": 0, "code": "1"}));
     assert!(is_error && text.starts_with("No evaluation is held"), "{text}");
-    // A late answer is nobody's.
+    // An answer to a withdrawn elicitation is ignored.
     reply(&mut server, &id, &json!({"action": "decline"}));
-    server.goes_on();
+    server.assert_works();
     assert!(server.finish().status.success());
 }
 
 #[apply(both_modes)]
 fn evaluations_queue_while_an_elicitation_is_open(mode: Mode) {
-    let mut server = asking(mode, &json!({"elicitation": {}}));
-    // Sent before the first one fails, and after.
-    let first = ask(&mut server, CODE);
-    let second = ask(&mut server, "(list (restart-case (error \"second\") (take (x) x)))");
-    let (id, params) = question(&mut server);
+    let mut server = elicitation_server(mode, &json!({"elicitation": {}}));
+    // The second call is sent before or after the first one fails.
+    let first = post_asking(&mut server, CODE);
+    let second = post_asking(&mut server, "(list (restart-case (error \"second\") (take (x) x)))");
+    let (id, params) = next_question(&mut server);
     let third = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
-    // Nothing else is asked or answered; questions about the session are, and so is what was held.
+    // No other call is answered meanwhile, except those that need no evaluation.
     assert_eq!(server.request("ping", json!({}))["result"], json!({}));
     let (text, _) = server.call_tool("get-backtrace", json!({"locals": true}));
     assert!(text.starts_with("Backtrace (live) for "), "{text}");
     let (text, _) = server.call_tool("check-evaluation", json!({"id": 3}));
     assert!(text.starts_with("Evaluation 3: waiting"), "{text}");
-    reply(&mut server, &id, &accept(&offered(&params, "TAKE"), "1"));
+    reply(&mut server, &id, &accept(&offered_choice(&params, "TAKE"), "1"));
     let (text, is_error) = server.outcome(first);
     assert!(!is_error && text.ends_with("=> (1 :END)"), "{text}");
-    let (id, params) = question(&mut server);
+    let (id, params) = next_question(&mut server);
     assert!(params["message"].as_str().unwrap().contains("second"), "{params}");
-    reply(&mut server, &id, &accept(&offered(&params, "TAKE"), "2"));
+    reply(&mut server, &id, &accept(&offered_choice(&params, "TAKE"), "2"));
     let (text, is_error) = server.outcome(second);
     assert!(!is_error && text.ends_with("=> (2)"), "{text}");
     assert_eq!(server.outcome(third), ("=> 3".to_owned(), false));
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
 fn unanswered_elicitation_expires_with_hold_and_the_queue_continues(mode: Mode) {
-    let mut server = asking_with(mode, &["--hold", "0.3", "--watch-interval", "20"], &json!({"elicitation": {}}));
-    let first = ask(&mut server, CODE);
+    let mut server =
+        elicitation_server_with(mode, &["--hold", "0.3", "--watch-interval", "20"], &json!({"elicitation": {}}));
+    let first = post_asking(&mut server, CODE);
     let second = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
-    question(&mut server);
+    next_question(&mut server);
     assert!(server.outcome(first).1);
     let (text, is_error) = server.outcome(second);
     assert!(!is_error && text.contains("has been released") && text.ends_with("=> 3"), "{text}");
@@ -232,33 +233,33 @@ fn unanswered_elicitation_expires_with_hold_and_the_queue_continues(mode: Mode) 
 
 #[apply(both_modes)]
 fn reset_does_not_wait_for_an_open_elicitation(mode: Mode) {
-    let mut server = asking(mode, &json!({"elicitation": {}}));
+    let mut server = elicitation_server(mode, &json!({"elicitation": {}}));
     for _ in 0..20 {
-        // It comes before the first one fails, while that asks, or after.
-        let first = ask(&mut server, CODE);
+        // The reset arrives before the first call fails, during its elicitation, or afterwards.
+        let first = post_asking(&mut server, CODE);
         let second = server.post_call("evaluate-lisp", json!({"code": "(+ 1 2)"}));
         let reset = server.post_call("reset-session", json!({}));
-        // Each is answered; the first may just be telling of its own error.
+        // Both calls are answered; the first one may report its own error instead of the reset.
         assert!(server.outcome(first).1);
         server.outcome(second);
         assert!(server.outcome(reset).0.contains("Session reset."));
         let (text, _) = server.call_tool("describe-last-error", json!({}));
         assert!(text.starts_with("No error"), "{text}");
     }
-    server.goes_on();
+    server.assert_works();
 }
 
 #[apply(both_modes)]
 fn server_exits_at_end_of_input_during_an_open_elicitation(mode: Mode) {
-    let mut server = asking(mode, &json!({"elicitation": {}}));
-    ask(&mut server, CODE);
-    question(&mut server);
+    let mut server = elicitation_server(mode, &json!({"elicitation": {}}));
+    post_asking(&mut server, CODE);
+    next_question(&mut server);
     assert!(server.finish().status.success());
 }
 
 // ---- Revision 2026-07-28: the call is repeated with the input
 
-/// What a request without a handshake says of its client.
+/// Returns the `_meta` of a request without a handshake.
 fn meta(capabilities: &Value) -> Value {
     json!({
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -267,7 +268,7 @@ fn meta(capabilities: &Value) -> Value {
     })
 }
 
-/// The params of such a call; `more` is added to them.
+/// Returns the params of a tool call without a handshake, with `more` added.
 fn params(capabilities: &Value, code: &str, more: Value) -> Value {
     let arguments = json!({"code": code, "on-error": "ask"});
     let mut params = json!({"name": "evaluate-lisp", "arguments": arguments, "_meta": meta(capabilities)});
@@ -294,7 +295,7 @@ fn input_required_call_is_repeated_with_the_chosen_restart(mode: Mode) {
         let request = &result["inputRequests"]["restart"];
         assert_eq!(request["method"], "elicitation/create", "{answer}");
         assert!(request["params"]["message"].as_str().unwrap().contains(message), "{answer}");
-        let chosen = accept(&offered(&request["params"], "TAKE"), values);
+        let chosen = accept(&offered_choice(&request["params"], "TAKE"), values);
         let state = result["requestState"].clone();
         assert!(state.is_string() && !states.contains(&state), "{answer}");
         states.push(state.clone());
@@ -303,7 +304,7 @@ fn input_required_call_is_repeated_with_the_chosen_restart(mode: Mode) {
     assert_eq!(answer["result"]["resultType"], "complete", "{answer}");
     let (text, is_error) = outcome(&answer);
     assert!(!is_error && text.ends_with("\n\n[stdout]\nonce\n\n=> (1 2)"), "{text}");
-    // Nothing is evaluated twice by a call that comes late.
+    // A late repetition of the call evaluates nothing.
     let late = json!({"inputResponses": {"restart": {"action": "decline"}}, "requestState": states[0]});
     let (text, is_error) = outcome(&call(&mut server, &can, code, late));
     assert!(is_error && text.contains("is no longer held"), "{text}");
@@ -315,7 +316,7 @@ fn repeated_call_may_decline_or_omit_its_input_response(mode: Mode) {
     let mut server = mode.start();
     let first = call(&mut server, &can, CODE, Value::Null);
     let state = first["result"]["requestState"].clone();
-    // Without an answer the question comes again.
+    // A repetition without an input response repeats the question.
     let again = call(&mut server, &can, CODE, json!({"requestState": state}));
     assert_eq!(again["result"]["inputRequests"], first["result"]["inputRequests"]);
     let state = again["result"]["requestState"].clone();
@@ -325,7 +326,7 @@ fn repeated_call_may_decline_or_omit_its_input_response(mode: Mode) {
         is_error && text.starts_with("[notice]\nThe user chose no restart: the evaluation was aborted.\n\n"),
         "{text}"
     );
-    // What is given up in between is no longer there to be chosen for.
+    // A restart of an aborted evaluation can no longer be chosen.
     let first = call(&mut server, &can, CODE, Value::Null);
     let aborted = server.request("tools/call", json!({"name": "abort-evaluation", "_meta": meta(&can)}));
     assert!(!outcome(&aborted).1, "{aborted}");
@@ -342,13 +343,13 @@ fn evaluations_queue_until_the_input_required_call_is_repeated(mode: Mode) {
     let first = call(&mut server, &can, CODE, Value::Null);
     let between = server.post("tools/call", params(&can, "(+ 1 2)", Value::Null));
     let result = &first["result"];
-    let chosen = accept(&offered(&result["inputRequests"]["restart"]["params"], "TAKE"), "1");
+    let chosen = accept(&offered_choice(&result["inputRequests"]["restart"]["params"], "TAKE"), "1");
     let more = json!({"inputResponses": {"restart": chosen}, "requestState": result["requestState"]});
     let (text, is_error) = outcome(&call(&mut server, &can, CODE, more));
     assert!(!is_error && text.ends_with("=> (1 :END)"), "{text}");
     assert_eq!(server.outcome(between), ("=> 3".to_owned(), false));
 
-    // A reset does not wait, and what asks then is not held up by the question before.
+    // A reset does not wait for an answer, nor does an elicitation wait for an earlier one.
     call(&mut server, &can, CODE, Value::Null);
     let between = server.post("tools/call", params(&can, "(+ 1 2)", Value::Null));
     let reset = server.post("tools/call", json!({"name": "reset-session", "_meta": meta(&can)}));

@@ -1,5 +1,5 @@
-//! How the process is copied that a checkpoint is saved from: while its threads are in the middle of something, in the C
-//! library's malloc or in a change of a weak hash table (`make checkpoint-load` saves 500), and on old systems.
+//! Forking the process for a checkpoint while its threads are inside malloc or changing a weak hash table (`make
+//! checkpoint-load` saves 500 checkpoints), and on old kernels.
 
 #![cfg(target_os = "linux")]
 
@@ -7,24 +7,24 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use crate::client::{Scratch, Server, bad, good};
-use crate::mode::Mode;
+use crate::client::{Scratch, Server, call_err, call_ok};
+use crate::server_mode::Mode;
 
-/// A server of this mode whose checkpoints are in `state`.
+/// Starts a server whose checkpoints are in `state`.
 fn serve(mode: Mode, state: &Scratch) -> Server {
     let mut server = mode.start_with_environment(&[], &[("XDG_STATE_HOME", state)]);
     server.initialize("2025-11-25");
     server
 }
 
-/// Threads that work while *GO* is true.
+/// Starts threads that work while *GO* is true.
 const THREADS: &str = r#"
 (defvar *go* t)
 (defvar *tables* '())
 (defun work (name function)
   (sb-thread:make-thread (lambda () (loop (if *go* (funcall function) (sleep 0.001)))) :name name))"#;
 
-/// More than malloc's caches for a thread take, so that each call takes the lock of an arena.
+/// Allocates more than malloc's per-thread caches hold, so that each call takes the lock of an arena.
 const ALLOCATE: &str = r#"
 (dotimes (i 12)
   (work "allocates" (lambda ()
@@ -40,7 +40,7 @@ const INSERT: &str = r#"
                       (dotimes (i 1000)
                         (setf (gethash (list i) table) i))))))"#;
 
-/// Saves checkpoints while threads do what `loads` says, and restores the last one.
+/// Saves checkpoints while threads execute `loads`, then restores the last one.
 fn save_under_load(loads: &[&str]) {
     let state = Scratch::new();
     let mut server = serve(Mode::Supervised, &state);
@@ -52,7 +52,8 @@ fn save_under_load(loads: &[&str]) {
     for number in 1..=saves() {
         server.evaluate("(setf *go* t)");
         let saving = server.post_call("checkpoint", json!({"action": "save", "name": "loaded"}));
-        // Evaluated once the process has been copied: what the threads do from then on only slows the saving down.
+        // This is evaluated after the fork; until then the threads work, and afterwards they would only slow the save
+        // down.
         server.evaluate("(setf *go* nil)");
         let (text, is_error) = server.outcome(saving);
         assert!(!is_error, "save {number}: {text}");
@@ -61,7 +62,7 @@ fn save_under_load(loads: &[&str]) {
         }
     }
     server.evaluate("(setf *go* nil)");
-    good(&mut server, "checkpoint", json!({"action": "restore", "name": "loaded"}));
+    call_ok(&mut server, "checkpoint", json!({"action": "restore", "name": "loaded"}));
     let text = server.evaluate(
         "(sb-ext:gc :full t)
          (dolist (table *tables*) (setf (gethash :key table) :value))
@@ -72,28 +73,28 @@ fn save_under_load(loads: &[&str]) {
     assert_eq!(text, "=> (T 1 T)");
 }
 
-/// How many checkpoints each test saves.
+/// Returns the number of checkpoints that each test saves.
 fn saves() -> usize {
     std::env::var("SBCL_MCP_LOADED_SAVES").ok().and_then(|saves| saves.parse().ok()).unwrap_or(4)
 }
 
 #[test]
-fn threads_may_be_in_malloc() {
+fn save_works_with_threads_in_malloc() {
     save_under_load(&[ALLOCATE]);
 }
 
 #[test]
-fn threads_may_be_changing_weak_tables() {
+fn save_works_with_threads_changing_weak_tables() {
     save_under_load(&[INSERT]);
 }
 
 #[test]
-fn threads_may_be_in_malloc_and_in_weak_tables() {
+fn save_works_with_threads_in_malloc_and_in_weak_tables() {
     save_under_load(&[ALLOCATE, INSERT]);
 }
 
 #[test]
-fn a_thread_that_cannot_be_interrupted_is_named() {
+fn save_names_a_thread_that_cannot_be_interrupted() {
     let state = Scratch::new();
     let mut server = serve(Mode::Supervised, &state);
     server.evaluate(
@@ -103,14 +104,14 @@ fn a_thread_that_cannot_be_interrupted_is_named() {
                                   :name "spins")
            (loop until *spins* do (sleep 0.001))"#,
     );
-    let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    let text = call_err(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
     assert!(text.contains("for 10 seconds, thread spins has not left code that must not be interrupted"), "{text}");
     server.evaluate("(setf *stop* t)");
-    good(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
 }
 
 #[test]
-fn a_thread_that_compiles_without_end_is_named() {
+fn save_names_a_thread_that_never_stops_compiling() {
     let state = Scratch::new();
     let mut server = serve(Mode::Supervised, &state);
     server.evaluate(
@@ -123,19 +124,19 @@ fn a_thread_that_compiles_without_end_is_named() {
                                   :name "compiles")
            (loop until *compiles* do (sleep 0.001))"#,
     );
-    let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    let text = call_err(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
     assert!(
         text.contains("Other threads have compiled, interned symbols, or defined classes, for 10 seconds"),
         "{text}"
     );
     assert!(text.contains("the last was thread compiles"), "{text}");
     server.evaluate("(setf *stop* t)");
-    good(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
 }
 
-/// The image is booted and collects its garbage before it counts as a checkpoint.
+/// A saved image must boot and collect its garbage before it counts as a checkpoint.
 #[test]
-fn an_image_that_cannot_collect_is_no_checkpoint() {
+fn save_is_refused_when_the_saved_image_cannot_collect_garbage() {
     let state = Scratch::new();
     let mut server = serve(Mode::Supervised, &state);
     server.evaluate(
@@ -146,13 +147,13 @@ fn an_image_that_cannot_collect_is_no_checkpoint() {
                                         (sb-ext:exit :code 1 :abort t))))
                 sb-ext:*init-hooks*)"#,
     );
-    let text = bad(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
-    assert_eq!(text, "Nothing was saved: the saved image does not come up.");
+    let text = call_err(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    assert_eq!(text, "Nothing was saved: the saved image does not boot.");
     server.evaluate("(pop sb-ext:*init-hooks*)");
-    good(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
 }
 
-/// Has the kernel know no close_range(2), as before Linux 5.9: a seccomp filter of all threads of the process.
+/// Makes close_range(2) fail as before Linux 5.9, by a seccomp filter for all threads of the process.
 const NO_CLOSE_RANGE: &str = r#"
 (let ((filter (make-array 4 :element-type '(unsigned-byte 64)
                             :initial-contents '(#x0000000000000020       ; load the call's number
@@ -174,7 +175,7 @@ const NO_CLOSE_RANGE: &str = r#"
      #+x86-64 317 #+arm64 277 1 1 (sb-sys:vector-sap program))))"#;
 
 #[test]
-fn a_kernel_without_close_range_will_do() {
+fn save_works_on_a_kernel_without_close_range() {
     let state = Scratch::new();
     let mut server = serve(Mode::Supervised, &state);
     assert_eq!(server.evaluate(NO_CLOSE_RANGE), "=> 0");
@@ -187,9 +188,9 @@ fn a_kernel_without_close_range_will_do() {
            (dotimes (i 200)
              (sb-posix:fcntl (sb-posix:open "/dev/null" sb-posix:o-rdonly) sb-posix:f-setfd 0))"#,
     );
-    good(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
-    good(&mut server, "checkpoint", json!({"action": "restore", "name": "x"}));
-    // The standard ones, and the directory.
+    call_ok(&mut server, "checkpoint", json!({"action": "save", "name": "x"}));
+    call_ok(&mut server, "checkpoint", json!({"action": "restore", "name": "x"}));
+    // The three standard descriptors, and that of the directory listing.
     assert_eq!(server.evaluate("*open*"), "=> 4");
     let text = server.evaluate(r#"(< (length (directory "/proc/self/fd/*" :resolve-symlinks nil)) 100)"#);
     assert_eq!(text, "=> T");

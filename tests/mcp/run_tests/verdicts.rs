@@ -1,4 +1,4 @@
-//! Reports of runs: failures with their places, counts, several systems, and the error state.
+//! Reports of test runs: failures with their locations, counts, several systems, and the error state.
 
 use super::*;
 
@@ -6,7 +6,7 @@ use super::*;
 fn failing_test_reports_expected_and_actual_values_and_place() {
     let Some(project) = fiveam(FIVEAM) else { return };
     let mut server = project.server();
-    let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.5}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.5}));
     let text = timeless(&text);
     let expected = "\
 FAILED  2 passed, 2 failed, 4 errors, 1 skipped
@@ -15,7 +15,7 @@ FAILED  2 passed, 2 failed, 4 errors, 1 skipped
    (is-true (parse \"\"))
    (PARSE \"\") did not return a true value
 2. DEMO-TESTS::SPLIT-LAST  tests/tests.lisp:14
-   SB-INT:INVALID-ARRAY-INDEX-ERROR Invalid index 9 for (SIMPLE-VECTOR 3), should be a non-negative integer below 3. (E1: get-backtrace has all)
+   SB-INT:INVALID-ARRAY-INDEX-ERROR Invalid index 9 for (SIMPLE-VECTOR 3), should be a non-negative integer below 3. (E1: get-backtrace shows all)
 ";
     assert!(text.starts_with(expected), "{text}");
     for frame in ["(DEMO:ITEM #(#\\a #\\b #\\c) 9)  ", "(DEMO:PARSE \"abc\")  "] {
@@ -30,17 +30,17 @@ FAILED  2 passed, 2 failed, 4 errors, 1 skipped
     );
     assert!(text.contains("5. DEMO-TESTS::THROWN  tests/tests.lisp:27\n   SB-INT:SIMPLE-CONTROL-ERROR"), "{text}");
     assert!(text.contains("6. DEMO-TESTS::KILLS  tests/tests.lisp:30\n"), "{text}");
-    // The whole of it is kept under the identifier; the first one is the last error.
+    // The complete error is kept under its id; the first error is the last error of the session.
     let error = last_error(&mut server);
     assert!(error.contains("Error: SB-INT:INVALID-ARRAY-INDEX-ERROR") && error.contains("Id: E1"), "{error}");
-    let frames = good(&mut server, "get-backtrace", json!({"error-id": "E1"}));
+    let frames = call_ok(&mut server, "get-backtrace", json!({"error-id": "E1"}));
     assert!(frames.contains("(DEMO:ITEM #(#\\a #\\b #\\c) 9)\n"), "{frames}");
     assert!(frames.contains("RUN-TEST-LAMBDA"), "{frames}");
-    server.goes_on();
+    server.assert_works();
 }
 
-/// Tests that are named oddly, defined twice, removed or defined anew by others, and one that hangs in a thread which has
-/// lost what was to interrupt it.
+/// Tests with unusual names, tests that are defined twice, removed or redefined by others, and one that hangs in a
+/// thread without the means to interrupt it.
 const UNUSUAL: &str = r#"(defpackage :demo-tests (:use :cl :fiveam :demo))
 (in-package :demo-tests)
 (def-suite demo)
@@ -86,7 +86,7 @@ const UNUSUAL: &str = r#"(defpackage :demo-tests (:use :cl :fiveam :demo))
 fn removed_redefined_and_oddly_named_tests_are_reported() {
     let Some(project) = fiveam(UNUSUAL) else { return };
     let mut server = project.server();
-    let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 1}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "timeout": 1}));
     let expected = "FAILED  1 passed, 5 failed, 1 error, 0 skipped
 1. DEMO-TESTS::|Odd (name) x|  tests/tests.lisp:7
    (is (= 1 2))  expected 1, got 2
@@ -97,17 +97,17 @@ fn removed_redefined_and_oddly_named_tests_are_reported() {
 4. DEMO-TESTS::CHANGED  tests/tests.lisp:23
    (= 1 4)  expected 1, got 4
 5. DEMO-TESTS::LOSES  tests/tests.lisp:26
-   TIMEOUT It did not end within 1 second and was interrupted. (E1: get-backtrace has all)
+   TIMEOUT It did not end within 1 second and was interrupted. (E1: get-backtrace shows all)
 6. DEMO-TESTS::ALIKE  tests/tests.lisp:34
    (is (equal \"a\" (string #\\b)))  expected \"a\", got \"b\"
    (is (equal \"c\" (string #\\b)))  expected \"c\", got \"b\"
    (is (= 1 (1+ 1)))  expected 1, got 2
 ";
     assert!(timeless(&text).starts_with(expected), "{text}");
-    server.goes_on();
+    server.assert_works();
 }
 
-/// Print methods and reports that never end, of what tests fail with.
+/// Values and conditions of failing tests whose print methods and reports never end.
 const ENDLESS: &str = r#"
 (defclass endless () ())
 (defmethod print-object ((object endless) stream) (loop))
@@ -126,13 +126,13 @@ fn endless_print_methods_and_reports_do_not_end_the_run() {
     );
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", &tests);
     let mut server = project.server();
-    let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 1}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "timeout": 1}));
     assert!(text.starts_with("FAILED  0 passed, "), "{text}");
     for name in ["SIGNALS", "ARGUMENT", "AFTER"] {
         assert!(text.contains(&format!(". DEMO-TESTS::{name}  tests/tests.lisp:")), "{text}");
     }
     assert!(text.contains("on purpose") && text.contains("expected 2, got 1"), "{text}");
-    server.goes_on();
+    server.assert_works();
 
     let tests = format!(
         "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n{ENDLESS}
@@ -145,11 +145,11 @@ fn endless_print_methods_and_reports_do_not_end_the_run() {
     );
     let Some(project) = fiveam(&tests) else { return };
     let mut server = project.server();
-    // FiveAM itself prints the values once its tests are over.
-    let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 1}));
+    // FiveAM itself prints the values after its tests.
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "timeout": 1}));
     assert!(text.starts_with("FAILED  0 passed, "), "{text}");
     assert!(text.contains("TIMEOUT It did not end within 1 second and was interrupted."), "{text}");
-    server.goes_on();
+    server.assert_works();
 }
 
 #[test]
@@ -188,23 +188,23 @@ fn failed_tests_set_and_passing_tests_clear_the_error_state() {
 "#;
     let Some(project) = fiveam(tests) else { return };
     let mut server = project.server();
-    crate::client::fail(&mut server, "(error \"before\")");
+    crate::client::evaluate_err(&mut server, "(error \"before\")");
     let name = |name: &str| json!({"name": name});
-    good(&mut server, "evaluate-lisp", json!({"code": "(asdf:load-system \"demo/tests\")"}));
-    crate::client::fail(&mut server, "(error \"before\")");
-    // Without an error of its own, a failure leaves the state alone.
-    let text = good(&mut server, "run-tests", name("demo-tests::wrong"));
+    call_ok(&mut server, "evaluate-lisp", json!({"code": "(asdf:load-system \"demo/tests\")"}));
+    crate::client::evaluate_err(&mut server, "(error \"before\")");
+    // A failed check signals no error, so the error state stays.
+    let text = call_ok(&mut server, "run-tests", name("demo-tests::wrong"));
     assert!(text.starts_with("FAILED  0 passed, 1 failed, 0 errors, 0 skipped in "), "{text}");
     assert!(last_error(&mut server).contains("before"));
-    good(&mut server, "run-tests", name("broken"));
+    call_ok(&mut server, "run-tests", name("broken"));
     assert!(last_error(&mut server).contains("INVALID-ARRAY-INDEX-ERROR"));
-    let text = good(&mut server, "run-tests", name("good"));
+    let text = call_ok(&mut server, "run-tests", name("good"));
     assert_eq!(timeless(&text), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped");
     assert!(last_error(&mut server).starts_with("No error information available."));
-    // The suite of that name, and the package.
+    // The suite, the package, and the system.
     for arguments in [name("demo-tests::demo"), json!({"test-package": "demo-tests"}), json!({"system": "demo/tests"})]
     {
-        let text = good(&mut server, "run-tests", arguments);
+        let text = call_ok(&mut server, "run-tests", arguments);
         assert!(text.starts_with("FAILED  1 passed, 1 failed, 1 error, 0 skipped in "), "{text}");
     }
 }
@@ -218,23 +218,24 @@ fn run_tests_finds_a_system_by_the_rules_of_load() {
     project.write("more.asd", other);
     let root = project.directory.display().to_string();
     let mut server = ready();
-    let missing = bad(&mut server, "run-tests", json!({"system": "demo"}));
+    let missing = call_err(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(missing.contains("Not found in ") && missing.contains(", above it and one level below, "), "{missing}");
-    let text = bad(&mut server, "run-tests", json!({"system": "demo", "directory": "/no-such-directory"}));
+    let text = call_err(&mut server, "run-tests", json!({"system": "demo", "directory": "/no-such-directory"}));
     assert_eq!(text, "directory: there is no directory /no-such-directory.");
-    // In it, in a file of another name, above it.
+    // In the directory, in a file with another name, and in a parent directory.
     for (system, directory) in [("demo", ""), ("DEMO/TESTS", ""), ("other-tests", ""), ("demo", "/tests")] {
         for fresh in [false, true] {
             let mut server = ready();
             let arguments = json!({"system": system, "directory": format!("{root}{directory}"), "fresh": fresh});
-            let text = good(&mut server, "run-tests", arguments);
+            let text = call_ok(&mut server, "run-tests", arguments);
             assert!(text.contains("=> all pass  1 passed, 0 failed"), "{system}: {text}");
         }
     }
 }
 
-/// Systems in one directory: suites of FiveAM, a test-op alone, one that does not load, and one without tests.
-fn several() -> Option<Project> {
+/// Writes several systems in one directory: FiveAM suites, a test-op without a framework, a system that does not load,
+/// and one without tests.
+fn project_with_several_systems() -> Option<Project> {
     let project = fiveam(FIVEAM)?;
     let suite = |package: &str, tests: &str| {
         format!(
@@ -281,16 +282,16 @@ fn several() -> Option<Project> {
 
 #[test]
 fn run_tests_accepts_several_systems_and_sums_the_counts() {
-    let Some(project) = several() else { return };
+    let Some(project) = project_with_several_systems() else { return };
     let root = project.directory.display().to_string();
     let mut server = libraries::start_with(&["--structured-content"]);
     server.initialize("2025-11-25");
     let run = |server: &mut Server, systems: Value, others: Value| {
         let mut arguments = json!({"system": systems, "directory": root});
         arguments.as_object_mut().unwrap().extend(others.as_object().unwrap().clone());
-        good(server, "run-tests", arguments)
+        call_ok(server, "run-tests", arguments)
     };
-    // One is told of as ever, however it is written.
+    // A single system is reported as usual, in each notation of the argument.
     for one in [json!("s/good"), json!([":s/good"]), json!(" s/good, ")] {
         let text = run(&mut server, one, json!({}));
         assert_eq!(timeless(&text).lines().next().unwrap(), "=> all pass  2 passed, 0 failed, 0 errors, 0 skipped");
@@ -312,7 +313,7 @@ fn run_tests_accepts_several_systems_and_sums_the_counts() {
         assert!(timeless.contains(expected), "{text}");
         assert!(last_error(&mut server).starts_with("No error information available."));
     }
-    // The others go on, and have their share of the room.
+    // The remaining systems run after a failure, and each has its share of the report.
     for fresh in [false, true] {
         let all = json!("s/good no-such-system,s/broken s/empty s/plain s/bad s/more");
         let text = run(&mut server, all, json!({"fresh": fresh}));
@@ -334,33 +335,32 @@ fn run_tests_accepts_several_systems_and_sums_the_counts() {
             assert!(timeless.contains(expected), "{fresh}: {expected:?} is not in\n{text}");
         }
         assert_eq!(text.matches("3 of 4 things work").count(), 1, "{text}");
-        assert_eq!(text.matches("also says which code").count(), 1, "{text}");
+        assert_eq!(text.matches("also lists code that").count(), 1, "{text}");
         assert!(last_error(&mut server).starts_with("Error: "));
     }
-    // What there is no room for is told of each.
-    good(&mut server, "configure-limits", json!({"max-answer": 6000}));
+    // Omitted failures are counted for each system.
+    call_ok(&mut server, "configure-limits", json!({"max-answer": 6000}));
     let text = run(&mut server, json!("s/worse s/bad s/good"), json!({}));
     assert!(text.chars().count() <= 6_000 && !text.contains("characters omitted"), "{text}");
-    for expected in [" more failed, for which there is no room here", "\n\ns/bad:\nFAILED", "\n\ns/good:\n=> all pass"]
-    {
+    for expected in [" more failed but do not fit here", "\n\ns/bad:\nFAILED", "\n\ns/good:\n=> all pass"] {
         assert!(text.contains(expected), "{expected:?} is not in\n{text}");
     }
-    good(&mut server, "configure-limits", json!({"max-answer": 9500}));
-    // What is said of some says of which.
+    call_ok(&mut server, "configure-limits", json!({"max-answer": 9500}));
+    // Remarks about some systems name them.
     for fresh in [false, true] {
         let text =
             run(&mut server, json!("s/worse s/good s/bad s/plain s/same"), json!({"suspects": 1, "fresh": fresh}));
-        let said = "\ns/worse, s/same: There are no suspects: the tests that failed ran nothing of the systems";
+        let said = "\ns/worse, s/same: There are no suspects: the tests that failed ran no code of the tested systems";
         assert!(text.contains(said) && text.matches("There are no suspects").count() == 2, "{text}");
-        assert!(text.contains("\ns/plain: There are no suspects: of a test operation"), "{text}");
+        assert!(text.contains("\ns/plain: There are no suspects: a test operation has"), "{text}");
         assert_eq!(text.contains("[notice]\nThe tests ran in a fresh image that"), fresh, "{text}");
     }
-    // Of what cannot be loaded there are no suspects.
+    // A system that cannot be loaded has no suspects.
     let text = run(&mut server, json!("s/good no-such-system"), json!({"suspects": 2}));
     assert!(!text.contains("uspects"), "{text}");
     let text = run(&mut server, json!("s/good no-such-system"), json!({}));
     assert!(!text.contains("uspects"), "{text}");
-    // One record a test, with its system; suspects for each.
+    // Each test has a record with its system, and each system has suspects.
     for fresh in [false, true] {
         let arguments = json!({"system": "s/good s/bad s/broken", "directory": root, "suspects": 2, "fresh": fresh});
         let content = structured(&mut server, arguments);
@@ -373,7 +373,7 @@ fn run_tests_accepts_several_systems_and_sums_the_counts() {
         let erred = tests.iter().find(|test| test["name"] == "s/broken").unwrap();
         assert!(erred["error"]["message"].as_str().unwrap().contains("broken"), "{erred:#}");
     }
-    let text = bad(&mut server, "run-tests", json!({"system": "s/good", "test-package": "good"}));
+    let text = call_err(&mut server, "run-tests", json!({"system": "s/good", "test-package": "good"}));
     assert_eq!(text, "run-tests needs one of system, test-package and name.");
 }
 
@@ -385,8 +385,8 @@ fn test_without_a_check_passes_with_a_remark() {
     let mut server = libraries::start_with(&["--structured-content"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
-    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
-    let expected = "=> all pass  2 passed, 0 failed, 0 errors, 0 skipped\nMade no check: DEMO-TESTS::NOTHING";
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
+    let expected = "=> all pass  2 passed, 0 failed, 0 errors, 0 skipped\nMade no checks: DEMO-TESTS::NOTHING";
     assert_eq!(timeless(&text), expected);
     let content = structured(&mut server, json!({"system": "demo"}));
     let test = |name: &str| content["tests"].as_array().unwrap().iter().find(|test| test["name"] == name).unwrap();
@@ -404,7 +404,7 @@ fn condition_with_a_failing_report_does_not_end_other_tests() {
     let mut server = project.server();
     for settings in ["", "(setf *print-readably* t)"] {
         server.evaluate(settings);
-        let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+        let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
         assert!(text.starts_with("FAILED  2 passed, 0 failed, 2 errors, 0 skipped in "), "{settings}: {text}");
         assert!(!text.contains("non-local exit"), "{settings}: {text}");
     }
@@ -414,7 +414,7 @@ fn condition_with_a_failing_report_does_not_end_other_tests() {
 fn suite_without_tests_is_an_error() {
     let tests = "(defpackage :demo-tests (:use :cl :fiveam))\n(in-package :demo-tests)\n(def-suite demo)\n";
     let Some(project) = fiveam(tests) else { return };
-    let text = bad(&mut project.server(), "run-tests", json!({"system": "demo"}));
+    let text = call_err(&mut project.server(), "run-tests", json!({"system": "demo"}));
     assert!(text.contains("Nothing ran: there are no tests of the system demo"), "{text}");
 }
 
@@ -440,8 +440,8 @@ fn test_removed_by_an_earlier_test_is_an_error() {
             "(progn (asdf:initialize-source-registry '(:source-registry (:tree {root:?}) :inherit-configuration)) t)"
         ));
         project.register(&mut server);
-        good(&mut server, "load-system", json!({"system": "demo/tests", "timeout": 600}));
-        let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+        call_ok(&mut server, "load-system", json!({"system": "demo/tests", "timeout": 600}));
+        let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
         assert!(text.starts_with("FAILED  1 passed, 0 failed, 1 error, 0 skipped in "), "{framework}: {text}");
         assert!(text.contains("   It could not run: a test before it has removed it.\n"), "{framework}: {text}");
     }
@@ -450,21 +450,21 @@ fn test_removed_by_an_earlier_test_is_an_error() {
 #[test]
 fn unknown_system_test_or_package_is_an_error_with_near_names() {
     let mut server = ready();
-    let text = bad(&mut server, "run-tests", json!({}));
+    let text = call_err(&mut server, "run-tests", json!({}));
     assert_eq!(text, "run-tests needs one of system, test-package and name.");
-    assert_eq!(text, bad(&mut server, "run-tests", json!({"system": "a", "name": "b"})));
-    let text = bad(&mut server, "run-tests", json!({"system": "no-such-system-here"}));
+    assert_eq!(text, call_err(&mut server, "run-tests", json!({"system": "a", "name": "b"})));
+    let text = call_err(&mut server, "run-tests", json!({"system": "no-such-system-here"}));
     assert!(text.starts_with("[ERROR] ASDF/FIND-COMPONENT:MISSING-COMPONENT\n"), "{text}");
     server.evaluate("(defpackage :demo-rt (:use :cl :sb-rt)) (in-package :demo-rt) (deftest splitting 1 1)");
-    let text = bad(&mut server, "run-tests", json!({"name": "spliting"}));
+    let text = call_err(&mut server, "run-tests", json!({"name": "spliting"}));
     assert!(
         text.contains("There is no test or suite named spliting") && text.contains("Did you mean SPLITTING?"),
         "{text}"
     );
-    let text = bad(&mut server, "run-tests", json!({"test-package": "cl-user"}));
+    let text = call_err(&mut server, "run-tests", json!({"test-package": "cl-user"}));
     assert!(text.contains("Nothing ran: there are no tests of the package cl-user."), "{text}");
     // Evaluated tests can be run, too.
-    let text = good(&mut server, "run-tests", json!({"name": "splitting"}));
+    let text = call_ok(&mut server, "run-tests", json!({"name": "splitting"}));
     assert_eq!(timeless(&text), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped");
     assert_eq!(server.evaluate("(eq nil (find-symbol \"SPLITING\" :demo-rt))"), "=> T");
 }

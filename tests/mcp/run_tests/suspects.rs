@@ -1,4 +1,4 @@
-//! Failures that are alike, and the functions that are suspected.
+//! Grouping of similar failures, and suspects.
 
 use super::*;
 
@@ -10,13 +10,13 @@ fn tests_with_the_same_failure_share_a_report_entry() {
                  (deftest longer (parse \"abcd\") nil)\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
     let mut server = project.server();
-    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.starts_with("FAILED  0 passed, 0 failed, 5 errors, 0 skipped in "), "{text}");
     assert!(
         text.contains("1. DEMO-TESTS::FIRST-ONE  tests/tests.lisp:3\n   SB-INT:INVALID-ARRAY-INDEX-ERROR"),
         "{text}"
     );
-    // What says another thing is shown.
+    // A similar failure with another message is shown with its message.
     let longer = "DEMO-TESTS::LONGER: Invalid index 9 for (SIMPLE-VECTOR 4), should be a non-negative integer below 4.";
     let alike =
         format!("\n   Alike: DEMO-TESTS::SECOND-ONE, DEMO-TESTS::THIRD-ONE\n          {longer}\n2. DEMO-TESTS::OTHER");
@@ -24,7 +24,7 @@ fn tests_with_the_same_failure_share_a_report_entry() {
     assert_eq!(text.matches("Invalid index 9").count(), 3, "{text}");
 }
 
-/// Two faults may end in the same function that signals.
+/// Two faults may fail in the same function.
 #[test]
 fn tests_with_the_same_failure_are_split_by_their_suspects() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
@@ -39,18 +39,18 @@ fn tests_with_the_same_failure_are_split_by_their_suspects() {
          (error \"It is ~D.\" found))))\n",
     );
     let mut server = project.server();
-    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.contains("\n   Alike: DEMO-TESTS::TWO: It is 1.\n          DEMO-TESTS::AGAIN: It is 1.\n"), "{text}");
-    let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 2}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "suspects": 2}));
     assert!(text.starts_with("FAILED  1 passed, 0 failed, 3 errors, 0 skipped in "), "{text}");
     let (first, second) = text.split_once("\n2. DEMO-TESTS::TWO  tests/tests.lisp:4\n").expect("an entry of its own");
     assert!(first.contains("\n   Alike: DEMO-TESTS::AGAIN"), "{text}");
     assert!(first.contains("ALPHA  src/demo.lisp:4") && !first.contains("BETA"), "{text}");
-    assert!(second.starts_with("   SIMPLE-ERROR It is 1. (E") && second.contains(", in the frames of 1)\n"), "{text}");
+    assert!(second.starts_with("   SIMPLE-ERROR It is 1. (E") && second.contains(", same frames as 1)\n"), "{text}");
     assert!(second.contains("BETA  src/demo.lisp:7") && !second.contains("ALPHA"), "{text}");
 }
 
-/// Each of many faults is worth more than the last line about the first.
+/// With many faults, the report favours one line of each over more lines about the first.
 #[test]
 fn report_of_20_faults_shows_each_with_its_suspect() {
     const FAULTS: usize = 20;
@@ -70,7 +70,7 @@ fn report_of_20_faults_shows_each_with_its_suspect() {
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", &tests);
     project.write("src/demo.lisp", &code);
     let mut server = project.server();
-    let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 3}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "suspects": 3}));
     assert!(text.starts_with("FAILED  0 passed, 40 failed, 0 errors"), "{text}");
     assert!(text.chars().count() <= 8_000 && !text.contains("no room here"), "{text}");
     for fault in 0..FAULTS {
@@ -80,12 +80,12 @@ fn report_of_20_faults_shows_each_with_its_suspect() {
         let (_, rest) = text.split_once(&format!("\n   Alike: DEMO-TESTS::SAME-{fault}\n   Suspects: ")).expect(&text);
         assert!(rest.starts_with(&format!("FAULT-{fault}  src/demo.lisp:")), "{rest}");
     }
-    // Alone it is told whole.
-    let text = good(&mut server, "run-tests", json!({"name": "demo-tests::test-7", "suspects": 3}));
+    // A single failure is reported completely.
+    let text = call_ok(&mut server, "run-tests", json!({"name": "demo-tests::test-7", "suspects": 3}));
     assert!(text.contains("case like this\")))\n") && text.contains("(- sum 45)))"), "{text}");
 }
 
-/// A test operation of no known framework has one verdict; but it prints as it goes along.
+/// A test operation without a known framework has one verdict, but its output shows single failures.
 #[test]
 fn failures_printed_by_a_test_op_have_suspects() {
     let tests = "(defpackage :demo-tests (:use :cl :demo))\n(in-package :demo-tests)\n\n\
@@ -110,12 +110,12 @@ fn failures_printed_by_a_test_op_have_suspects() {
     server.initialize("2025-11-25");
     project.register(&mut server);
     let said = "1. test-op of demo/tests\n   It returned NIL and printed: Some tests failed.\n";
-    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
-    assert!(text.contains(said) && text.contains("run-tests with `suspects`: 3 also says"), "{text}");
-    // Lines of dots say nothing; and what was shown need not be asked for.
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
+    assert!(text.contains(said) && text.contains("run-tests with `suspects`: 3 also lists"), "{text}");
+    // Lines of dots are left out, and complete output needs no hint on how to see the rest.
     assert!(text.contains("\nIt printed:\n100:\n   expected (:LARGE 100) but got (:LARG 100)\n -1:\n"), "{text}");
     assert!(text.ends_with("\nSome tests failed."), "{text}");
-    let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 2}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "suspects": 2}));
     let large = "   Before it printed 100: expected (:LARGE 100) but got (:LARG 100) (and 1 more):\n   \
                  Suspects: LARGE-NAME  src/demo.lisp:7  (no passing test ran these lines)\n";
     let sign = "   Before it printed -1: expected :MINUS but got :PLUS:\n   \
@@ -131,7 +131,7 @@ fn failures_printed_by_a_test_op_have_suspects() {
     assert_eq!(names, ["LARGE-NAME", "SIGN-OF"], "{content:#}");
 }
 
-/// What is told of an error after its test is printed then: what its frames had on the stack is gone.
+/// The report of an error is made after its test, when the stack of its frames is gone.
 #[test]
 fn dynamic_extent_arguments_in_frames_are_not_read_after_unwinding() {
     let mut server = ready();
@@ -146,7 +146,7 @@ fn dynamic_extent_arguments_in_frames_are_not_read_after_unwinding() {
                (inner #'add list))))
          (sb-rt:deftest stack (outer 1) 1)",
     );
-    let text = good(&mut server, "run-tests", json!({"name": "stack"}));
+    let text = call_ok(&mut server, "run-tests", json!({"name": "stack"}));
     assert!(text.contains("(INNER #<dynamic-extent FUNCTION> #<dynamic-extent CONS>)"), "{text}");
     let end = server.finish();
     assert!(!end.stderr.contains("CORRUPTION"), "{}", end.stderr);
@@ -170,10 +170,10 @@ fn functions_run_by_failing_and_few_passing_tests_are_suspects() {
     let mut server = libraries::start_with(&["--structured-content"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
-    let asked = "\nrun-tests with `suspects`: 3 also says which code these tests ran and passing ones did not.";
-    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    let asked = "\nrun-tests with `suspects`: 3 also lists code that these tests ran and passing tests did not.";
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.contains(asked), "{text}");
-    let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 2}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "suspects": 2}));
     assert!(!text.contains(asked), "{text}");
     let suspect = "   Suspects: LARGE-NAME  src/demo.lisp:8  (no passing test ran these lines)\n";
     assert!(text.contains(suspect) && text.contains("\n               10: (list :larg n)\n"), "{text}");
@@ -183,16 +183,16 @@ fn functions_run_by_failing_and_few_passing_tests_are_suspects() {
     );
     assert!(text.contains("17: (large-name size))"), "{text}");
     assert!(!text.contains("HUGE-P"), "{text}");
-    // Tests that fail alike are told of once.
+    // The suspects of similar failures are listed once.
     assert!(
-        text.contains("2. DEMO-TESTS::ALSO  tests/tests.lisp:6\n") && text.contains("Suspects: as those of 1"),
+        text.contains("2. DEMO-TESTS::ALSO  tests/tests.lisp:6\n") && text.contains("Suspects: same as for 1"),
         "{text}"
     );
-    // What decided is shown, too; and a function that would be expanded in its callers is seen.
+    // The line of the deciding condition is shown, and inline functions are recorded.
     assert!(text.contains("\n               9: (if (plusp n)\n"), "{text}");
     let inline = "SIGN-OF  src/demo.lisp:21  (no passing test ran these lines)\n               22: (if (minusp n)";
     assert!(text.contains(inline), "{text}");
-    // The session's own code has no marks.
+    // The session's own code is not instrumented.
     assert_eq!(server.evaluate("(sb-c::code-coverage-map (sb-kernel:fun-code-header #'demo:classify))"), "=> NIL");
     let content = structured(&mut server, json!({"test-package": "demo-tests", "suspects": 1}));
     let suspects = &content["tests"][0]["suspects"];
@@ -222,7 +222,7 @@ fn code_in_the_same_system_as_its_tests_has_suspects() {
                 project.write("demo.lisp", &format!("{package}{begin}{code}{tests}"));
             }
             let mut server = project.server();
-            let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 3}));
+            let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "suspects": 3}));
             let suspect =
                 "   Suspects: LARGE  demo.lisp:5  (no passing test ran these lines)\n               6: (if (plusp n)\n";
             assert!(
@@ -270,7 +270,7 @@ fn code_in_another_system_than_its_tests_has_suspects() {
             server.evaluate(&format!("(progn (push #p{:?} asdf:*central-registry*) t)", project.directory.join(place)));
         }
         for asked in [json!({"system": system, "suspects": 3}), json!({"test-package": "demo-tests", "suspects": 3})] {
-            let text = good(&mut server, "run-tests", asked);
+            let text = call_ok(&mut server, "run-tests", asked);
             assert!(text.starts_with("FAILED  1 passed, 1 failed"), "{text}");
             assert!(
                 text.contains("   Suspects: LARGE  parts.lisp:3  (no passing test ran"),
@@ -287,18 +287,18 @@ fn absence_of_suspects_is_reported_with_the_reason() {
                  (deftest stale (demo:parse \"\") nil)\n(deftest fine 1 1)\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
     let mut server = project.server();
-    let nothing = "ran nothing of the systems that are tested, but tests and what is not found in their files.\n";
-    let passed = "No suspects of what passed where they were looked for, in another image that loaded the files: \
+    let nothing = "ran no code of the tested systems, apart from tests and code that is not in their files.\n";
+    let passed = "No suspects for tests that passed in the fresh image that looked for suspects: \
                   DEMO-TESTS::STALE.\n";
     let suspects = |server: &mut Server, name: &str| {
         let text =
-            good(server, "run-tests", json!({name: if name == "system" { "demo" } else { "stale" }, "suspects": 3}));
+            call_ok(server, "run-tests", json!({name: if name == "system" { "demo" } else { "stale" }, "suspects": 3}));
         assert!(!text.contains("with `suspects`") && !text.contains("Suspects:"), "{text}");
         text
     };
     let text = suspects(&mut server, "system");
     assert!(text.starts_with(&format!("[notice]\nThere are no suspects: the tests that failed {nothing}\n")), "{text}");
-    // Only the session's own state lets it fail.
+    // The test fails only in the session's state.
     server.evaluate("(defun demo:parse (text) text)");
     let text = suspects(&mut server, "system");
     let others = format!("{passed}There are no suspects: the other tests that failed {nothing}\n");
@@ -307,9 +307,9 @@ fn absence_of_suspects_is_reported_with_the_reason() {
     assert!(text.starts_with(&format!("[notice]\n{passed}\nFAILED")), "{text}");
 }
 
-/// A passing test may run the line that is wrong, and not look at what it did.
+/// A passing test may run the faulty line without checking its effect.
 #[test]
-fn line_matching_the_failure_is_shown_although_run_by_passing_tests() {
+fn suspect_line_matching_the_failure_is_shown_although_passing_tests_ran_it() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt :demo))\n(in-package :demo-tests)\n\
                  (deftest both (list (title \"s\") (title 'foo)) (\"some text\" \"some name\"))\n\
                  (deftest one (stringp (title 'bar)) t)\n";
@@ -321,7 +321,7 @@ fn line_matching_the_failure_is_shown_although_run_by_passing_tests() {
          (t\n     (concatenate 'string \"wrong\" \" name\"))))\n",
     );
     let mut server = project.server();
-    let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 1}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "suspects": 1}));
     assert!(text.contains("\n   Suspects: TITLE  src/demo.lisp:4  (no passing test ran these lines)\n"), "{text}");
     assert!(text.contains("\n               7: (concatenate 'string \"some\" \" text\"))\n"), "{text}");
     assert!(text.contains("\n               9: (concatenate 'string \"wrong\" \" name\"))))  (1 passing)"), "{text}");
@@ -359,7 +359,7 @@ fn print_methods_run_only_to_report_a_failure_are_no_suspects() {
         let names = suspects.as_array().expect("suspects").iter().map(|suspect| suspect["name"].to_string());
         names.collect::<Vec<_>>()
     };
-    // FiveAM printed what came, or the condition; and we printed the frames of what was signalled.
+    // FiveAM printed the value or the condition, and the server printed the frames of the error.
     for (name, expected) in [("LARGE", "MAKE-ITEM"), ("BROKEN", "CHECK-ITEM"), ("HANDLED", "CHECK-ITEM")] {
         let found = suspects(name);
         assert!(found.iter().any(|name| name.contains(expected)), "{name}: {found:?}");
@@ -368,7 +368,7 @@ fn print_methods_run_only_to_report_a_failure_are_no_suspects() {
             "{name}: {found:?}"
         );
     }
-    // These tests are of what is printed.
+    // These tests check printed text.
     for (name, parts) in [("TEXT", &["PRINT-OBJECT"][..]), ("REPORT", &["ODD-ITEM", "PRINT-OBJECT"])] {
         let found = suspects(name);
         assert!(parts.iter().all(|part| found.iter().any(|name| name.contains(part))), "{name}: {found:?}");

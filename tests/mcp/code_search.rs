@@ -1,24 +1,24 @@
-//! find-symbols, find-references and macroexpand: what an agent finds in the image without evaluating anything.
+//! find-symbols, find-references and macroexpand: searching the image without evaluating code.
 
 use std::collections::BTreeSet;
 
 use std::path::Path;
 use std::time::Duration;
 
-use crate::client::{Scratch, Server, bad, good};
+use crate::client::{Scratch, Server, call_err, call_ok};
 use crate::libraries::{self, installed};
 use crate::processes::kill_worker;
 use serde_json::{Value, json};
 
 fn ask(server: &mut Server, tool: &str, arguments: Value) -> Vec<String> {
-    good(server, tool, arguments).lines().map(str::to_owned).collect()
+    call_ok(server, tool, arguments).lines().map(str::to_owned).collect()
 }
 
 fn symbols(server: &mut Server, arguments: Value) -> Vec<String> {
     ask(server, "find-symbols", arguments)
 }
 
-/// The names in the lines of find-symbols.
+/// Returns the names in the lines of find-symbols.
 fn names(lines: &[String]) -> Vec<&str> {
     lines.iter().map(|line| line.split_once("  ").map_or(&**line, |(name, _)| name)).collect()
 }
@@ -28,10 +28,10 @@ fn references(server: &mut Server, name: &str, relation: &str) -> Vec<String> {
 }
 
 fn expand(server: &mut Server, form: &str, depth: &str) -> String {
-    good(server, "macroexpand", json!({"form": form, "depth": depth}))
+    call_ok(server, "macroexpand", json!({"form": form, "depth": depth}))
 }
 
-/// How many symbols there are in all packages.
+/// Evaluates to the number of symbols in all packages.
 const COUNT_SYMBOLS: &str =
     "(let ((n 0)) (dolist (p (list-all-packages) n) (do-symbols (s p) (when (eq (symbol-package s) p) (incf n)))))";
 
@@ -62,14 +62,14 @@ fn find_symbols_ranks_matches_and_prints_names_as_typed_in_the_package() {
             "my-lib::reflattened  class",
         ]
     );
-    // The same, from within the package, and from one that has another name for it.
+    // Queries from within the package, and from a package with a nickname for it, print shorter names.
     server.evaluate("(in-package :my-lib)");
     let found = symbols(&mut server, json!({"query": "FLATTEN-", "limit": 1}));
     assert_eq!(found[0], "flatten-deep  function (TREE)");
     server.evaluate("(defpackage :other (:use :cl) (:local-nicknames (:l :my-lib))) (in-package :other)");
     let found = symbols(&mut server, json!({"query": "l:flat"}));
     assert_eq!(names(&found)[..2], ["l:flatten", "l::flatten-deep"]);
-    server.goes_on();
+    server.assert_works();
 }
 
 #[test]
@@ -105,9 +105,9 @@ fn find_symbols_filters_by_kind_package_and_external() {
     assert!(found[0].starts_with("make-hash-table  function "), "{found:?}");
     let found = symbols(&mut server, json!({"query": "shop:"}));
     assert!(found.len() > 10, "{found:?}");
-    let wrong = bad(&mut server, "find-symbols", json!({"query": "x", "type": "thing"}));
+    let wrong = call_err(&mut server, "find-symbols", json!({"query": "x", "type": "thing"}));
     assert!(wrong.contains("one of function, macro, variable, class, package"), "{wrong}");
-    let nowhere = bad(&mut server, "find-symbols", json!({"query": "x", "package": "shpo"}));
+    let nowhere = call_err(&mut server, "find-symbols", json!({"query": "x", "package": "shpo"}));
     assert!(nowhere.contains("no package named \"shpo\"") && nowhere.contains("SHOP"), "{nowhere}");
 }
 
@@ -116,11 +116,11 @@ fn find_symbols_reports_omitted_matches_and_near_names() {
     let mut server = Server::ready();
     let found = symbols(&mut server, json!({"query": "hash-table", "limit": 2}));
     assert_eq!(found.len(), 3, "{found:?}");
-    assert!(found[2].starts_with("... ") && found[2].contains("more; ask for limit"), "{found:?}");
+    assert!(found[2].starts_with("... ") && found[2].contains("more; pass limit"), "{found:?}");
     let many = symbols(&mut server, json!({"query": "e", "limit": 1000}));
     let text = many.join("\n");
     assert!(text.chars().count() <= 9_500, "{}", text.chars().count());
-    assert!(many.last().unwrap().contains("more; no room for them here"), "{:?}", many.last());
+    assert!(many.last().unwrap().contains("more; they do not fit here"), "{:?}", many.last());
     assert_eq!(
         symbols(&mut server, json!({"query": "stirng-upcase"})),
         ["Nothing matches \"stirng-upcase\".", "Near names: string-upcase, nstring-upcase."]
@@ -160,7 +160,7 @@ fn symbol_name_arguments_follow_the_reader_escape_rules() {
     for name in [r"|a\|b|", "|a:b|", "cl-user::|a:b|", "|Foo|bar", "|FooBAR|", r"x\y", "|Xy|"] {
         let callers = references(&mut server, name, "callers");
         assert!(callers[0].starts_with("CALLS  evaluation 1, line 2: "), "{name}: {callers:?}");
-        let described = good(&mut server, "describe-symbol", json!({"name": name}));
+        let described = call_ok(&mut server, "describe-symbol", json!({"name": name}));
         assert!(described.contains("[FUNCTION]"), "{name}: {described}");
     }
 }
@@ -210,7 +210,7 @@ fn searching_forty_thousand_symbols_interns_no_symbol() {
         "all",
     );
     assert_eq!(server.evaluate(COUNT_SYMBOLS), before);
-    // What means nothing is not listed among what does.
+    // Symbols without a definition are not listed when others match.
     let found = symbols(&mut server, json!({"query": "generated-name-rs"}));
     assert!(found[0].starts_with("many::generated-name-rs"), "{found:?}");
 }
@@ -262,11 +262,17 @@ fn callees_exclude_functions_from_expansions_of_standard_macros() {
     assert_eq!(found(&mut server, "macros"), ["TARGET"]);
     assert_eq!(found(&mut server, "internals"), ["SB-IMPL::%PUTF"]);
     for (name, reason) in [
-        ("", "find-references: name must be that of a function, variable, macro or class, as my-app:run, not \"\"."),
-        (" ", "find-references: name must be that of a function, variable, macro or class, as my-app:run, not \"\"."),
-        ("#:c", "find-references: nothing can refer to #:c: the reader makes another symbol each time."),
+        (
+            "",
+            "find-references: name must be that of a function, variable, macro or class, such as my-app:run, not \"\".",
+        ),
+        (
+            " ",
+            "find-references: name must be that of a function, variable, macro or class, such as my-app:run, not \"\".",
+        ),
+        ("#:c", "find-references: nothing can refer to #:c: the reader makes a new symbol each time."),
     ] {
-        assert_eq!(bad(&mut server, "find-references", json!({"name": name})), reason);
+        assert_eq!(call_err(&mut server, "find-references", json!({"name": name})), reason);
     }
 }
 
@@ -293,7 +299,7 @@ fn find_references_lists_callers_with_place_and_source_line() {
             "Not looked at: TARGET in quoted lists or computed for FUNCALL, calls of itself, files that are not loaded.",
         ]
     );
-    // What the others say of it.
+    // Further relations of the same definitions.
     let one = |found: Vec<String>| found[0].clone();
     assert_eq!(
         one(references(&mut server, "mac", "callers")),
@@ -323,7 +329,7 @@ fn find_references_lists_callers_with_place_and_source_line() {
         one(references(&mut server, "*level*", "binds")),
         "BINDS  evaluation 1, line 15: (defun binds (x) (let ((*level* x)) (funcall x)))"
     );
-    let variable = good(&mut server, "find-references", json!({"name": "*level*"}));
+    let variable = call_ok(&mut server, "find-references", json!({"name": "*level*"}));
     assert!(
         variable.contains("(setf *level* 1))  (sets)") && variable.contains("(funcall x)))  (binds)"),
         "{variable}"
@@ -352,7 +358,7 @@ fn find_references_lists_callers_with_place_and_source_line() {
     assert_eq!(references(&mut server, "poodle", "subclasses"), ["POODLE has no subclasses."]);
     assert_eq!(references(&mut server, "direct", "sets"), ["DIRECT names no variable."]);
     let limited = ask(&mut server, "find-references", json!({"name": "target", "limit": 3}));
-    assert_eq!(limited[3], "... 9 more; ask for limit 12 to see them all.");
+    assert_eq!(limited[3], "... 9 more; pass limit 12 to see them all.");
     let unknown = references(&mut server, "tragte", "callers");
     assert_eq!(unknown[1], "Near names: TARGET, TRACE.");
 }
@@ -369,18 +375,18 @@ fn callers_follow_redefinition_and_fmakunbound() {
     assert!(found[1].starts_with("Not looked at"), "{found:?}");
     server.evaluate("(defun caller (x) x)");
     assert_eq!(references(&mut server, "target", "callers")[0], "Nothing that is loaded calls TARGET.");
-    // Code moves; nothing of that shows.
+    // The garbage collector moves code, which changes no result.
     server.evaluate("(defun late (x) (target x)) (dotimes (i 200) (compile nil `(lambda () ,i))) (gc :full t)");
     assert_eq!(
         references(&mut server, "target", "callers")[0],
         "LATE  evaluation 5, line 1: (defun late (x) (target x))"
     );
-    // A form that ran once is no caller.
+    // A top-level form that ran once is not listed as a caller.
     server.evaluate("(let ((x 1)) (target x)) (target 2)");
     assert_eq!(references(&mut server, "target", "callers").len(), 2);
 }
 
-/// What SBCL's own functions, which SLIME asks, say is what is told.
+/// Every result of SB-INTROSPECT, which SLIME uses, is reported.
 #[test]
 fn find_references_includes_every_result_of_sb_introspect() {
     let mut server = Server::ready();
@@ -393,20 +399,21 @@ fn find_references_includes_every_result_of_sb_introspect() {
         ("who-binds", "*level*", "binds"),
         ("who-macroexpands", "mac", "expansions"),
     ] {
-        let told = server.evaluate(&format!(
+        let listing = server.evaluate(&format!(
             "(let ((*print-pretty* nil))
                (dolist (entry (sb-introspect:{function} '{name}))
                  (let ((name (car entry)))
                    (format t \"~s~%\" (if (typep name '(cons (eql sb-pcl::fast-method))) `(:method ,@(rest name)) name)))))"
         ));
-        let slime: Vec<_> = told.lines().skip(1).take_while(|line| !line.is_empty()).collect();
-        assert!(!slime.is_empty(), "{told}");
+        let slime: Vec<_> = listing.lines().skip(1).take_while(|line| !line.is_empty()).collect();
+        assert!(!slime.is_empty(), "{listing}");
         let found = references(&mut server, name, relation);
         let ours: Vec<_> =
             found.iter().filter_map(|line| line.split_once("  evaluation ").map(|(name, _)| name)).collect();
         let missing: Vec<_> = slime.iter().filter(|caller| !ours.contains(caller)).collect();
         assert!(missing.is_empty(), "{relation} of {name}: {missing:?}\n{found:?}");
-        // Code that keeps no records is found by the cells that it calls through, data by being there.
+        // Code without cross-references is found through the functions that it calls, and data by containing the
+        // symbol.
         let more: Vec<_> = ours.iter().filter(|caller| !slime.contains(caller)).copied().collect();
         let expected: &[_] = if name == "target" { &["(MACRO-FUNCTION MAC)", "QUIET", "BIG", "DATA"] } else { &[] };
         assert_eq!(more, expected, "{relation} of {name}");
@@ -428,7 +435,7 @@ fn callers_in_compiled_files_have_file_and_line_or_changed_since() {
     server.evaluate(&format!("(load (compile-file {file:?}))"));
     let found = references(&mut server, "lib::base", "callers");
     assert_eq!(found[0], format!("LIB::USER  {}:15: (base", file.display()));
-    // One that changed since says so.
+    // A caller in a file that changed after its compilation is marked.
     std::fs::write(&file, "(in-package :lib) (defun something-else ())").unwrap();
     let found = references(&mut server, "lib::base", "callers");
     assert!(found[0].starts_with(&format!("LIB::USER  {} (changed since)", file.display())), "{found:?}");
@@ -460,7 +467,7 @@ fn tests_relation_lists_tests_that_reach_a_function() {
     assert_eq!(references(&mut server, "*tests*", "tests")[0], "No test that is loaded is known to call *TESTS*.");
 }
 
-/// The real frameworks, where Debian installs them.
+/// Uses the real framework if Debian's package is installed.
 #[test]
 fn tests_relation_lists_fiveam_tests_that_reach_a_function() {
     let installed = Path::new("/usr/share/common-lisp/source/fiveam").exists();
@@ -471,7 +478,7 @@ fn tests_relation_lists_fiveam_tests_that_reach_a_function() {
     }
     let mut server = Server::ready();
     let load = json!({"code": "(asdf:load-system :fiveam)", "timeout": 120});
-    good(&mut server, "evaluate-lisp", load);
+    call_ok(&mut server, "evaluate-lisp", load);
     server.evaluate(
         "(defpackage :my (:use :cl :fiveam)) (in-package :my)
          (defun parse (x) x) (defun run-it (x) (parse x))
@@ -539,7 +546,7 @@ fn macroexpand_shows_the_steps_and_a_readable_expansion() {
     assert!(expand(&mut server, "(or a b) (and c d)", "once").ends_with("\n\nOnly the first form was expanded."));
 }
 
-/// The same as `macroexpand` in the image says, but for the names of gensyms.
+/// Apart from the names of gensyms, the results equal those of `macroexpand` in the image.
 #[test]
 fn macroexpand_agrees_with_lisp_at_every_depth() {
     let mut server = Server::ready();
@@ -584,56 +591,59 @@ fn macroexpand_reports_errors_and_evaluates_only_macro_functions() {
         "(defvar *n* 0) (defmacro bad (x) (error \"no ~a here\" x)) (defmacro endless (x) `(endless (,x)))
          (defmacro noisy () (print :noise) (warn \"noise\") '(incf *n*)) (defmacro deep () (labels ((f () (1+ (f)))) (f)))",
     );
-    let failed = bad(&mut server, "macroexpand", json!({"form": "(bad 7)"}));
+    let failed = call_err(&mut server, "macroexpand", json!({"form": "(bad 7)"}));
     insta::assert_snapshot!(failed, @r"
     [ERROR] SIMPLE-ERROR
     no 7 here
     While expanding (BAD 7).
     ");
-    let failed = bad(&mut server, "macroexpand", json!({"form": "(progn #.(incf *n*))"}));
+    let failed = call_err(&mut server, "macroexpand", json!({"form": "(progn #.(incf *n*))"}));
     assert!(failed.starts_with("[ERROR] SB-INT:SIMPLE-READER-ERROR\n") && failed.contains("*READ-EVAL*"), "{failed}");
-    let failed = bad(&mut server, "macroexpand", json!({"form": "(let (("}));
+    let failed = call_err(&mut server, "macroexpand", json!({"form": "(let (("}));
     assert!(failed.starts_with("[ERROR] END-OF-FILE\n"), "{failed}");
-    let failed = bad(&mut server, "macroexpand", json!({"form": "(list\n  nowhere:x)"}));
+    let failed = call_err(&mut server, "macroexpand", json!({"form": "(list\n  nowhere:x)"}));
     assert!(failed.contains("Package NOWHERE does not exist. Line: 2, Column: "), "{failed}");
-    let failed = bad(&mut server, "macroexpand", json!({"form": "(endless 1)"}));
+    let failed = call_err(&mut server, "macroexpand", json!({"form": "(endless 1)"}));
     assert!(failed.contains("10000 macro forms"), "{failed}");
-    let failed = bad(&mut server, "macroexpand", json!({"form": "(deep)"}));
+    let failed = call_err(&mut server, "macroexpand", json!({"form": "(deep)"}));
     assert!(failed.contains("CONTROL-STACK-EXHAUSTED"), "{failed}");
     assert!(expand(&mut server, "(noisy)", "full").starts_with("NOISY → INCF"), "it goes on");
     assert_eq!(server.evaluate("*n*"), "=> 0");
-    // It is no error of the session's.
-    assert!(good(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
+    // The error is not recorded as the session's last error.
+    assert!(call_ok(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
 }
 
 #[test]
 fn endless_macro_expansion_times_out_after_10_seconds() {
     let mut server = Server::ready();
     server.evaluate("(defmacro stuck () (loop))");
-    let failed = bad(&mut server, "macroexpand", json!({"form": "(stuck)"}));
+    let failed = call_err(&mut server, "macroexpand", json!({"form": "(stuck)"}));
     assert!(failed.contains("did not finish within 10 seconds"), "{failed}");
     assert_eq!(names(&symbols(&mut server, json!({"query": "stuck"}))), ["stuck"]);
-    server.goes_on();
+    server.assert_works();
 }
 
-/// A question that an image dies of is asked once more and then given up.
+/// A query that kills the image is repeated once and then answered with an error.
 #[test]
 fn macro_or_print_method_that_kills_the_image_answers_image_lost() {
     let mut server = Server::ready();
     server.evaluate(
         "(defmacro deadly () (sb-alien:alien-funcall (sb-alien:extern-alien \"_exit\" (function sb-alien:void sb-alien:int)) 1))",
     );
-    let lost = bad(&mut server, "macroexpand", json!({"form": "(deadly)"}));
-    assert!(lost.starts_with("[ERROR] IMAGE-LOST\nTwice the image was lost while this was answered.\n"), "{lost}");
+    let lost = call_err(&mut server, "macroexpand", json!({"form": "(deadly)"}));
+    assert!(
+        lost.starts_with("[ERROR] IMAGE-LOST\nThe image was lost twice while it answered this request.\n"),
+        "{lost}"
+    );
     assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
-    assert!(good(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
+    assert!(call_ok(&mut server, "describe-last-error", json!({})).starts_with("No error information"));
     assert_eq!(names(&symbols(&mut server, json!({"query": "deadly"}))), ["deadly"]);
-    // Nor is a value printed for ever that the image dies of.
+    // A value whose printing kills the image is printed at most twice, too.
     server.evaluate(
         "(defclass mine () ()) (defmethod print-object ((m mine) s) (sb-alien:alien-funcall (sb-alien:extern-alien \"_exit\" (function sb-alien:void sb-alien:int)) 1)) (defvar *mine*) (setf *mine* nil)",
     );
     server.evaluate("(defparameter *mine* (make-instance 'mine))");
-    let lost = bad(&mut server, "describe-symbol", json!({"name": "*mine*"}));
+    let lost = call_err(&mut server, "describe-symbol", json!({"name": "*mine*"}));
     assert!(lost.starts_with("[ERROR] IMAGE-LOST\n"), "{lost}");
     assert!(server.evaluate("(+ 1 2)").ends_with("=> 3"));
 }
@@ -650,7 +660,7 @@ fn long_macro_expansion_is_truncated_after_its_beginning() {
     assert!(expand(&mut server, "(round-about)", "full").ends_with("'#1=(a . #1#)"));
 }
 
-// ---- All of them
+// ---- All search tools
 
 #[test]
 fn search_tools_ignore_printer_settings_and_running_evaluations() {
@@ -660,9 +670,9 @@ fn search_tools_ignore_printer_settings_and_running_evaluations() {
     );
     let all = |server: &mut Server| {
         [
-            good(server, "find-symbols", json!({"query": "caller", "package": "cl-user"})),
-            good(server, "find-references", json!({"name": "target"})),
-            good(server, "macroexpand", json!({"form": "(mac (list 10 'x))"})),
+            call_ok(server, "find-symbols", json!({"query": "caller", "package": "cl-user"})),
+            call_ok(server, "find-references", json!({"name": "target"})),
+            call_ok(server, "macroexpand", json!({"form": "(mac (list 10 'x))"})),
         ]
     };
     let before = all(&mut server);
@@ -672,23 +682,26 @@ fn search_tools_ignore_printer_settings_and_running_evaluations() {
 
     (target (list 10 'x))
     ");
-    // The user's printer variables are nonsense.
+    // The user's printer variables have unusual values.
     server.evaluate(
         "(setf *print-base* 2 *print-radix* t *print-case* :capitalize *print-length* 0 *print-level* 0 *print-circle* t \
          *print-pretty* t *print-right-margin* 1 *print-lines* 1 *print-readably* t *print-escape* nil *print-gensym* nil)",
     );
     assert_eq!(all(&mut server), before);
-    // A package that is locked, and one that is gone.
+    // The current package is locked, then deleted.
     server.evaluate("(defpackage :locked (:use :cl) (:lock t)) (in-package :locked)");
-    assert_eq!(good(&mut server, "macroexpand", json!({"form": "(or locked-new 1)"})).lines().next(), Some("OR → LET"));
+    assert_eq!(
+        call_ok(&mut server, "macroexpand", json!({"form": "(or locked-new 1)"})).lines().next(),
+        Some("OR → LET")
+    );
     assert_eq!(server.evaluate("(find-symbol \"LOCKED-NEW\")"), "=> Nil\n=> Nil");
     server.evaluate("(in-package :cl-user)");
-    // While an evaluation runs.
+    // The queries during an evaluation.
     let running = server.post_running("", "(loop)", 60.0);
     assert_eq!(all(&mut server), before);
     server.notify("notifications/cancelled", json!({"requestId": running}));
-    // After a reset there is nothing left of it.
-    good(&mut server, "reset-session", json!({}));
+    // A reset removes the definitions from the results.
+    call_ok(&mut server, "reset-session", json!({}));
     assert!(symbols(&mut server, json!({"query": "caller", "package": "cl-user"}))[0].starts_with("Nothing matches"));
     assert!(references(&mut server, "target", "callers")[0].starts_with("Symbol TARGET not found"));
     insta::assert_snapshot!(expand(&mut server, "(when a b)", "full"), @r"
@@ -714,7 +727,7 @@ fn search_tools_answer_after_image_loss() {
         nil
         b)
     ");
-    server.is_silent_for(Duration::from_millis(1));
+    server.assert_silent_for(Duration::from_millis(1));
 }
 
 // ---- Values
@@ -726,7 +739,7 @@ fn describe_symbol_previews_contents_of_unreadably_printed_values() {
         "(defclass account () ((owner :initform \"Ann\") (log :initform (make-list 1000)) (open))) (make-instance 'account)",
     );
     assert!(value.starts_with("=> #<ACCOUNT {"), "{value}");
-    let described = good(&mut server, "describe-symbol", json!({"name": "*"}));
+    let described = call_ok(&mut server, "describe-symbol", json!({"name": "*"}));
     let (_, variable) = described.split_once("COMMON-LISP:* [VARIABLE]").expect("a variable, too");
     let contents = variable.split_once("\n  Contents: ").expect(variable).1;
     assert!(contents.starts_with("3 slots\n    OWNER: \"Ann\"\n    LOG: (NIL NIL "), "{variable}");
@@ -734,23 +747,23 @@ fn describe_symbol_previews_contents_of_unreadably_printed_values() {
     server.evaluate(
         "(defvar *table* (let ((h (make-hash-table :test 'equal))) (dotimes (i 30 h) (setf (gethash (format nil \"k~d\" i) h) (* i i)))))",
     );
-    let described = good(&mut server, "describe-symbol", json!({"name": "*table*"}));
+    let described = call_ok(&mut server, "describe-symbol", json!({"name": "*table*"}));
     assert!(described.contains("\n  Contents: 30 entries\n    \"k0\": 0\n    \"k1\": 1\n"), "{described}");
     assert!(described.contains("\n    ... 20 more"), "{described}");
-    // What prints whole needs none.
+    // A value that prints completely needs no preview.
     server.evaluate("(defvar *whole* (list 1 2))");
-    assert!(!good(&mut server, "describe-symbol", json!({"name": "*whole*"})).contains("Contents"));
-    // Hostile ones.
+    assert!(!call_ok(&mut server, "describe-symbol", json!({"name": "*whole*"})).contains("Contents"));
+    // Values with broken print methods.
     server.evaluate(
         "(defclass hostile () ((a :initform 1))) (defmethod print-object ((h hostile) s) (error \"no\")) (defvar *h* (make-instance 'hostile))
          (defclass nested () ((h :initform (make-instance 'hostile)))) (defvar *n* (make-instance 'nested))",
     );
-    assert!(good(&mut server, "describe-symbol", json!({"name": "*n*"})).contains("    H: #<unprintable HOSTILE>"));
-    server.goes_on();
+    assert!(call_ok(&mut server, "describe-symbol", json!({"name": "*n*"})).contains("    H: #<unprintable HOSTILE>"));
+    server.assert_works();
 }
 
-/// What a form of SLIME's server makes of names, one a line.
-fn by_slime(server: &mut Server, form: &str) -> BTreeSet<String> {
+/// Returns the names in the result of a form of SLIME's server.
+fn names_from_slime(server: &mut Server, form: &str) -> BTreeSet<String> {
     let code = format!(
         "(labels ((outermost (name)
                     (cond ((atom name) name)
@@ -768,7 +781,7 @@ fn by_slime(server: &mut Server, form: &str) -> BTreeSet<String> {
     names.map(str::to_ascii_uppercase).collect()
 }
 
-/// The function around the one that a line of find-references begins with.
+/// Returns the outermost function of the one that a line of find-references begins with.
 fn outermost(line: &str) -> String {
     let name = line.split("  ").next().unwrap_or_default();
     let inner = name.rsplit_once(":IN ").map(|(_, outer)| outer.trim_end_matches(')'));
@@ -787,7 +800,7 @@ fn references_expansions_and_symbols_agree_with_slime() {
                 (let ((*standard-output* (make-broadcast-stream)) (*error-output* (make-broadcast-stream)))
                   (handler-bind ((warning #'muffle-warning))
                     (asdf:load-system \"swank\") (asdf:load-system \"esrap\")))";
-    good(&mut server, "evaluate-lisp", json!({"code": load, "timeout": 600}));
+    call_ok(&mut server, "evaluate-lisp", json!({"code": load, "timeout": 600}));
     for (relation, question, name) in [
         ("callers", "who-calls", "alexandria:ensure-list"),
         ("callers", "who-calls", "esrap::find-rule-cell"),
@@ -797,15 +810,15 @@ fn references_expansions_and_symbols_agree_with_slime() {
         ("references", "who-references", "esrap::*rules*"),
         ("binds", "who-binds", "esrap::*current-rule*"),
     ] {
-        let theirs = by_slime(&mut server, &format!("(mapcar #'first (swank/backend:{question} '{name}))"));
-        let text = good(&mut server, "find-references", json!({"name": name, "relation": relation, "limit": 200}));
+        let theirs = names_from_slime(&mut server, &format!("(mapcar #'first (swank/backend:{question} '{name}))"));
+        let text = call_ok(&mut server, "find-references", json!({"name": name, "relation": relation, "limit": 200}));
         let lines = text.lines().take_while(|line| !line.starts_with("Not looked at"));
         let ours: BTreeSet<_> = lines.map(outermost).collect();
         assert!(!theirs.is_empty() && theirs.is_subset(&ours), "{relation} of {name}:\n{theirs:?}\n{ours:?}");
-        // What SLIME does not tell of comes from the constants of code, and calls by name.
+        // Callers that SLIME does not report come from the constants of code and from calls by name.
         assert!(ours.len() <= theirs.len() + 3, "{relation} of {name}:\n{theirs:?}\n{ours:?}");
     }
-    // Whatever the numbers of its own symbols are.
+    // Normalizes whitespace and the numbers of gensyms.
     let spaced = |text: &str| {
         let mut unnumbered = String::new();
         let mut of_gensym = false;
@@ -824,15 +837,15 @@ fn references_expansions_and_symbols_agree_with_slime() {
         );
         let theirs = server.evaluate(&code);
         let theirs = spaced(theirs.strip_prefix("[stdout]\n").and_then(|text| text.split("\n\n=> ").next()).unwrap());
-        let text = good(&mut server, "macroexpand", json!({"form": form, "depth": "all"}));
+        let text = call_ok(&mut server, "macroexpand", json!({"form": form, "depth": "all"}));
         let ours = text.split_once("\n\n").map_or(text.as_str(), |(_, expansion)| expansion);
         assert_eq!(spaced(ours), theirs, "{form}");
     }
     for query in ["flatten", "ensure-list", "rule-cell"] {
         let form = format!("(mapcar #'second (swank:apropos-list-for-emacs {query:?}))");
-        let theirs = by_slime(&mut server, &form);
-        let text = good(&mut server, "find-symbols", json!({"query": query, "limit": 200}));
-        // They name the package that a symbol is at home in, where another one exports it.
+        let theirs = names_from_slime(&mut server, &form);
+        let text = call_ok(&mut server, "find-symbols", json!({"query": query, "limit": 200}));
+        // SLIME names a symbol's home package even where another package exports the symbol.
         let bare = |name: &str| name.rsplit(':').next().unwrap_or_default().to_ascii_uppercase();
         let theirs: BTreeSet<_> = theirs.iter().map(|name| bare(name)).collect();
         let ours: BTreeSet<_> = text.lines().filter_map(|line| line.split("  ").next()).map(bare).collect();

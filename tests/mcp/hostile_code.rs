@@ -1,5 +1,5 @@
-//! Nothing an evaluation does takes the server down: what agents' code does to it, one row after the other, each
-//! followed by an ordinary evaluation. The real binary over pipes; the client of these tests accepts whole lines only.
+//! No evaluation can take the server down: each hostile program is followed by an ordinary evaluation. Runs the binary
+//! over pipes, with a client that accepts complete lines only.
 
 #![cfg(target_os = "linux")]
 
@@ -9,24 +9,24 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::client::{DEADLINE, Scratch, Server};
-use crate::mode::{Mode, both_modes};
-use crate::processes::until;
+use crate::processes::wait_until;
+use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::json;
 
-/// Runs away in a recursion that is no tail call.
+/// Endless recursion that is no tail call.
 const RECURSION: &str = "(labels ((r (n) (+ 1 (r (1+ n))))) (r 0))";
-/// Runs away on a list that nothing holds.
+/// Endless growth of a list without a global reference.
 const GROWTH: &str = "(let ((l nil)) (loop (push (make-array 1000) l)))";
 const RESET: &str = "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER";
 
-/// What the report of an exhausted heap says is still in use.
+/// Returns the megabytes that the report of an exhausted heap names as still in use.
 fn megabytes_left(text: &str) -> u64 {
     let number = text.split(" MB are still in use").next().and_then(|text| text.rsplit(' ').next());
     number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{text}"))
 }
 
-/// A server with a definition in it.
+/// A server with one definition.
 struct Session(Server);
 
 impl Session {
@@ -42,54 +42,55 @@ impl Session {
         assert_eq!(self.0.evaluate("(cl:defun cl-user::f () 7)"), "=> F");
     }
 
-    /// Evaluates code, whatever it does, within a time limit in seconds; the text and whether it is an error.
+    /// Evaluates code with a time limit in seconds; returns the text and whether it is an error.
     fn answer(&mut self, code: &str, timeout: f64) -> (String, bool) {
         self.0.call_tool("evaluate-lisp", json!({"code": code, "timeout": timeout}))
     }
 
-    /// The next evaluation gives 3, and an earlier definition is still there.
-    fn goes_on(&mut self, after: &str) {
-        // A restored image says so once.
+    /// Asserts that the server evaluates and still has the definition.
+    fn assert_works(&mut self, after: &str) {
+        // A restored image adds a notice once.
         for (code, value) in [("(+ 1 2)", "=> 3"), ("(cl-user::f)", "=> 7")] {
             let text = self.0.evaluate(code);
             assert!(text.ends_with(value), "after {after}: {text}");
         }
-        self.0.goes_on();
+        self.0.assert_works();
     }
 
-    /// Code that succeeds.
-    fn gives(&mut self, code: &str, timeout: f64) -> String {
+    /// Evaluates code that must succeed and returns the text.
+    fn evaluate(&mut self, code: &str, timeout: f64) -> String {
         let (text, is_error) = self.answer(code, timeout);
         assert!(!is_error, "{code}: {text}");
-        self.goes_on(code);
+        self.assert_works(code);
         text
     }
 
-    /// Code that fails with an error of this type.
-    fn fails(&mut self, code: &str, timeout: f64, kind: &str) -> String {
+    /// Evaluates code that must fail with an error of type `kind` and returns the report.
+    fn evaluate_err(&mut self, code: &str, timeout: f64, kind: &str) -> String {
         let (text, is_error) = self.answer(code, timeout);
         assert!(is_error && error_type(&text) == Some(kind), "{code}: not {kind}: {}", head(&text));
-        self.goes_on(code);
+        self.assert_works(code);
         text
     }
 
-    /// Code that meets its time limit of half a second: within a second, and another one where it resists.
-    fn times_out(&mut self, code: &str, grace: f64) -> String {
+    /// Evaluates code that must reach its time limit of half a second: it ends within a second, or within `grace`
+    /// seconds more if it resists.
+    fn assert_times_out(&mut self, code: &str, grace: f64) -> String {
         let begin = Instant::now();
-        let text = self.fails(code, 0.5, "TIMEOUT");
+        let text = self.evaluate_err(code, 0.5, "TIMEOUT");
         let taken = begin.elapsed().as_secs_f64();
         assert!(taken < 1.5 + grace, "{code}: answered after {taken} s");
         text
     }
 
-    /// Code that costs the image at worst: answered in any way.
-    fn at_worst_lost(&mut self, code: &str) {
+    /// Evaluates code that may have any outcome, including the loss of the image.
+    fn evaluate_and_maybe_lose_image(&mut self, code: &str) {
         let (text, is_error) = self.answer(code, 2.0);
         assert!(!is_error || error_type(&text).is_some(), "{code}: {}", head(&text));
-        self.goes_on(code);
+        self.assert_works(code);
     }
 
-    /// reset-session gives a sound image.
+    /// Resets the session and asserts that the new image works.
     fn reset(&mut self) {
         assert_eq!(self.0.call_tool("reset-session", json!({})), (RESET.to_owned(), false));
         assert_eq!(self.0.evaluate("(list (car '(1)) 10 (fboundp 'f) (format nil \"~a\" 2))"), "=> (1 10 NIL \"2\")");
@@ -102,7 +103,7 @@ impl Session {
     }
 }
 
-/// The type that a report names.
+/// Returns the error type in a report.
 fn error_type(text: &str) -> Option<&str> {
     text.split("[ERROR] ").nth(1)?.lines().next()
 }
@@ -115,16 +116,16 @@ fn foreign(name: &str, types: &str, arguments: &str) -> String {
     format!("(sb-alien:alien-funcall (sb-alien:extern-alien \"{name}\" (function {types})) {arguments})")
 }
 
-/// Resident memory of a process in bytes.
+/// Returns the resident memory of a process in bytes.
 fn resident(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("there is such a line");
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process lives");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("the line exists");
     line.split_ascii_whitespace().nth(1).expect("a number").parse::<u64>().expect("a number") * 1024
 }
 
 fn worker(server: &Server) -> u32 {
     let pid = server.pid();
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it lives");
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("the process lives");
     children.split_ascii_whitespace().next().expect("a worker").parse().expect("a number")
 }
 
@@ -132,7 +133,7 @@ fn signal(pid: u32, signal: &str) {
     assert!(Command::new("kill").args([signal, &pid.to_string()]).status().expect("kill starts").success());
 }
 
-// ---- What does not end
+// ---- Endless code
 
 #[apply(both_modes)]
 fn loops_and_blocking_calls_end_at_the_time_limit(mode: Mode) {
@@ -153,13 +154,13 @@ fn loops_and_blocking_calls_end_at_the_time_limit(mode: Mode) {
         ("(progn (princ \"so far\") (sb-ext:run-program \"/bin/sleep\" '(\"1000\")))", "(RUN-PROGRAM \"/bin/sleep\""),
         ("(progn (princ \"so far\") (expt 3 (expt 10 9)))", "SB-KERNEL::INTEXP"),
     ] {
-        let text = session.times_out(code, 0.0);
+        let text = session.assert_times_out(code, 0.0);
         assert!(text.contains("[stdout]\nso far\n\n"), "{code}: {text}");
         assert!(text.contains("\n0: ") && text.contains(innermost), "{code}: {text}");
     }
     for call in [foreign("sleep", "sb-alien:unsigned sb-alien:unsigned", "1000"), foreign("pause", "sb-alien:int", "")]
     {
-        let text = session.times_out(&format!("(progn (princ \"so far\") {call})"), 0.0);
+        let text = session.assert_times_out(&format!("(progn (princ \"so far\") {call})"), 0.0);
         assert!(text.contains("[stdout]\nso far\n\n") && text.contains("\n0: ("), "{text}");
     }
     session.finish();
@@ -170,7 +171,7 @@ fn run_program_children_end_with_the_timed_out_evaluation(mode: Mode) {
     let mut session = Session::start(mode, &[]);
     let code = "(let ((p (sb-ext:run-program \"/bin/sleep\" '(\"1000\") :wait nil))) \
                 (print (sb-ext:process-pid p)) (finish-output) (loop))";
-    let text = session.times_out(code, 0.0);
+    let text = session.assert_times_out(code, 0.0);
     let pid: u32 = text.lines().find_map(|line| line.trim().parse().ok()).expect("it was printed");
     let end = Instant::now() + Duration::from_secs(2);
     let is_alive = || std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
@@ -183,7 +184,7 @@ fn run_program_children_end_with_the_timed_out_evaluation(mode: Mode) {
 
 #[test]
 fn code_resisting_interrupts_ends_at_the_time_limit() {
-    // The grace period of cleanup forms is the second that is allowed for.
+    // The second that is allowed includes the grace period of cleanup forms.
     let mut session = Session::start(Mode::Supervised, &["--cleanup", "0.5"]);
     for code in [
         "(loop (ignore-errors (loop)))",
@@ -191,17 +192,17 @@ fn code_resisting_interrupts_ends_at_the_time_limit() {
         "(loop (handler-case (loop) (t () 1)))",
         "(handler-bind ((t (lambda (c) (declare (ignore c)) (loop)))) (signal \"x\"))",
     ] {
-        session.times_out(code, 0.0);
+        session.assert_times_out(code, 0.0);
     }
     for code in ["(unwind-protect (loop) (loop))", "(loop (unwind-protect (loop) (loop)))"] {
-        session.times_out(code, 1.0);
+        session.assert_times_out(code, 1.0);
     }
     for code in [
         "(sb-sys:without-interrupts (loop))",
         "(sb-sys:without-gcing (loop))",
         "(loop (block nil (unwind-protect (loop) (return))))",
     ] {
-        session.times_out(code, 2.5);
+        session.assert_times_out(code, 2.5);
     }
     session.finish();
 }
@@ -211,42 +212,42 @@ fn cleanup_forms_of_an_interrupted_evaluation_run_to_their_end(mode: Mode) {
     let mut session = Session::start(mode, &[]);
     let code = "(defvar *x* nil) (defvar *lock* (sb-thread:make-mutex))
                 (defun spin () (sb-thread:with-mutex (*lock*) (unwind-protect (loop) (sleep 3) (setf *x* t))))";
-    session.gives(code, 10.0);
-    session.fails("(spin)", 0.5, "TIMEOUT");
-    assert_eq!(session.gives("(list *x* (sb-thread:mutex-owner *lock*))", 10.0), "=> (T NIL)");
+    session.evaluate(code, 10.0);
+    session.evaluate_err("(spin)", 0.5, "TIMEOUT");
+    assert_eq!(session.evaluate("(list *x* (sb-thread:mutex-owner *lock*))", 10.0), "=> (T NIL)");
     let id = session.0.post_running(
         "(sb-thread:with-mutex (*lock*) (unwind-protect (progn",
         "(loop)) (sleep 2) (setf *x* :cancelled)))",
         10.0,
     );
     session.0.notify("notifications/cancelled", json!({"requestId": id}));
-    assert_eq!(session.gives("(list *x* (sb-thread:mutex-owner *lock*))", 10.0), "=> (:CANCELLED NIL)");
+    assert_eq!(session.evaluate("(list *x* (sb-thread:mutex-owner *lock*))", 10.0), "=> (:CANCELLED NIL)");
     session.finish();
 }
 
-// ---- What grows
+// ---- Stack and heap exhaustion
 
 #[apply(both_modes)]
 fn runaway_recursion_is_an_error_each_time(mode: Mode) {
     let mut session = Session::start(mode, &[]);
     let exhausted = "SB-KERNEL::CONTROL-STACK-EXHAUSTED";
     for _ in 0..5 {
-        session.fails(RECURSION, 10.0, exhausted);
+        session.evaluate_err(RECURSION, 10.0, exhausted);
     }
-    session.fails(&format!("(handler-case (error \"x\") (error () {RECURSION}))"), 10.0, exhausted);
+    session.evaluate_err(&format!("(handler-case (error \"x\") (error () {RECURSION}))"), 10.0, exhausted);
     let bound = format!("(handler-bind ((error (lambda (c) (declare (ignore c)) {RECURSION}))) (error \"x\"))");
-    session.fails(&bound, 10.0, exhausted);
-    session.gives(&format!("(defclass deep () ()) (defmethod print-object ((x deep) s) {RECURSION})"), 10.0);
-    session.fails("(princ (make-instance 'deep))", 10.0, exhausted);
-    assert!(session.gives("(make-instance 'deep)", 10.0).ends_with("=> #<unprintable DEEP>"));
-    session.fails(&format!("(macrolet ((m () {RECURSION})) (m))"), 10.0, exhausted);
-    session.gives(&format!("(defun g (x) x) (define-compiler-macro g (x) (list x {RECURSION}))"), 10.0);
-    session.fails("(funcall (compile nil '(lambda () (g 2))))", 10.0, exhausted);
+    session.evaluate_err(&bound, 10.0, exhausted);
+    session.evaluate(&format!("(defclass deep () ()) (defmethod print-object ((x deep) s) {RECURSION})"), 10.0);
+    session.evaluate_err("(princ (make-instance 'deep))", 10.0, exhausted);
+    assert!(session.evaluate("(make-instance 'deep)", 10.0).ends_with("=> #<unprintable DEEP>"));
+    session.evaluate_err(&format!("(macrolet ((m () {RECURSION})) (m))"), 10.0, exhausted);
+    session.evaluate(&format!("(defun g (x) x) (define-compiler-macro g (x) (list x {RECURSION}))"), 10.0);
+    session.evaluate_err("(funcall (compile nil '(lambda () (g 2))))", 10.0, exhausted);
     let thread = format!("(sb-thread:join-thread (sb-thread:make-thread (lambda () {RECURSION})) :default :dead)");
-    let text = session.gives(&thread, 10.0);
+    let text = session.evaluate(&thread, 10.0);
     assert!(text.contains(exhausted) && text.contains("=> :DEAD"), "{text}");
-    // Where it is handled.
-    session.gives("(progn (defun r (n) (+ 1 (r (1+ n)))) (defun h () (handler-bind ((storage-condition (lambda (c) c (h)))) (r 0))))", 10.0);
+    // Recursion inside handlers.
+    session.evaluate("(progn (defun r (n) (+ 1 (r (1+ n)))) (defun h () (handler-bind ((storage-condition (lambda (c) c (h)))) (r 0))))", 10.0);
     for code in [
         "(handler-bind ((storage-condition (lambda (c) c (r 0)))) (r 0))",
         "(handler-bind ((serious-condition (lambda (c) c (r 0)))) (error \"x\"))",
@@ -257,14 +258,14 @@ fn runaway_recursion_is_an_error_each_time(mode: Mode) {
         "(unwind-protect (unwind-protect (h) (h)) (h))",
     ] {
         for _ in 0..3 {
-            session.fails(code, 10.0, exhausted);
+            session.evaluate_err(code, 10.0, exhausted);
         }
-        session.gives("(sb-ext:gc :full t)", 10.0);
+        session.evaluate("(sb-ext:gc :full t)", 10.0);
     }
     let thread = "(sb-thread:join-thread (sb-thread:make-thread (lambda () (unwind-protect (h) (h)))) :default :dead)";
-    assert!(session.gives(thread, 10.0).contains("=> :DEAD"));
+    assert!(session.evaluate(thread, 10.0).contains("=> :DEAD"));
     let specials = "(labels ((r (n) (let ((*x* n)) (declare (special *x*)) (+ 1 (r (1+ n)))))) (r 0))";
-    session.fails(specials, 10.0, "SB-KERNEL::BINDING-STACK-EXHAUSTED");
+    session.evaluate_err(specials, 10.0, "SB-KERNEL::BINDING-STACK-EXHAUSTED");
     session.finish();
 }
 
@@ -285,33 +286,34 @@ fn heap_exhaustion_is_an_error_and_frees_the_memory(mode: Mode) {
         "(ignore-errors (let ((l nil)) (loop (push (make-array 1000) l))))",
         "(loop (handler-case (let ((l nil)) (loop (push (make-array 1000) l))) (t () nil)))",
     ] {
-        let text = session.fails(code, 30.0, soft);
+        let text = session.evaluate_err(code, 30.0, soft);
         assert!(text.contains("The heap was nearly used up"), "{code}: {}", head(&text));
-        // It is free again.
-        session.gives("(length (make-array 4000000))", 10.0);
+        // The memory is free again.
+        session.evaluate("(length (make-array 4000000))", 10.0);
     }
     for code in ["(make-array 100000000)", "(make-string 1000000000)", "(make-array (1- array-dimension-limit))"] {
-        session.fails(code, 10.0, "SB-KERNEL::HEAP-EXHAUSTED-ERROR");
+        session.evaluate_err(code, 10.0, "SB-KERNEL::HEAP-EXHAUSTED-ERROR");
     }
-    session.fails("(ash 1 (ash 1 40))", 10.0, "SIMPLE-ERROR");
+    session.evaluate_err("(ash 1 (ash 1 40))", 10.0, "SIMPLE-ERROR");
 
-    // What a global holds stays, is told of, and can be let go.
-    session.gives("(defvar *g* nil)", 5.0);
-    let text = session.fails("(loop (push (make-array 1000) *g*))", 30.0, soft);
+    // Data in a global variable stays, is reported, and can be freed.
+    session.evaluate("(defvar *g* nil)", 5.0);
+    let text = session.evaluate_err("(loop (push (make-array 1000) *g*))", 30.0, soft);
     assert!(megabytes_left(&text) > 50, "{text}");
-    assert_eq!(session.gives("(setf *g* nil)", 5.0), "=> NIL");
-    session.gives("(length (make-array 4000000))", 10.0);
+    assert_eq!(session.evaluate("(setf *g* nil)", 5.0), "=> NIL");
+    session.evaluate("(length (make-array 4000000))", 10.0);
 
-    // In a thread of the evaluation. It ends with the image at worst.
-    session
-        .at_worst_lost(&format!("(sb-thread:join-thread (sb-thread:make-thread (lambda () {GROWTH})) :default :dead)"));
+    // A thread of the evaluation exhausts the heap, which may cost the image.
+    session.evaluate_and_maybe_lose_image(&format!(
+        "(sb-thread:join-thread (sb-thread:make-thread (lambda () {GROWTH})) :default :dead)"
+    ));
     session.finish();
 }
 
 #[apply(both_modes)]
 fn heap_exhausted_report_names_the_function_and_frees_the_data(mode: Mode) {
     let mut session = Session::start(mode, &["--heap", "512M"]);
-    session.gives("(defun grow (list) (loop (push (make-array 1000) list)))", 10.0);
+    session.evaluate("(defun grow (list) (loop (push (make-array 1000) list)))", 10.0);
     let slow = "(progn (sb-thread:make-thread (lambda () (unwind-protect (sleep 100) (sleep 2)))) (grow nil))";
     for code in [
         "(grow nil)",
@@ -335,21 +337,21 @@ fn threads_that_fill_the_heap_are_ended(mode: Mode) {
     let start = format!("(loop repeat 3 do (sb-thread:make-thread (lambda () {GROWTH}) :name \"filler\"))");
     let ended = "so these were ended: thread filler, thread filler, thread filler.";
 
-    // While an evaluation runs that has nothing to do with it.
+    // During an unrelated evaluation.
     let (text, is_error) = session.answer(&format!("{start} (sleep 1) :rested"), 30.0);
     assert!(!is_error && text.contains(ended) && text.ends_with("=> :RESTED"), "{text}");
-    session.goes_on("threads that fill the heap");
-    session.gives("(length (make-array 4000000))", 10.0);
+    session.assert_works("threads that fill the heap");
+    session.evaluate("(length (make-array 4000000))", 10.0);
 
-    // While none does.
-    let mut told = session.answer(&start, 10.0).0;
+    // During no evaluation.
+    let mut answers = session.answer(&start, 10.0).0;
     let end = Instant::now() + Duration::from_secs(30);
-    while !told.contains(ended) {
-        assert!(Instant::now() < end, "{told}");
+    while !answers.contains(ended) {
+        assert!(Instant::now() < end, "{answers}");
         std::thread::sleep(Duration::from_millis(50));
-        told += &session.0.evaluate("(length (sb-thread:list-all-threads))");
+        answers += &session.0.evaluate("(length (sb-thread:list-all-threads))");
     }
-    session.gives("(length (make-array 4000000))", 10.0);
+    session.evaluate("(length (make-array 4000000))", 10.0);
     session.finish();
 }
 
@@ -357,7 +359,7 @@ fn threads_that_fill_the_heap_are_ended(mode: Mode) {
 fn thread_creation_beyond_1000_threads_is_refused(mode: Mode) {
     let mut session = Session::start(mode, &["--heap", "512M"]);
     let code = "(loop (sb-thread:make-thread (lambda () (sleep 1000))))";
-    let text = session.fails(code, 30.0, "SIMPLE-ERROR");
+    let text = session.evaluate_err(code, 30.0, "SIMPLE-ERROR");
     assert!(text.contains("There are 1000 threads already.") && text.contains(" and 990 more."), "{text}");
     session.reset();
     session.finish();
@@ -367,8 +369,8 @@ fn thread_creation_beyond_1000_threads_is_refused(mode: Mode) {
 fn unrecoverable_heap_exhaustion_replaces_the_image_with_a_report() {
     let mut session = Session::start(Mode::Supervised, &["--heap", "128M"]);
     for code in ["(length (make-list 100000000))", &format!("(sb-sys:without-interrupts {GROWTH})")] {
-        let text = session.fails(code, 30.0, "HEAP-EXHAUSTED");
-        assert!(text.contains("heap was ") && text.contains("A new image has taken its place."), "{text}");
+        let text = session.evaluate_err(code, 30.0, "HEAP-EXHAUSTED");
+        assert!(text.contains("heap was ") && text.contains("A new image has replaced it."), "{text}");
     }
     session.finish();
 }
@@ -376,18 +378,19 @@ fn unrecoverable_heap_exhaustion_replaces_the_image_with_a_report() {
 #[apply(both_modes)]
 fn garbage_does_not_count_toward_heap_exhaustion(mode: Mode) {
     let mut session = Session::start(mode, &["--heap", "128M"]);
-    session.gives("(loop repeat 3000 do (make-array 100000))", 60.0);
-    session.gives("(let ((kept (make-array 3000000))) (loop repeat 300000 do (make-array 1000)) (length kept))", 60.0);
+    session.evaluate("(loop repeat 3000 do (make-array 100000))", 60.0);
+    session
+        .evaluate("(let ((kept (make-array 3000000))) (loop repeat 300000 do (make-array 1000)) (length kept))", 60.0);
     session.finish();
 }
 
-// ---- Ends that are none
+// ---- Exits and threads
 
 #[apply(both_modes)]
 fn exit_and_quit_are_refused_in_every_form(mode: Mode) {
     let mut session = Session::start(mode, &[]);
     let refused = "SBCL-HOST::EXIT-REFUSED";
-    session.gives("(require :asdf)", 20.0);
+    session.evaluate("(require :asdf)", 20.0);
     for code in [
         "(exit)",
         "(sb-ext:exit :code 3)",
@@ -399,14 +402,14 @@ fn exit_and_quit_are_refused_in_every_form(mode: Mode) {
         "(handler-case (error \"x\") (error () (exit)))",
         "(progn (push (lambda () (loop)) sb-ext:*exit-hooks*) (exit))",
     ] {
-        let text = session.fails(code, 5.0, refused);
+        let text = session.evaluate_err(code, 5.0, refused);
         assert!(text.contains("the server goes on"), "{text}");
     }
-    let text = session.fails("(unwind-protect (error \"first\") (exit))", 5.0, refused);
-    assert!(text.contains("reached the debugger before: SIMPLE-ERROR"), "{text}");
+    let text = session.evaluate_err("(unwind-protect (error \"first\") (exit))", 5.0, refused);
+    assert!(text.contains("reached the debugger earlier: SIMPLE-ERROR"), "{text}");
     for exit in ["(exit)", "(exit :abort t)", "(uiop:quit)"] {
         let code = format!("(sb-thread:join-thread (sb-thread:make-thread (lambda () {exit})) :default :dead)");
-        let text = session.gives(&code, 5.0);
+        let text = session.evaluate(&code, 5.0);
         assert!(text.contains(refused) && text.contains("=> :DEAD"), "{text}");
     }
     session.finish();
@@ -415,8 +418,8 @@ fn exit_and_quit_are_refused_in_every_form(mode: Mode) {
 #[apply(both_modes)]
 fn thread_output_and_errors_are_reported_and_reset_ends_threads(mode: Mode) {
     let mut session = Session::start(mode, &[]);
-    session.gives("(defvar *gate* (sb-thread:make-semaphore))", 5.0);
-    session.gives(
+    session.evaluate("(defvar *gate* (sb-thread:make-semaphore))", 5.0);
+    session.evaluate(
         "(progn (defvar *thread*
                   (sb-thread:make-thread (lambda () (sb-thread:wait-on-semaphore *gate*) (princ \"late\") (error \"boom\"))))
                 1)",
@@ -426,9 +429,9 @@ fn thread_output_and_errors_are_reported_and_reset_ends_threads(mode: Mode) {
     let (text, is_error) = session.answer(end, 50.0);
     assert!(!is_error && text.starts_with("[background]\nlate"), "{text}");
     assert!(text.contains("SIMPLE-ERROR\nboom") && text.ends_with("=> :DONE"), "{text}");
-    session.goes_on("a thread that failed");
+    session.assert_works("a thread that failed");
 
-    let text = session.gives("(progn (sb-thread:make-thread (lambda () (loop)) :name \"spinner\") 1)", 5.0);
+    let text = session.evaluate("(progn (sb-thread:make-thread (lambda () (loop)) :name \"spinner\") 1)", 5.0);
     assert!(text.contains("Still running: thread spinner."), "{text}");
     let before = session.0.evaluate("(length (sb-thread:list-all-threads))");
     session.reset();
@@ -436,8 +439,8 @@ fn thread_output_and_errors_are_reported_and_reset_ends_threads(mode: Mode) {
     session.finish();
 }
 
-/// Has another Lisp thread evaluate `code` once this evaluation is over, and waits until it has.
-fn beside(session: &mut Session, code: &str) {
+/// Makes another Lisp thread evaluate `code` after the current evaluation has ended, and waits for it.
+fn evaluate_on_another_thread(session: &mut Session, code: &str) {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let home = session.0.home();
@@ -446,7 +449,7 @@ fn beside(session: &mut Session, code: &str) {
         "(sb-thread:make-thread (lambda () (loop until (probe-file {begin:?}) do (sleep 1/1000)) \
          (unwind-protect {code} (with-open-file (s {done:?} :direction :output)))))"
     );
-    session.gives(&thread, 5.0);
+    session.evaluate(&thread, 5.0);
     std::fs::write(&begin, "").unwrap();
     let end = Instant::now() + DEADLINE;
     while !done.exists() {
@@ -459,7 +462,7 @@ fn beside(session: &mut Session, code: &str) {
 #[apply(both_modes)]
 fn interrupting_the_idle_evaluation_thread_is_harmless(mode: Mode) {
     let mut session = Session::start(mode, &[]);
-    session.gives("(defvar *me* sb-thread:*current-thread*) (defvar *kept* nil) (setf *kept* 2)", 5.0);
+    session.evaluate("(defvar *me* sb-thread:*current-thread*) (defvar *kept* nil) (setf *kept* 2)", 5.0);
     for function in [
         "(lambda () (error \"x\"))",
         "(lambda () (break))",
@@ -470,19 +473,19 @@ fn interrupting_the_idle_evaluation_thread_is_harmless(mode: Mode) {
         "(lambda () (sb-ext:exit :abort t))",
         &format!("(lambda () {RECURSION})"),
     ] {
-        beside(&mut session, &format!("(sb-thread:interrupt-thread *me* {function})"));
-        let text = session.gives("*kept*", 5.0);
+        evaluate_on_another_thread(&mut session, &format!("(sb-thread:interrupt-thread *me* {function})"));
+        let text = session.evaluate("*kept*", 5.0);
         assert!(text.ends_with("=> 2"), "{function}: {text}");
     }
-    beside(&mut session, "(dotimes (i 30) (ignore-errors (sb-thread:terminate-thread *me*)))");
-    assert!(session.gives("*kept*", 5.0).ends_with("=> 2"));
-    // The timer's interruption waits for the next evaluation, which is not to begin before.
-    beside(
+    evaluate_on_another_thread(&mut session, "(dotimes (i 30) (ignore-errors (sb-thread:terminate-thread *me*)))");
+    assert!(session.evaluate("*kept*", 5.0).ends_with("=> 2"));
+    // The timer's interruption waits for the next evaluation, which must not begin before.
+    evaluate_on_another_thread(
         &mut session,
         "(progn (sb-ext:schedule-timer (sb-ext:make-timer (lambda () (error \"tick\")) :thread *me*) 0)
                 (loop until (sb-thread::thread-interruptions *me*) do (sleep 1/1000)))",
     );
-    assert!(session.gives("*kept*", 5.0).ends_with("=> 2"));
+    assert!(session.evaluate("*kept*", 5.0).ends_with("=> 2"));
     session.finish();
 }
 
@@ -490,7 +493,7 @@ fn interrupting_the_idle_evaluation_thread_is_harmless(mode: Mode) {
 fn interrupts_at_the_end_of_an_evaluation_do_not_lose_its_answer() {
     let mut session = Session::start(Mode::Supervised, &[]);
     for _ in 0..3 {
-        // There is always an interrupt that waits for its moment; one that comes after the evaluation does not return.
+        // One interrupt is always pending. An interrupt that runs after the evaluation does not return.
         let (text, _) = session.answer(
             "(let ((me sb-thread:*current-thread*)
                    (abandon (find-symbol \"*ABANDON*\" \"SBCL-HOST\"))
@@ -521,73 +524,73 @@ fn interrupts_at_the_end_of_an_evaluation_do_not_lose_its_answer() {
 #[apply(both_modes)]
 fn hostile_hooks_streams_printers_and_packages_leave_evaluation_working(mode: Mode) {
     let mut session = Session::start(mode, &[]);
-    session.fails("(break)", 5.0, "SIMPLE-CONDITION");
-    session.fails("(break \"stop ~a\" 1)", 5.0, "SIMPLE-CONDITION");
-    session.fails("(invoke-debugger (make-condition 'simple-error :format-control \"x\"))", 5.0, "SIMPLE-ERROR");
-    session.fails("(sb-ext:disable-debugger) (error \"x\")", 5.0, "SIMPLE-ERROR");
+    session.evaluate_err("(break)", 5.0, "SIMPLE-CONDITION");
+    session.evaluate_err("(break \"stop ~a\" 1)", 5.0, "SIMPLE-CONDITION");
+    session.evaluate_err("(invoke-debugger (make-condition 'simple-error :format-control \"x\"))", 5.0, "SIMPLE-ERROR");
+    session.evaluate_err("(sb-ext:disable-debugger) (error \"x\")", 5.0, "SIMPLE-ERROR");
     for hook in [
         "(progn (setf *debugger-hook* (lambda (c h) c h (princ \"hook\"))) (error \"x\"))",
         "(progn (setf *debugger-hook* (lambda (c h) c h (error \"again\"))) (error \"x\"))",
         "(progn (setf sb-ext:*invoke-debugger-hook* (lambda (c h) c h (princ \"hook\"))) (error \"x\"))",
     ] {
-        session.fails(hook, 5.0, "SIMPLE-ERROR");
-        session.fails("(error \"y\")", 5.0, "SIMPLE-ERROR");
-        session.gives("(setf *debugger-hook* nil sb-ext:*invoke-debugger-hook* nil)", 5.0);
+        session.evaluate_err(hook, 5.0, "SIMPLE-ERROR");
+        session.evaluate_err("(error \"y\")", 5.0, "SIMPLE-ERROR");
+        session.evaluate("(setf *debugger-hook* nil sb-ext:*invoke-debugger-hook* nil)", 5.0);
     }
-    session.fails(
+    session.evaluate_err(
         "(progn (setf sb-ext:*invoke-debugger-hook* (lambda (c h) c h (loop))) (error \"x\"))",
         5.0,
         "TIMEOUT",
     );
-    session.gives("(setf sb-ext:*invoke-debugger-hook* nil)", 5.0);
-    session.gives("(setf *break-on-signals* t)", 5.0);
-    session.fails("(warn \"w\")", 5.0, "SIMPLE-CONDITION");
-    session.gives("(setf *break-on-signals* nil)", 5.0);
+    session.evaluate("(setf sb-ext:*invoke-debugger-hook* nil)", 5.0);
+    session.evaluate("(setf *break-on-signals* t)", 5.0);
+    session.evaluate_err("(warn \"w\")", 5.0, "SIMPLE-CONDITION");
+    session.evaluate("(setf *break-on-signals* nil)", 5.0);
 
     for code in ["(close *standard-output*)", "(close *error-output*)", "(close *terminal-io*)"] {
-        session.gives(code, 5.0);
-        assert_eq!(session.gives("(progn (princ 1) 2)", 5.0), "[stdout]\n1\n\n=> 2", "after {code}");
+        session.evaluate(code, 5.0);
+        assert_eq!(session.evaluate("(progn (princ 1) 2)", 5.0), "[stdout]\n1\n\n=> 2", "after {code}");
     }
     session.answer("(setf *standard-output* (make-broadcast-stream))", 5.0);
-    let text = session.gives("(progn (princ 1) 2)", 5.0);
+    let text = session.evaluate("(progn (princ 1) 2)", 5.0);
     let undo = "(setf *standard-output* sb-sys:*stdout*)";
     assert!(text.starts_with("[notice]\n*STANDARD-OUTPUT* stays set") && text.contains(undo), "{text}");
-    assert_eq!(session.gives("(progn (princ 1) 2)", 5.0), "=> 2");
-    insta::allow_duplicates! { insta::assert_snapshot!(session.gives(&format!("{undo} (progn (princ 1) 2)"), 5.0), @r"
+    assert_eq!(session.evaluate("(progn (princ 1) 2)", 5.0), "=> 2");
+    insta::allow_duplicates! { insta::assert_snapshot!(session.evaluate(&format!("{undo} (progn (princ 1) 2)"), 5.0), @r"
     [stdout]
     1
 
     => 2
     "); }
-    session.at_worst_lost("(set '*standard-output* 3)");
-    assert!(session.gives("(progn (princ 1) 2)", 5.0).ends_with("[stdout]\n1\n\n=> 2"));
+    session.evaluate_and_maybe_lose_image("(set '*standard-output* 3)");
+    assert!(session.evaluate("(progn (princ 1) 2)", 5.0).ends_with("[stdout]\n1\n\n=> 2"));
 
-    session.gives("(defpackage :doomed (:use :cl)) (in-package :doomed)", 5.0);
-    session.gives("(cl:delete-package cl:*package*)", 5.0);
-    assert_eq!(session.gives("(package-name *package*)", 5.0), "=> \"COMMON-LISP-USER\"");
+    session.evaluate("(defpackage :doomed (:use :cl)) (in-package :doomed)", 5.0);
+    session.evaluate("(cl:delete-package cl:*package*)", 5.0);
+    assert_eq!(session.evaluate("(package-name *package*)", 5.0), "=> \"COMMON-LISP-USER\"");
 
     for body in ["(error \"no printing\")", "(throw 'nobody 1)", "(exit)"] {
         let method = format!("(defmethod print-object ((x t) s) {body})");
-        session.gives(&method, 5.0);
-        session.gives("(make-hash-table)", 5.0);
-        session.fails("(car 1)", 5.0, "TYPE-ERROR");
-        session.fails("(error \"~a\" (make-hash-table))", 5.0, "SIMPLE-ERROR");
+        session.evaluate(&method, 5.0);
+        session.evaluate("(make-hash-table)", 5.0);
+        session.evaluate_err("(car 1)", 5.0, "TYPE-ERROR");
+        session.evaluate_err("(error \"~a\" (make-hash-table))", 5.0, "SIMPLE-ERROR");
     }
     session.reset();
 
-    session.gives("(set '*macroexpand-hook* (lambda (f form env) f form env (error \"hook\")))", 5.0);
-    session.fails("(when t 1)", 5.0, "SIMPLE-ERROR");
-    session.gives("(set '*macroexpand-hook* 'funcall)", 5.0);
-    assert_eq!(session.gives("(when t 1)", 5.0), "=> 1");
+    session.evaluate("(set '*macroexpand-hook* (lambda (f form env) f form env (error \"hook\")))", 5.0);
+    session.evaluate_err("(when t 1)", 5.0, "SIMPLE-ERROR");
+    session.evaluate("(set '*macroexpand-hook* 'funcall)", 5.0);
+    assert_eq!(session.evaluate("(when t 1)", 5.0), "=> 1");
 
-    // To the code this is the main thread, whose end is the process'.
+    // For the code, this is the main thread, whose end is the end of the process.
     for (code, kind) in [
         ("(sb-thread:terminate-thread sb-thread:*current-thread*)", "SBCL-HOST::EXIT-REFUSED"),
         ("(sb-thread:abort-thread)", "SB-THREAD::SIMPLE-THREAD-ERROR"),
         ("(sb-thread:return-from-thread 1)", "SB-THREAD::SIMPLE-THREAD-ERROR"),
         ("(throw 'sb-thread::%abort-thread t)", "THREAD-TERMINATED"),
     ] {
-        session.fails(code, 5.0, kind);
+        session.evaluate_err(code, 5.0, kind);
     }
     session.finish();
 }
@@ -624,7 +627,7 @@ fn reset_repairs_broken_readtables_and_redefined_cl_functions() {
     session.finish();
 }
 
-// ---- Behind Lisp's back
+// ---- Foreign code
 
 #[test]
 fn foreign_writes_and_closed_descriptors_do_not_reach_the_client() {
@@ -634,18 +637,18 @@ fn foreign_writes_and_closed_descriptors_do_not_reach_the_client() {
         foreign("write", types, &format!("{fd} (format nil \"junk~%\") 5"))
     };
     let dup2 = |from: &str| foreign("dup2", "sb-alien:int sb-alien:int sb-alien:int", &format!("{from} i"));
-    assert_eq!(session.gives(&write("1"), 5.0), "=> 5");
-    assert_eq!(session.gives(&write("2"), 5.0), "=> 5");
+    assert_eq!(session.evaluate(&write("1"), 5.0), "=> 5");
+    assert_eq!(session.evaluate(&write("2"), 5.0), "=> 5");
     let puts = foreign("puts", "sb-alien:int sb-alien:c-string", "\"from C\"");
     let flush = foreign("fflush", "sb-alien:int sb-alien:long", "0");
-    session.gives(&format!("(list {puts} {flush})"), 5.0);
+    session.evaluate(&format!("(list {puts} {flush})"), 5.0);
     for script in [
         "echo out; echo err >&2; cat",
         "for f in 0 1 2 3 4 5 6 7 8 9; do (echo junk >&$f) 2>/dev/null; done",
         "for f in /proc/self/fd/*; do echo junk >$f; done 2>/dev/null",
     ] {
         let run = format!("(sb-ext:run-program \"/bin/sh\" '(\"-c\" \"{script}\") :input t :output t :error t)");
-        session.gives(&run, 5.0);
+        session.evaluate(&run, 5.0);
     }
     for code in [
         "(dotimes (i 64) (sb-unix:unix-close i))".to_owned(),
@@ -654,17 +657,17 @@ fn foreign_writes_and_closed_descriptors_do_not_reach_the_client() {
         format!("(dotimes (i 64) {})", write("i")),
         "(loop (open \"/dev/null\"))".to_owned(),
     ] {
-        session.at_worst_lost(&code);
+        session.evaluate_and_maybe_lose_image(&code);
     }
-    session.gives(&foreign("chdir", "sb-alien:int sb-alien:c-string", "\"/\""), 5.0);
+    session.evaluate(&foreign("chdir", "sb-alien:int sb-alien:c-string", "\"/\""), 5.0);
     let fork = foreign("fork", "sb-alien:int", "");
-    session.gives(&format!("(progn {fork} (princ \"whose?\") 1)"), 5.0);
-    session.times_out(&format!("(progn {fork} (princ \"whose?\") (loop))"), 0.0);
-    // No file, no process, no memory more than there is.
+    session.evaluate(&format!("(progn {fork} (princ \"whose?\") 1)"), 5.0);
+    session.assert_times_out(&format!("(progn {fork} (princ \"whose?\") (loop))"), 0.0);
+    // Limits of zero for files, processes and memory.
     for resource in [1, 6, 7, 8, 9] {
         let types = "sb-alien:int sb-alien:int sb-sys:system-area-pointer";
         let call = foreign("setrlimit", types, &format!("{resource} (sb-sys:vector-sap b)"));
-        session.at_worst_lost(&format!(
+        session.evaluate_and_maybe_lose_image(&format!(
             "(let ((b (make-array 2 :element-type '(unsigned-byte 64) :initial-element 0))) \
              (sb-sys:with-pinned-objects (b) {call}))"
         ));
@@ -682,24 +685,24 @@ fn wild_pointer_is_a_memory_fault_with_a_damage_warning(mode: Mode) {
         "(sb-alien:alien-funcall (sb-alien:extern-alien \"strlen\" (function sb-alien:long sb-alien:long)) 77)",
         "(sb-alien:alien-funcall (sb-alien:sap-alien (sb-sys:int-sap 4096) (function sb-alien:int)))",
     ] {
-        let text = session.fails(code, 5.0, "SB-SYS:MEMORY-FAULT-ERROR");
+        let text = session.evaluate_err(code, 5.0, "SB-SYS:MEMORY-FAULT-ERROR");
         assert!(text.contains("the image may be damaged. reset-session gives a fresh one"), "{code}: {text}");
     }
     session.reset();
     session.finish();
 }
 
-// ---- Much of it
+// ---- Large output and values
 
 #[test]
 fn endless_output_and_huge_values_are_cut_while_printed() {
     let mut session = Session::start(Mode::Supervised, &[]);
-    session.gives("1", 5.0);
+    session.evaluate("1", 5.0);
     let supervisor = session.0.pid();
     let before = resident(supervisor);
     let cut = " characters omitted";
     for code in ["(loop (write-line \"no end\"))", "(loop (write-line \"no end\" *error-output*))"] {
-        assert!(session.times_out(code, 0.5).contains(cut), "{code}");
+        assert!(session.assert_times_out(code, 0.5).contains(cut), "{code}");
     }
     for (code, omitted) in [
         ("(write-line (make-string 50000000 :initial-element #\\x))", "[... 49000001 characters omitted]"),
@@ -707,11 +710,12 @@ fn endless_output_and_huge_values_are_cut_while_printed() {
         ("(warn \"~a\" (make-string 10000000 :initial-element #\\x))", cut),
         ("(dotimes (i 20000) (warn \"w ~d\" i))", "19800 "),
     ] {
-        let text = session.gives(code, 30.0);
+        let text = session.evaluate(code, 30.0);
         assert!(text.contains(omitted), "{code}: {}", head(&text));
         assert!(text.len() < 30_000, "{code}: {} bytes", text.len());
     }
-    let text = session.fails("(error \"~a\" (make-string 100000000 :initial-element #\\x))", 30.0, "SIMPLE-ERROR");
+    let text =
+        session.evaluate_err("(error \"~a\" (make-string 100000000 :initial-element #\\x))", 30.0, "SIMPLE-ERROR");
     assert!(text.contains(cut), "{}", head(&text));
     let grown = resident(supervisor).saturating_sub(before);
     assert!(grown < 20_000_000, "the supervisor grew by {grown} bytes");
@@ -721,12 +725,12 @@ fn endless_output_and_huge_values_are_cut_while_printed() {
 #[test]
 fn endless_output_grows_the_worker_by_less_than_20_megabytes() {
     let mut session = Session::start(Mode::Supervised, &[]);
-    session.gives("(dotimes (i 100000) (write-line \"warm\"))", 10.0);
-    session.gives("(sb-ext:gc :full t)", 10.0);
+    session.evaluate("(dotimes (i 100000) (write-line \"warm\"))", 10.0);
+    session.evaluate("(sb-ext:gc :full t)", 10.0);
     let worker = worker(&session.0);
     let before = resident(worker);
-    session.times_out("(loop (write-line \"no end\"))", 0.5);
-    session.gives("(sb-ext:gc :full t)", 10.0);
+    session.assert_times_out("(loop (write-line \"no end\"))", 0.5);
+    session.evaluate("(sb-ext:gc :full t)", 10.0);
     let grown = resident(worker).saturating_sub(before);
     assert!(grown < 20_000_000, "the worker grew by {grown} bytes");
     session.finish();
@@ -743,17 +747,17 @@ fn harmless_signals_disturb_neither_supervisor_nor_worker() {
         for name in names {
             signal(pid, name);
             assert_eq!(session.0.evaluate("(f)"), "=> 7", "{name} to {pid}");
-            session.goes_on(name);
+            session.assert_works(name);
         }
     }
     session.finish();
 }
 
-/// How a server is ended, and the status that it then has.
+/// The ways to end a server, with its exit status for each.
 const ENDINGS: [(&str, i32); 4] = [("end of input", 0), ("-INT", 130), ("-TERM", 143), ("-HUP", 129)];
 
-/// Ends a server that runs this code, or nothing; how long that took.
-fn end(mode: Mode, how: &str, status: i32, code: Option<&str>) -> Duration {
+/// Ends a server that evaluates `code`, or nothing, and returns the time until its exit.
+fn time_to_exit(mode: Mode, how: &str, status: i32, code: Option<&str>) -> Duration {
     let mut session = Session::start(mode, &[]);
     let running = code.map(|code| session.0.post_running("", code, 0.0));
     let begin = Instant::now();
@@ -773,25 +777,24 @@ fn end(mode: Mode, how: &str, status: i32, code: Option<&str>) -> Duration {
     taken
 }
 
-/// The contract's limit. A machine that is busy with something else may take its time now and then.
+/// The limit of the contract. On a busy machine, single attempts may exceed it.
 #[apply(both_modes)]
 fn server_exits_within_a_second_of_end_of_input_or_a_signal(mode: Mode) {
     for (how, status) in ENDINGS {
         for code in [None, Some("(loop)"), Some("(unwind-protect (loop) (loop))")] {
-            let mut tries = (0..3).map(|_| end(mode, how, status, code));
+            let mut tries = (0..3).map(|_| time_to_exit(mode, how, status, code));
             assert!(tries.any(|taken| taken < Duration::from_secs(1)), "{how} while {code:?}");
         }
     }
 }
 
-/// A form that writes a file.
-fn writes(file: &Path) -> String {
+/// Returns a form that writes a file.
+fn write_form(file: &Path) -> String {
     format!("(with-open-file (stream {:?} :direction :output) (print 1 stream))", file.display().to_string())
 }
 
-/// Has evaluations end in each of the ways that a running or held one ends with its image; true if the cleanup form of each
-/// was run to its end.
-fn cleans_up(mode: Mode, how: &str, begin: impl Fn(&mut Server, &Path) -> Vec<PathBuf>) -> bool {
+/// Begins evaluations, ends the server or resets the session, and returns true if each cleanup form ran to its end.
+fn cleanup_forms_run(mode: Mode, how: &str, begin: impl Fn(&mut Server, &Path) -> Vec<PathBuf>) -> bool {
     let directory = Scratch::new();
     let mut session = Session::start(mode, &[]);
     let files = begin(&mut session.0, &directory);
@@ -813,26 +816,26 @@ fn cleans_up(mode: Mode, how: &str, begin: impl Fn(&mut Server, &Path) -> Vec<Pa
     files.iter().all(|file| file.exists())
 }
 
-/// A machine that is busy with something else may take longer than the cleanup forms have, now and then.
+/// Asserts that the cleanup forms run in one of three attempts: on a busy machine they may exceed their time.
 #[track_caller]
-fn all_clean_up(mode: Mode, begin: impl Fn(&mut Server, &Path) -> Vec<PathBuf>) {
+fn assert_cleanup_forms_run(mode: Mode, begin: impl Fn(&mut Server, &Path) -> Vec<PathBuf>) {
     for how in ["end of input", "-TERM", "reset-session"] {
-        assert!((0..3).any(|_| cleans_up(mode, how, &begin)), "{how}");
+        assert!((0..3).any(|_| cleanup_forms_run(mode, how, &begin)), "{how}");
     }
 }
 
 #[apply(both_modes)]
 fn running_evaluations_are_unwound_when_the_server_ends_or_the_session_is_reset(mode: Mode) {
-    all_clean_up(mode, |server, directory| {
+    assert_cleanup_forms_run(mode, |server, directory| {
         let cleaned = [("background", true), ("foreground", false)].map(|(name, background)| {
             let (begun, cleaned) = (directory.join(format!("{name}-begun")), directory.join(format!("{name}-cleaned")));
             let code = format!(
                 "(unwind-protect (progn {} (loop (sleep 0.01))) (sleep 0.02) {})",
-                writes(&begun),
-                writes(&cleaned)
+                write_form(&begun),
+                write_form(&cleaned)
             );
             server.post_call("evaluate-lisp", json!({"code": code, "timeout": 0, "background": background}));
-            until("it runs", || begun.exists());
+            wait_until("the evaluation runs", || begun.exists());
             cleaned
         });
         cleaned.to_vec()
@@ -841,9 +844,9 @@ fn running_evaluations_are_unwound_when_the_server_ends_or_the_session_is_reset(
 
 #[apply(both_modes)]
 fn held_evaluations_are_unwound_when_the_server_ends_or_the_session_is_reset(mode: Mode) {
-    all_clean_up(mode, |server, directory| {
+    assert_cleanup_forms_run(mode, |server, directory| {
         let cleaned = directory.join("cleaned");
-        let code = format!("(unwind-protect (error \"held\") (sleep 0.02) {})", writes(&cleaned));
+        let code = format!("(unwind-protect (error \"held\") (sleep 0.02) {})", write_form(&cleaned));
         let (text, _) = server.call_tool("evaluate-lisp", json!({"code": code, "on-error": "debug"}));
         assert!(text.contains("held"), "{text}");
         vec![cleaned]
@@ -853,17 +856,17 @@ fn held_evaluations_are_unwound_when_the_server_ends_or_the_session_is_reset(mod
 #[test]
 fn cleanup_forms_that_stop_the_unwinding_are_named_as_the_reason_for_a_lost_image() {
     let mut session = Session::start(Mode::Supervised, &["--cleanup", "0.5"]);
-    let text = session.fails("(loop (block b (unwind-protect (loop) (return-from b 5))))", 0.5, "TIMEOUT");
+    let text = session.evaluate_err("(loop (block b (unwind-protect (loop) (return-from b 5))))", 0.5, "TIMEOUT");
     assert!(text.contains("The Lisp image was kept running by cleanup forms"), "{text}");
     assert!(text.contains("non-local exit (return-from, go, throw or a restart)"), "{text}");
-    let text = session.fails("(sb-sys:without-interrupts (loop))", 0.5, "TIMEOUT");
-    assert!(text.contains("The Lisp image did not react to being interrupted"), "{text}");
+    let text = session.evaluate_err("(sb-sys:without-interrupts (loop))", 0.5, "TIMEOUT");
+    assert!(text.contains("The Lisp image did not respond to an interrupt"), "{text}");
     session.finish();
 }
 
-/// SBCL runs them with interrupts disabled.
+/// SBCL runs these functions with interrupts disabled.
 #[apply(both_modes)]
-fn functions_of_interrupt_thread_and_of_timers_are_named_as_what_cannot_be_interrupted(mode: Mode) {
+fn functions_of_interrupt_thread_and_of_timers_are_named_as_uninterruptible(mode: Mode) {
     let mut session = Session::start(mode, &[]);
     let from_a_thread = "(sb-thread:make-thread (lambda () (sb-thread:interrupt-thread me interrupt)))";
     let by_a_timer = "(sb-ext:schedule-timer (sb-ext:make-timer interrupt :thread me) 0.01)";
@@ -873,11 +876,11 @@ fn functions_of_interrupt_thread_and_of_timers_are_named_as_what_cannot_be_inter
                 "(let* ((me sb-thread:*current-thread*) (interrupt (lambda () {interrupt}))) {begin} (loop (sleep 0.01)))"
             )
         };
-        let text = session.fails(&code("(sb-sys:with-interrupts (sleep 30))"), 2.0, "TIMEOUT");
-        assert!(!text.contains("did not react"), "{text}");
-        let text = session.fails(&code("(sleep 30)"), 2.0, "TIMEOUT");
-        let reason = "did not react to being interrupted (interrupts are off in without-interrupts, and in what \
-                      interrupt-thread or a timer runs unless that uses with-interrupts)";
+        let text = session.evaluate_err(&code("(sb-sys:with-interrupts (sleep 30))"), 2.0, "TIMEOUT");
+        assert!(!text.contains("did not respond"), "{text}");
+        let text = session.evaluate_err(&code("(sleep 30)"), 2.0, "TIMEOUT");
+        let reason = "did not respond to an interrupt (interrupts are off inside without-interrupts, and in code that \
+                      interrupt-thread or a timer runs unless it uses with-interrupts)";
         assert!(text.contains(reason), "{text}");
     }
     session.finish();
@@ -888,7 +891,7 @@ fn functions_of_interrupt_thread_and_of_timers_are_named_as_what_cannot_be_inter
 #[apply(both_modes)]
 fn out_of_range_limits_are_refused_and_the_timeout_applies(mode: Mode) {
     let mut session = Session::start(mode, &["--timeout", "0.5"]);
-    let text = session.fails("(loop)", 0.5, "TIMEOUT");
+    let text = session.evaluate_err("(loop)", 0.5, "TIMEOUT");
     assert!(text.contains("0.5 seconds"), "{text}");
     for arguments in [
         json!({"timeout": -1}),
@@ -905,6 +908,6 @@ fn out_of_range_limits_are_refused_and_the_timeout_applies(mode: Mode) {
     assert!(text.contains("timeout: 0.25 seconds"), "{text}");
     let (text, is_error) = session.0.call_tool("evaluate-lisp", json!({"code": "(loop)"}));
     assert!(is_error && text.contains("0.25 seconds"), "{text}");
-    session.goes_on("limits");
+    session.assert_works("limits");
     session.finish();
 }

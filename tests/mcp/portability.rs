@@ -1,8 +1,8 @@
-//! The binary away from the machine that built it: alone in an empty directory, with neither the build's cache nor this
-//! source tree in sight, without an environment, for users with and without a home directory.
+//! The binary on a machine that did not build it: alone in an empty directory, without the build's cache and this
+//! source tree, without an environment, for users with and without a home directory.
 //!
-//! Each server runs in a mount namespace of its own, in which what belongs to the build is hidden. Where the system
-//! grants none, the tests say so and pass, except in CI, where they fail.
+//! Each server runs in a mount namespace that hides all files of the build. Where the system grants none, the tests
+//! report that and pass; in CI they fail.
 
 #![cfg(target_os = "linux")]
 
@@ -13,10 +13,10 @@ use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use crate::client::{BINARY, DEADLINE, Scratch, Server, bad, fail, good};
+use crate::client::{BINARY, DEADLINE, Scratch, Server, call_err, call_ok, evaluate_err};
 use serde_json::json;
 
-/// The contribs that the core carries.
+/// The contribs in the core.
 const CONTRIBS: [&str; 12] = [
     "sb-bsd-sockets",
     "sb-cltl2",
@@ -32,8 +32,8 @@ const CONTRIBS: [&str; 12] = [
     "sb-sprof",
 ];
 
-/// Makes the namespace and goes on as a program in it. The arguments: `self` or `nobody`, `writable` or `read-only`,
-/// the directories to hide, `--`, the one to keep writable, and the program with its environment.
+/// Sets up the namespace and executes the program in it. Arguments: `self` or `nobody`, `writable` or `read-only`, the
+/// directories to hide, `--`, the one to keep writable, and the program with its environment.
 const SCRIPT: &str = r#"
 set -e
 user=$1 temporary=$2
@@ -59,7 +59,7 @@ fi
 exec env -i "$@"
 "#;
 
-/// How a mount namespace can be had: as root, or in a user namespace.
+/// Returns the `unshare` options that give a mount namespace, as root or in a user namespace, or `None`.
 fn unshare() -> Option<&'static [&'static str]> {
     static FOUND: OnceLock<Option<&'static [&'static str]>> = OnceLock::new();
     *FOUND.get_or_init(|| {
@@ -80,63 +80,64 @@ fn unshare() -> Option<&'static [&'static str]> {
     })
 }
 
-/// Who runs the server.
+/// The user that runs the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum User {
-    /// The one who runs the tests, whose home directory is empty.
-    Oneself,
-    /// One without a passwd entry.
+    /// The user that runs the tests, with an empty home directory.
+    Current,
+    /// A user without a passwd entry.
     Nobody,
 }
 
-/// A directory with nothing in it but the binary, and some for its user.
-struct Place {
+/// A directory with nothing but the binary, and the directories of its user.
+struct Installation {
     root: Scratch,
     user: User,
     read_only: bool,
     variables: Vec<(&'static str, PathBuf)>,
 }
 
-impl Place {
-    /// Where there is a namespace to be had.
+impl Installation {
+    /// Copies the binary to a new directory. Returns `None` where no mount namespace can be had.
     fn new(user: User) -> Option<Self> {
         unshare()?;
         let root = Scratch::new();
         std::fs::set_permissions(&*root, Permissions::from_mode(0o755)).expect("it is ours");
-        let place = Self { root, user, read_only: false, variables: Vec::new() };
+        let installation = Self { root, user, read_only: false, variables: Vec::new() };
         for directory in ["bin", "home", "tmp", "work"] {
-            let directory = place.at(directory);
+            let directory = installation.path(directory);
             std::fs::create_dir_all(&directory).expect("the directory is ours");
             std::fs::set_permissions(&directory, Permissions::from_mode(0o777)).expect("it is ours");
         }
-        // Written by this process, it could still be open in a child of another test's when it is started.
-        let copied = Command::new("cp").arg(BINARY).arg(place.binary()).status();
+        // `cp` writes the file: a descriptor of this process could still be open for writing in a child of another
+        // test, and the file could not be executed then (ETXTBSY).
+        let copied = Command::new("cp").arg(BINARY).arg(installation.binary()).status();
         assert!(copied.expect("cp starts").success(), "there is no room for a copy");
-        place.write_system();
-        Some(place)
+        installation.write_system();
+        Some(installation)
     }
 
-    /// With this variable in the environment.
-    fn with(mut self, name: &'static str, directory: &str) -> Self {
-        self.variables.push((name, self.at(directory)));
+    /// Adds an environment variable that names a directory.
+    fn with_variable(mut self, name: &'static str, directory: &str) -> Self {
+        self.variables.push((name, self.path(directory)));
         self
     }
 
-    /// With a /tmp that cannot be written to but in `work` and `home`, and without /dev/shm.
-    fn read_only(mut self) -> Self {
+    /// Makes /tmp read-only except for `work` and `home`, and removes /dev/shm.
+    fn with_read_only_tmp(mut self) -> Self {
         self.read_only = true;
         self
     }
 
-    fn at(&self, path: &str) -> PathBuf {
+    fn path(&self, path: &str) -> PathBuf {
         self.root.join(path)
     }
 
     fn binary(&self) -> PathBuf {
-        self.at("bin/sbcl-mcp")
+        self.path("bin/sbcl-mcp")
     }
 
-    /// A system that uses contribs, and depends on all of them.
+    /// Writes a system that depends on all contribs and uses some.
     fn write_system(&self) {
         let dependencies: String = CONTRIBS.iter().map(|name| format!("\"{name}\" ")).collect();
         let system = format!("(defsystem \"app\" :depends-on ({dependencies}) :components ((:file \"app\")))");
@@ -147,11 +148,12 @@ impl Place {
 (defun broken (x)
   (1+ (/ x (- x x))))
 ";
-        std::fs::write(self.at("work/app.asd"), system).expect("the directory is ours");
-        std::fs::write(self.at("work/app.lisp"), code).expect("the directory is ours");
+        std::fs::write(self.path("work/app.asd"), system).expect("the directory is ours");
+        std::fs::write(self.path("work/app.lisp"), code).expect("the directory is ours");
     }
 
-    /// What belongs to the build: the home directory with all caches in it, this source tree, the target directory.
+    /// Returns the directories of the build: the home directory with all caches, this source tree, the target
+    /// directory.
     fn hidden(&self) -> Vec<PathBuf> {
         let target = Path::new(BINARY).ancestors().nth(2).map(Path::to_owned);
         let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
@@ -161,7 +163,7 @@ impl Place {
         let mut hidden: Vec<PathBuf> = Vec::new();
         for directory in candidates.filter_map(|directory| directory.canonicalize().ok()) {
             assert!(!self.root.starts_with(&directory), "TMPDIR is within {directory:?}, which is to be hidden");
-            // A directory within a hidden one is gone already.
+            // A directory inside a hidden one is hidden already.
             if directory != Path::new("/") && !hidden.iter().any(|outer| directory.starts_with(outer)) {
                 hidden.push(directory);
             }
@@ -169,15 +171,15 @@ impl Place {
         hidden
     }
 
-    /// The binary in its namespace.
+    /// Returns the command that runs the binary in its namespace.
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("unshare");
         command.args(unshare().expect("there is one")).args(["sh", "-c", SCRIPT, "away"]);
         command.arg(if self.user == User::Nobody { "nobody" } else { "self" });
         command.arg(if self.read_only { "read-only" } else { "writable" });
-        command.args(self.hidden()).arg("--").arg(self.at("home"));
+        command.args(self.hidden()).arg("--").arg(self.path("home"));
         command.args(self.variables.iter().map(|(name, value)| format!("{name}={}", value.display())));
-        command.arg(self.binary()).args(arguments).current_dir(self.at("work"));
+        command.arg(self.binary()).args(arguments).current_dir(self.path("work"));
         command
     }
 
@@ -191,9 +193,9 @@ impl Place {
         self.command(arguments).stdin(Stdio::null()).output().expect("unshare starts")
     }
 
-    /// What is in the temporary directory.
+    /// Returns the entries of the temporary directory.
     fn temporary_files(&self) -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(self.at("tmp")).expect("it is there");
+        let entries = std::fs::read_dir(self.path("tmp")).expect("it is there");
         entries.map(|entry| entry.expect("it is there").path()).collect()
     }
 }
@@ -202,20 +204,20 @@ fn kill(pid: &str) {
     assert!(Command::new("kill").args(["-9", pid]).status().expect("kill starts").success());
 }
 
-/// The worker's process, as Lisp knows it.
+/// Returns the process id of the worker, as Lisp reports it.
 fn worker(server: &mut Server) -> String {
     server.evaluate("(sb-posix:getpid)").trim_start_matches("=> ").to_owned()
 }
 
-/// A session's work, from the first evaluation to a new image.
-fn work(server: &mut Server, place: &Place) {
-    server.goes_on();
-    contribs(server);
-    system(server, place);
-    errors(server);
+/// Checks what a session does, from the first evaluation to a new image.
+fn check_session(server: &mut Server, installation: &Installation) {
+    server.assert_works();
+    check_contribs(server);
+    check_system(server, installation);
+    check_errors(server);
 
     assert_eq!(
-        good(server, "reset-session", json!({})).lines().next(),
+        call_ok(server, "reset-session", json!({})).lines().next(),
         Some("Session reset. All definitions cleared.")
     );
     assert_eq!(server.evaluate("(list (find-package :app) (fboundp 'broken))"), "=> (NIL NIL)");
@@ -226,11 +228,11 @@ fn work(server: &mut Server, place: &Place) {
     assert!(text.ends_with("=> 42"), "{text}");
     assert_ne!(worker(server), pid);
     assert_eq!(server.evaluate("(asdf:load-system :sb-posix)"), "=> T");
-    load_app(server, place);
+    load_app(server, installation);
 }
 
-/// Every contrib, by REQUIRE and by ASDF; what is not carried says why.
-fn contribs(server: &mut Server) {
+/// Loads every contrib by REQUIRE and by ASDF. A contrib that the core lacks is refused with the reason.
+fn check_contribs(server: &mut Server) {
     for name in CONTRIBS {
         let code = format!(
             "(list (require {name:?}) (require {:?}) (require :{name}) (asdf:component-name (asdf:find-system {name:?})) \
@@ -242,33 +244,33 @@ fn contribs(server: &mut Server) {
         assert_eq!(server.evaluate(&code), format!("=> (NIL NIL NIL {name:?} NIL T T {version:?})"));
     }
     for code in ["(require :sb-gmp)", "(asdf:load-system \"sb-gmp\")", "(asdf:find-system :sb-gmp)"] {
-        let report = fail(server, code);
+        let report = evaluate_err(server, code);
         let reason = "\nSB-GMP is a contrib of SBCL that this image does not carry: it needs the foreign library GMP. Those \
                       it carries: sb-bsd-sockets, ";
         assert!(report.contains(reason.trim_start()), "{report}");
     }
     for code in ["(require :sb-manual)", "(require \"SB-MANUAL\")", "(asdf:load-system :sb-manual)"] {
-        let report = fail(server, code);
+        let report = evaluate_err(server, code);
         let reason =
             format!("SB-MANUAL is no contrib of SBCL {}. This image carries: sb-bsd-sockets, ", sbcl::SBCL_VERSION);
         assert!(report.contains(&reason), "{report}");
     }
     assert_eq!(server.evaluate("(asdf:find-system :sb-gmp nil)"), "=> NIL");
-    assert!(!fail(server, "(require :no-such-module)").contains("contrib of SBCL"));
+    assert!(!evaluate_err(server, "(require :no-such-module)").contains("contrib of SBCL"));
 }
 
-fn load_app(server: &mut Server, place: &Place) {
-    let code = format!("(progn (asdf:load-asd {:?}) (asdf:load-system \"app\"))", place.at("work/app.asd"));
+fn load_app(server: &mut Server, installation: &Installation) {
+    let code = format!("(progn (asdf:load-asd {:?}) (asdf:load-system \"app\"))", installation.path("work/app.asd"));
     assert_eq!(server.evaluate(&code), "=> T");
 }
 
-/// A system that depends on contribs is compiled and loaded, and a file compiled beside its source.
-fn system(server: &mut Server, place: &Place) {
-    load_app(server, place);
+/// Compiles and loads a system that depends on contribs, and compiles a file beside its source.
+fn check_system(server: &mut Server, installation: &Installation) {
+    load_app(server, installation);
     let user = server.evaluate("(app:user)");
     assert_eq!(server.evaluate("(app:digits)"), "=> 16");
-    assert_eq!(user == "=> 54321", place.user == User::Nobody, "{user}");
-    let source = place.at("work/app.lisp");
+    assert_eq!(user == "=> 54321", installation.user == User::Nobody, "{user}");
+    let source = installation.path("work/app.lisp");
     let answer = server.evaluate(&format!("(progn (load (compile-file {source:?})) (app:user))"));
     assert!(answer.ends_with(&user), "{answer}");
     let code = "(progn (format uiop:*stdout* \"hello~%\") (finish-output uiop:*stdout*) (uiop:command-line-arguments))";
@@ -278,7 +280,7 @@ fn system(server: &mut Server, place: &Place) {
 
     => NIL
     "); }
-    // What SBCL knows of where it comes from is nothing of the machine that built it.
+    // SBCL's own directories name nothing of the machine that built it.
     let code = "(list (sb-int:sbcl-homedir-pathname) (remove-if (lambda (name) (search \"nonexistent\" name)) \
                 (mapcar #'namestring (mapcar #'second (logical-pathname-translations \"SYS\")))) \
                 (remove nil (mapcar #'asdf:system-source-file (remove \"app\" (asdf:registered-systems) :test #'equal))))";
@@ -290,28 +292,28 @@ fn system(server: &mut Server, place: &Place) {
     assert_eq!(server.evaluate(code), "=> NIL");
 }
 
-/// Errors in a file and within ASDF, with frames and places.
-fn errors(server: &mut Server) {
-    let report = fail(server, "(app:broken 5)");
+/// Checks the frames and source locations of errors in a file and within ASDF.
+fn check_errors(server: &mut Server) {
+    let report = evaluate_err(server, "(app:broken 5)");
     assert!(report.starts_with("[ERROR] DIVISION-BY-ZERO\n"), "{report}");
     assert!(report.contains(": (APP:BROKEN 5)\n"), "{report}");
-    let backtrace = good(server, "get-backtrace", json!({"locals": true}));
+    let backtrace = call_ok(server, "get-backtrace", json!({"locals": true}));
     assert!(backtrace.contains("app.lisp:6: (1+ (/ x (- x x))))"), "{backtrace}");
-    let report = fail(server, "(asdf:load-system \"no-such-system\")");
+    let report = evaluate_err(server, "(asdf:load-system \"no-such-system\")");
     assert!(report.contains("MISSING-COMPONENT"), "{report}");
-    good(server, "get-backtrace", json!({"max-frames": 100, "locals": true}));
+    call_ok(server, "get-backtrace", json!({"max-frames": 100, "locals": true}));
     for name in ["car", "asdf:load-system", "sb-posix:getuid", "app:broken"] {
-        good(server, "describe-symbol", json!({"name": name}));
+        call_ok(server, "describe-symbol", json!({"name": name}));
     }
 }
 
-/// Nothing that was said names the machine that built the binary.
-fn names_no_builder(server: Server, place: &Place) {
+/// Asserts that no output names a directory of the machine that built the binary.
+fn assert_names_no_builder(server: Server, installation: &Installation) {
     let end = server.finish();
     assert!(end.status.success(), "{}", end.stderr);
     let said = end.transcript.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n") + &end.stderr;
-    for directory in place.hidden() {
-        // In a container a home directory may be a very short name.
+    for directory in installation.hidden() {
+        // The slash avoids false matches: in a container, the name of a home directory may be very short.
         let inner = format!("{}/", directory.display());
         if let Some(at) =
             said.find(&format!("{inner}.cache/sbcl-mcp")).or_else(|| said.find(env!("CARGO_MANIFEST_DIR")))
@@ -323,113 +325,123 @@ fn names_no_builder(server: Server, place: &Place) {
 
 #[test]
 fn server_runs_with_an_empty_environment() {
-    let Some(place) = Place::new(User::Oneself) else { return };
+    let Some(installation) = Installation::new(User::Current) else { return };
     for arguments in [&[][..], &["--no-network", "--read-only"]] {
-        let mut server = place.server(arguments);
+        let mut server = installation.server(arguments);
         if arguments.is_empty() {
-            work(&mut server, &place);
+            check_session(&mut server, &installation);
         } else {
-            contribs(&mut server);
-            load_app(&mut server, &place);
+            check_contribs(&mut server);
+            load_app(&mut server, &installation);
         }
-        names_no_builder(server, &place);
+        assert_names_no_builder(server, &installation);
     }
-    let output = place.run(&["eval", "(asdf:load-system :sb-posix)"]);
+    let output = installation.run(&["eval", "(asdf:load-system :sb-posix)"]);
     assert_eq!((String::from_utf8_lossy(&output.stdout).as_ref(), output.status.code()), ("=> T\n", Some(0)));
 }
 
 #[test]
 fn server_runs_for_a_user_without_passwd_entry_and_home() {
-    let Some(place) = Place::new(User::Nobody).map(|place| place.with("TMPDIR", "tmp")) else { return };
-    let mut server = place.server(&[]);
+    let Some(installation) =
+        Installation::new(User::Nobody).map(|installation| installation.with_variable("TMPDIR", "tmp"))
+    else {
+        return;
+    };
+    let mut server = installation.server(&[]);
     assert_eq!(server.evaluate("(sb-posix:getenv \"HOME\")"), "=> NIL");
-    assert!(place.temporary_files().is_empty(), "nothing is made before it is needed");
-    let temporary = format!("=> {:?}", format!("{}/", place.at("tmp").display()));
+    assert!(installation.temporary_files().is_empty(), "nothing is made before it is needed");
+    let temporary = format!("=> {:?}", format!("{}/", installation.path("tmp").display()));
     assert_eq!(server.evaluate("(namestring (uiop:temporary-directory))"), temporary);
-    work(&mut server, &place);
-    // Compiled files are in one temporary directory, which outlived the worker and ends with the server.
-    let made = place.temporary_files();
+    check_session(&mut server, &installation);
+    // Compiled files are in one temporary directory, which outlives the worker and is removed with the server.
+    let made = installation.temporary_files();
     assert_eq!(made.len(), 1, "{made:?}");
     let home = format!("=> {:?}\n=> T", format!("{}/", made[0].display()));
     let code = "(values (namestring (user-homedir-pathname)) \
                 (not (null (directory (merge-pathnames \"**/app.fasl\" uiop:*user-cache*)))))";
     assert_eq!(server.evaluate(code), home);
-    names_no_builder(server, &place);
-    assert_eq!(place.temporary_files(), [] as [PathBuf; 0]);
+    assert_names_no_builder(server, &installation);
+    assert_eq!(installation.temporary_files(), [] as [PathBuf; 0]);
 
-    let code = format!("(progn (asdf:load-asd {:?}) (asdf:load-system \"app\"))", place.at("work/app.asd"));
+    let code = format!("(progn (asdf:load-asd {:?}) (asdf:load-system \"app\"))", installation.path("work/app.asd"));
     for arguments in [&["eval", &code][..], &["eval", "--core", "/nonexistent", "1"]] {
-        let output = place.run(arguments);
+        let output = installation.run(arguments);
         assert_eq!(output.status.code(), Some(if arguments.len() > 2 { 3 } else { 0 }), "{output:?}");
-        assert_eq!(place.temporary_files(), [] as [PathBuf; 0]);
+        assert_eq!(installation.temporary_files(), [] as [PathBuf; 0]);
     }
-    let mut server = place.server(&["--no-supervisor"]);
-    load_app(&mut server, &place);
-    assert_eq!(place.temporary_files().len(), 1);
+    let mut server = installation.server(&["--no-supervisor"]);
+    load_app(&mut server, &installation);
+    assert_eq!(installation.temporary_files().len(), 1);
     assert!(server.finish().status.success());
-    assert_eq!(place.temporary_files(), [] as [PathBuf; 0]);
+    assert_eq!(installation.temporary_files(), [] as [PathBuf; 0]);
 }
 
 #[test]
 fn temporary_files_are_removed_after_the_server_is_killed() {
-    let Some(place) = Place::new(User::Nobody).map(|place| place.with("TMPDIR", "tmp")) else { return };
-    let mut server = place.server(&[]);
-    load_app(&mut server, &place);
-    assert_eq!(place.temporary_files().len(), 1);
+    let Some(installation) =
+        Installation::new(User::Nobody).map(|installation| installation.with_variable("TMPDIR", "tmp"))
+    else {
+        return;
+    };
+    let mut server = installation.server(&[]);
+    load_app(&mut server, &installation);
+    assert_eq!(installation.temporary_files().len(), 1);
     kill(&server.pid().to_string());
     let deadline = Instant::now() + DEADLINE;
-    while !place.temporary_files().is_empty() {
-        assert!(Instant::now() < deadline, "{:?}", place.temporary_files());
+    while !installation.temporary_files().is_empty() {
+        assert!(Instant::now() < deadline, "{:?}", installation.temporary_files());
         std::thread::yield_now();
     }
 }
 
 #[test]
 fn server_runs_for_a_user_with_an_unwritable_home() {
-    let Some(place) = Place::new(User::Nobody) else { return };
-    std::fs::set_permissions(place.at("home"), Permissions::from_mode(0o555)).expect("it is ours");
-    let place = place.with("TMPDIR", "tmp").with("HOME", "home");
-    let mut server = place.server(&[]);
+    let Some(installation) = Installation::new(User::Nobody) else { return };
+    std::fs::set_permissions(installation.path("home"), Permissions::from_mode(0o555)).expect("it is ours");
+    let installation = installation.with_variable("TMPDIR", "tmp").with_variable("HOME", "home");
+    let mut server = installation.server(&[]);
     assert_eq!(
         server.evaluate("(namestring (user-homedir-pathname))"),
-        format!("=> {:?}", format!("{}/", place.at("home").display()))
+        format!("=> {:?}", format!("{}/", installation.path("home").display()))
     );
-    load_app(&mut server, &place);
-    assert_eq!(place.temporary_files().len(), 1);
+    load_app(&mut server, &installation);
+    assert_eq!(installation.temporary_files().len(), 1);
     assert!(server.finish().status.success());
-    assert_eq!(place.temporary_files(), [] as [PathBuf; 0]);
+    assert_eq!(installation.temporary_files(), [] as [PathBuf; 0]);
 }
 
 #[test]
 fn server_runs_with_a_read_only_tmp_and_without_dev_shm() {
-    let Some(place) = Place::new(User::Oneself) else { return };
-    std::fs::set_permissions(place.at("home"), Permissions::from_mode(0o777)).expect("it is ours");
-    let place = place.read_only().with("HOME", "home");
-    let mut server = place.server(&[]);
+    let Some(installation) = Installation::new(User::Current) else { return };
+    std::fs::set_permissions(installation.path("home"), Permissions::from_mode(0o777)).expect("it is ours");
+    let installation = installation.with_read_only_tmp().with_variable("HOME", "home");
+    let mut server = installation.server(&[]);
     assert!(
-        bad(&mut server, "evaluate-lisp", json!({"code": "(open \"/tmp/no-sbcl-mcp-file\" :direction :output)"}))
+        call_err(&mut server, "evaluate-lisp", json!({"code": "(open \"/tmp/no-sbcl-mcp-file\" :direction :output)"}))
             .contains("Read-only")
     );
     let fasl = "(merge-pathnames \"app.fasl\" (user-homedir-pathname))";
-    let code = format!("(namestring (compile-file {:?} :output-file {fasl}))", place.at("work/app.lisp"));
+    let code = format!("(namestring (compile-file {:?} :output-file {fasl}))", installation.path("work/app.lisp"));
     let compiled = server.evaluate(&code);
-    assert!(compiled.ends_with(&format!("=> {:?}", place.at("home/app.fasl"))), "{compiled}");
-    contribs(&mut server);
-    load_app(&mut server, &place);
-    errors(&mut server);
-    names_no_builder(server, &place);
+    assert!(compiled.ends_with(&format!("=> {:?}", installation.path("home/app.fasl"))), "{compiled}");
+    check_contribs(&mut server);
+    load_app(&mut server, &installation);
+    check_errors(&mut server);
+    assert_names_no_builder(server, &installation);
 }
 
 #[test]
 fn server_runs_with_a_read_only_tmp_and_without_a_home() {
-    let Some(place) = Place::new(User::Nobody).map(Place::read_only) else { return };
-    let mut server = place.server(&[]);
-    server.goes_on();
-    contribs(&mut server);
-    let report =
-        fail(&mut server, &format!("(asdf:load-asd {:?}) (asdf:load-system \"app\")", place.at("work/app.asd")));
+    let Some(installation) = Installation::new(User::Nobody).map(Installation::with_read_only_tmp) else { return };
+    let mut server = installation.server(&[]);
+    server.assert_works();
+    check_contribs(&mut server);
+    let report = evaluate_err(
+        &mut server,
+        &format!("(asdf:load-asd {:?}) (asdf:load-system \"app\")", installation.path("work/app.asd")),
+    );
     assert!(report.contains("/tmp/sbcl-mcp-"), "what cannot be made is named: {report}");
-    let report = fail(&mut server, "(error \"boom\")");
+    let report = evaluate_err(&mut server, "(error \"boom\")");
     assert!(report.starts_with("[ERROR] SIMPLE-ERROR\nboom\n"), "{report}");
     let pid = worker(&mut server);
     kill(&pid);

@@ -1,23 +1,24 @@
-//! Where things are: lines of frames and warnings, definitions with their text, frames of machinery, near names.
+//! Source locations: lines of frames and warnings, definitions with their source text, folded internal frames, similar
+//! names.
 
 use std::path::{Path, PathBuf};
 
-use crate::client::{Scratch, Server, bad, fail, frame_locals, good};
-use crate::mode::{Mode, both_modes};
+use crate::client::{Scratch, Server, call_err, call_ok, evaluate_err, frame_locals};
+use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::json;
 
-/// How a path below the server's working directory is shown.
+/// Returns a path as the server shows it: relative to its working directory.
 fn shown(path: &Path) -> String {
     let directory = std::env::current_dir().unwrap();
     path.strip_prefix(directory).unwrap_or(path).display().to_string()
 }
 
 fn backtrace(server: &mut Server) -> String {
-    good(server, "get-backtrace", json!({"locals": true}))
+    call_ok(server, "get-backtrace", json!({"locals": true}))
 }
 
-/// The location line under the frame of this call.
+/// Returns the location line under the frame of `call`.
 #[track_caller]
 fn location<'a>(backtrace: &'a str, call: &str) -> &'a str {
     let mut lines = backtrace.lines().skip_while(|line| !line.contains(call));
@@ -36,16 +37,16 @@ fn backtrace_names_the_line_of_the_failing_subform(mode: Mode) {
          (* w\n         (length h)))))\n(defun caller (x)\n  (list\n    (area x 2)))",
     );
     server.evaluate("(list 1 2 3)");
-    fail(&mut server, "(caller 1)");
+    evaluate_err(&mut server, "(caller 1)");
     let text = backtrace(&mut server);
     assert_eq!(location(&text, "(CALLER 1)"), "at evaluation 2, line 12: (area x 2)))", "{text}");
     assert_eq!(location(&text, "(AREA 1 2)"), "at evaluation 2, line 9: (length h)))))", "{text}");
-    // The text is kept with the function.
+    // The source text is kept as long as the function.
     for _ in 0..100 {
         server.evaluate("(defun other () 1)");
     }
     server.evaluate("(sb-ext:gc :full t)");
-    fail(&mut server, "(caller 1)");
+    evaluate_err(&mut server, "(caller 1)");
     assert_eq!(location(&backtrace(&mut server), "(AREA 1 2)"), "at evaluation 2, line 9: (length h)))))");
 }
 
@@ -57,7 +58,7 @@ fn frames_of_methods_local_functions_and_quoted_code_have_lines(mode: Mode) {
          (defun outer (x)\n  (labels ((inner (y)\n             (list (run y))))\n    (mapcar\n      #'inner x)))\n\
          (eval '(defun quoted (x)\n         (list\n           (outer x))))",
     );
-    fail(&mut server, "(quoted '(1))");
+    evaluate_err(&mut server, "(quoted '(1))");
     let text = backtrace(&mut server);
     assert_eq!(location(&text, "(:METHOD RUN (INTEGER))"), "at evaluation 1, line 4: (car x))))", "{text}");
     assert_eq!(location(&text, "(LABELS INNER"), "at evaluation 1, line 7: (list (run y))))", "{text}");
@@ -69,7 +70,7 @@ fn long_source_line_is_shown_from_the_failing_form_and_cut(mode: Mode) {
     let mut server = mode.ready();
     let padding = "x".repeat(90);
     server.evaluate(&format!("(defun f (x) (list :{padding}) (list (/ x 0) \"{padding}\"))"));
-    fail(&mut server, "(f 1)");
+    evaluate_err(&mut server, "(f 1)");
     let text = backtrace(&mut server);
     let line = location(&text, "(F 1)").strip_prefix("at evaluation 1, line 1: ").expect("a location");
     assert!(line.starts_with("(/ x 0)") && line.ends_with('…') && line.chars().count() == 100, "{line}");
@@ -83,7 +84,7 @@ fn frame_in_code_with_user_reader_macros_still_has_a_line(mode: Mode) {
          (set-macro-character #\\] (get-macro-character #\\)))",
     );
     server.evaluate("(list 1)\n(defun f (x)\n  (list 'a [list #| ] \"( |# x]\n    (car x)))");
-    fail(&mut server, "(f 1)");
+    evaluate_err(&mut server, "(f 1)");
     let text = backtrace(&mut server);
     let at = location(&text, "(F 1)");
     assert!(at.starts_with("at evaluation 2, line "), "{text}");
@@ -101,12 +102,12 @@ fn definitions_after_user_reader_macros_have_exact_lines(mode: Mode) {
     std::fs::write(&file, text).expect("a file");
     let mut server = mode.ready();
     server.evaluate(&format!("(let ((*readtable* (copy-readtable))) (load (compile-file {:?})))", file.display()));
-    fail(&mut server, "(after '(1))");
+    evaluate_err(&mut server, "(after '(1))");
     let text = backtrace(&mut server);
     let at = location(&text, "(AFTER (1))");
     assert!(at.ends_with("own.lisp:10: (car (first list))))"), "{text}");
-    // How many forms there are in what such a macro reads is not known: the function's line.
-    fail(&mut server, "(own 1)");
+    // The number of forms that such a macro reads is unknown, so the function's line may be shown.
+    evaluate_err(&mut server, "(own 1)");
     let text = backtrace(&mut server);
     let at = location(&text, "(OWN 1)");
     assert!(at.contains("own.lisp:4: (defun own (list)") || at.contains("own.lisp:5: "), "{text}");
@@ -133,26 +134,26 @@ fn frame_in_a_changed_or_deleted_file_has_no_line(mode: Mode) {
     let scratch = Scratch::below_target();
     let path = scratch.join("a.lisp");
     std::fs::write(&path, "; ünïcödé — λ\n\n(defun f (x)\n  (let ((y x))\n    (car y)))\n").unwrap();
-    // Another second than that of the changes below: that is what file systems tell.
+    // The modification times must differ by at least a second for file systems with that resolution.
     let earlier = std::time::SystemTime::now() - std::time::Duration::from_secs(100);
     std::fs::File::options().write(true).open(&path).unwrap().set_modified(earlier).unwrap();
     server.evaluate(&format!("(load (compile-file {path:?}))"));
-    fail(&mut server, "(f 1)");
+    evaluate_err(&mut server, "(f 1)");
     let place = shown(&path);
     assert_eq!(location(&backtrace(&mut server), "(F 1)"), format!("at {place}:5: (car y)))"));
     std::fs::write(&path, "(defun f (x)\n  (let ((y x))\n    (car y)))\n").unwrap();
-    fail(&mut server, "(f 1)");
+    evaluate_err(&mut server, "(f 1)");
     assert_eq!(location(&backtrace(&mut server), "(F 1)"), format!("at {place} (changed since)"));
     std::fs::remove_file(&path).unwrap();
-    fail(&mut server, "(f 1)");
+    evaluate_err(&mut server, "(f 1)");
     assert_eq!(location(&backtrace(&mut server), "(F 1)"), format!("at {place}"));
-    // What is no regular file is not opened.
+    // A file that is not regular is not opened.
     server.evaluate(&format!("(sb-posix:mkfifo {path:?} #o600)"));
-    fail(&mut server, "(f 1)");
+    evaluate_err(&mut server, "(f 1)");
     assert!(location(&backtrace(&mut server), "(F 1)").starts_with(&format!("at {place}")));
 }
 
-/// Gives the file a time of change, in seconds before now.
+/// Sets the file's modification time to `seconds` before now.
 fn set_age(path: &Path, seconds: u64) {
     let time = std::time::SystemTime::now() - std::time::Duration::from_secs(seconds);
     std::fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
@@ -172,18 +173,18 @@ fn describe_symbol_source_shows_no_text_from_a_changed_file(mode: Mode) {
         set_age(&path, 50);
         server.evaluate(&loading.replace("{}", &format!("{path:?}")));
         for (name, line) in [("s1", 1), ("*s2*", 3), ("s2", 4), ("s3", 5), ("make-s3", 5)] {
-            let answer = good(&mut server, "describe-symbol", json!({"name": name, "source": true}));
+            let answer = call_ok(&mut server, "describe-symbol", json!({"name": name, "source": true}));
             assert!(answer.contains(&format!("\n  Source: {place}:{line}\n  Text:\n    (def")), "{loading}: {answer}");
         }
         std::fs::write(&path, format!("(defun s0 () 0)\n{text}")).unwrap();
         set_age(&path, seconds);
         for name in ["s1", "s2"] {
-            let answer = good(&mut server, "describe-symbol", json!({"name": name, "source": true}));
+            let answer = call_ok(&mut server, "describe-symbol", json!({"name": name, "source": true}));
             let expected = format!("\n  Source: {place} (changed since)\n  Text: not available");
             assert!(answer.ends_with(&expected), "{loading} {seconds}: {answer}");
         }
         for name in ["*s2*", "s3"] {
-            let answer = good(&mut server, "describe-symbol", json!({"name": name, "source": true}));
+            let answer = call_ok(&mut server, "describe-symbol", json!({"name": name, "source": true}));
             assert!(answer.contains("\n  Text: not available"), "{loading} {seconds}: {answer}");
         }
     }
@@ -200,7 +201,7 @@ fn frame_in_a_file_changed_with_equal_mtime_has_no_line(mode: Mode) {
         std::fs::write(&path, text).unwrap();
         set_age(&path, 50);
         server.evaluate(&code.replace("{}", &format!("{path:?}")));
-        fail(&mut server, "(g 1)");
+        evaluate_err(&mut server, "(g 1)");
         let trace = backtrace(&mut server);
         assert_eq!(location(&trace, "(F 1)"), format!("at {place}:4: (error \"~a ~a\" (car x)))"), "{code}");
         assert_eq!(location(&trace, "(G 1)"), format!("at {place}:7: (list (f x)))"), "{code}");
@@ -208,7 +209,7 @@ fn frame_in_a_file_changed_with_equal_mtime_has_no_line(mode: Mode) {
             let more: String = (0..inserted).map(|n| if n % 7 == 6 { '\n' } else { ';' }).collect();
             std::fs::write(&path, format!("{more}\n{text}")).unwrap();
             set_age(&path, 50);
-            fail(&mut server, "(g 1)");
+            evaluate_err(&mut server, "(g 1)");
             let trace = backtrace(&mut server);
             for call in ["(F 1)", "(G 1)"] {
                 assert_eq!(location(&trace, call), format!("at {place} (changed since)"), "{code} {inserted}");
@@ -276,21 +277,21 @@ fn syntax_error_in_a_system_file_is_reported_briefly_with_its_place(mode: Mode) 
     )
     .unwrap();
     server.evaluate(&format!("(asdf:load-asd {:?})", directory.join("broken.asd")));
-    let text = fail(&mut server, "(asdf:load-system \"broken\")");
+    let text = evaluate_err(&mut server, "(asdf:load-system \"broken\")");
     let place = format!("{}:3, in (DEFUN BAD)", shown(&directory.join("bad.lisp")));
     assert!(text.contains(&format!(" ({place})\n")), "{text}");
-    // SBCL's own message has the absolute path once more.
+    // SBCL's own message contains the absolute path once more.
     let path = directory.display().to_string();
     assert!(text.chars().count() - path.len() < 800, "{}\n{text}", text.chars().count());
     assert!(text.contains(" frames of ASDF\n") && !text.contains("PERFORM-PLAN"), "{text}");
     assert!(backtrace_of(&mut server).contains("PERFORM-PLAN"));
-    let text = fail(&mut server, &format!("(load {:?})", directory.join("bad.lisp")));
+    let text = evaluate_err(&mut server, &format!("(load {:?})", directory.join("bad.lisp")));
     assert!(text.contains(&format!("\nIn {place}.\n")), "{text}");
     assert!(text.contains(" frames of the loader\n"), "{text}");
 }
 
 fn backtrace_of(server: &mut Server) -> String {
-    good(server, "get-backtrace", json!({"max-frames": 1000}))
+    call_ok(server, "get-backtrace", json!({"max-frames": 1000}))
 }
 
 #[apply(both_modes)]
@@ -309,7 +310,7 @@ fn warnings_and_errors_of_top_level_forms_name_file_and_line(mode: Mode) {
     assert!(text.contains(&format!("SIMPLE-WARNING: called ({place}:7, in (LATE))")), "{text}");
     assert!(server.evaluate("(late)").contains("SIMPLE-WARNING: called\n"));
     std::fs::write(&path, "(in-package :cl-user)\n\n(eval-when (:compile-toplevel)\n  (error \"early\"))\n").unwrap();
-    let text = fail(&mut server, &format!("(compile-file {path:?})"));
+    let text = evaluate_err(&mut server, &format!("(compile-file {path:?})"));
     assert!(text.contains(&format!("early\nIn {place}:")), "{text}");
 }
 
@@ -324,7 +325,7 @@ fn syntax_error_in_an_asd_file_is_reported_briefly_with_its_place(mode: Mode) {
     std::fs::write(&path, "(in-package :cl-user)\n\n(defun quits ()\n  (sb-ext:qiut))\n").unwrap();
     server.evaluate(&format!("(push {:?} asdf:*central-registry*)", format!("{}/", directory.display())));
     for code in ["(asdf:load-system \"unended\")", "(asdf:find-system \"unended\")"] {
-        let text = fail(&mut server, code);
+        let text = evaluate_err(&mut server, code);
         assert!(text.contains(&format!("\nIn {}:2, in (ASDF:DEFSYSTEM \"unended\").\n", shown(&asd))), "{text}");
         assert_eq!(text.matches(" frames of ").count(), 1, "{text}");
         let hint = "\nBy the indentation, line 3: the form that begins at line 2 is probably not closed where it ends: one ) missing \
@@ -332,8 +333,8 @@ fn syntax_error_in_an_asd_file_is_reported_briefly_with_its_place(mode: Mode) {
         assert!(text.contains(hint), "{text}");
         assert!(text.chars().count() - hint.len() - 2 * directory.display().to_string().len() < 800, "{text}");
     }
-    // What is not there gets near names where it is a warning, too.
-    let text = fail(&mut server, "(asdf:load-system \"names\")");
+    // A warning about an undefined name suggests similar names, too.
+    let text = evaluate_err(&mut server, "(asdf:load-system \"names\")");
     assert!(text.contains(&format!(" Did you mean QUIT? ({}:3, in (DEFUN QUITS))\n", shown(&path))), "{text}");
 }
 
@@ -368,7 +369,7 @@ fn warnings_of_compile_and_eval_in_a_loaded_file_name_the_file(mode: Mode) {
             assert!(warning.contains(&format!(" ({place}:")), "{code}: {text}");
         }
     }
-    // What is not of the file is not said to be.
+    // A later warning does not name the file.
     let text = server.evaluate("(list 1)\n(eval '(defun later (x) 1))");
     assert!(text.contains("never used. (line 2)") || text.ends_with("never used.\n\n=> LATER"), "{text}");
 }
@@ -381,7 +382,7 @@ fn an_error_while_a_file_is_loaded_names_file_line_and_form(mode: Mode) {
     std::fs::write(directory.join("late.asd"), "(defsystem \"late\" :components ((:file \"late\")))").unwrap();
     server.evaluate(&format!("(asdf:load-asd {:?})", directory.join("late.asd")));
     let place = shown(&path);
-    // The form that fails; the line that is told of a source file, and of a compiled one; and what the form is called.
+    // The failing form; the line reported for the source file and for the compiled file; and the form's heading.
     for (form, source, compiled, heading) in [
         ("(error \"at top\")", 4, 4, "(ERROR \"at top\")"),
         ("(let ((é (read-from-string \"nowhere\")))\n  (list é\n    (symbol-value é)))", 4, 6, "(LET)"),
@@ -396,7 +397,7 @@ fn an_error_while_a_file_is_loaded_names_file_line_and_form(mode: Mode) {
             ("(load (compile-file {}))", compiled),
             ("(progn {} (asdf:load-system \"late\" :force t))", compiled),
         ] {
-            let text = fail(&mut server, &code.replace("{}", &format!("{path:?}")));
+            let text = evaluate_err(&mut server, &code.replace("{}", &format!("{path:?}")));
             assert!(text.contains(&format!("\nIn {place}:{line}, in {heading}.\n")), "{code}: {form}\n{text}");
             assert!(text.contains("[ERROR] ") && text.chars().count() < 1_500, "{code}: {form}\n{text}");
             if line == compiled && code != "(load {})" {
@@ -409,23 +410,23 @@ fn an_error_while_a_file_is_loaded_names_file_line_and_form(mode: Mode) {
             }
         }
     }
-    // The innermost file counts, and none does once all are loaded.
+    // The innermost file is named, and none once all files are loaded.
     let outer = directory.join("outer.lisp");
     std::fs::write(&outer, format!("(in-package :cl-user)\n(load (compile-file {path:?}))\n")).unwrap();
-    let text = fail(&mut server, &format!("(load {outer:?})"));
+    let text = evaluate_err(&mut server, &format!("(load {outer:?})"));
     assert!(text.contains(&format!("\nIn {place}:5, in (NO-SUCH-FUNCTION 5).\n")), "{text}");
     std::fs::write(&path, "(in-package :cl-user)\n(defun fine () (error \"x\"))").unwrap();
     std::fs::write(&outer, format!("(in-package :cl-user)\n(progn (load (compile-file {path:?}))\n (fine))\n"))
         .unwrap();
-    let text = fail(&mut server, &format!("(load (compile-file {outer:?}))"));
+    let text = evaluate_err(&mut server, &format!("(load (compile-file {outer:?}))"));
     assert!(text.contains(&format!("\nIn {}:3, in (PROGN).\n", shown(&outer))), "{text}");
-    assert!(!fail(&mut server, "(fine)").contains("\nIn "));
-    // The text of another version is not shown for it.
+    assert!(!evaluate_err(&mut server, "(fine)").contains("\nIn "));
+    // The source text of another version is not shown.
     std::fs::write(&path, "(in-package :cl-user)\n\n(error \"old\")").unwrap();
     set_age(&path, 50);
     server.evaluate(&format!("(compile-file {path:?}) nil"));
     std::fs::write(&path, "(in-package :cl-user)\n; changed\n\n(error \"new\")").unwrap();
-    let text = fail(&mut server, &format!("(load {:?})", path.with_extension("fasl")));
+    let text = evaluate_err(&mut server, &format!("(load {:?})", path.with_extension("fasl")));
     assert!(text.contains(&format!("\nIn {place} (changed since).\n")), "{text}");
 }
 
@@ -433,20 +434,20 @@ fn an_error_while_a_file_is_loaded_names_file_line_and_form(mode: Mode) {
 fn reader_errors_have_line_and_column(mode: Mode) {
     let mut server = mode.ready();
     for code in ["(list 1\n  1e999)", "(list 1\n  #2A((1 2) (3)))", "(list 1\n  #.(car 5))", "(list 1\n  cl::zork)"] {
-        let text = fail(&mut server, code);
+        let text = evaluate_err(&mut server, code);
         let position = "\nThe reader had come to line 2, column ";
         assert!(text.contains(position) && text.contains("begins at line 1, column 1."), "{code}: {text}");
     }
-    let text = fail(&mut server, "(list 1\n  (no-such:thing))");
+    let text = evaluate_err(&mut server, "(list 1\n  (no-such:thing))");
     assert!(text.contains("Line: 2, Column: ") && !text.contains("had come to"), "{text}");
 }
 
-// ---- Machinery
+// ---- Internal frames
 
 #[apply(both_modes)]
 fn frames_of_the_reader_are_folded(mode: Mode) {
     let mut server = mode.ready();
-    let text = fail(&mut server, "(list\n (list (sb-ext:no-such-thing 1)))");
+    let text = evaluate_err(&mut server, "(list\n (list (sb-ext:no-such-thing 1)))");
     let (_, frames) = text.split_once("[Backtrace]\n").expect("frames");
     let lines: Vec<_> = frames.lines().collect();
     assert!(lines[0].starts_with("0: (ERROR ") && lines[1].starts_with("1: (") && lines.len() == 3, "{text}");
@@ -454,8 +455,8 @@ fn frames_of_the_reader_are_folded(mode: Mode) {
     assert!(text.contains("Line: 2, Column: "), "{text}");
     let whole = backtrace_of(&mut server);
     assert!(whole.contains("READ-LIST") && !whole.contains("frames of"), "{whole}");
-    // What the user's own code does is not the reader's.
-    let text = fail(&mut server, "(defun mine () (error \"x\")) (list #.(mine))");
+    // Frames of the user's code are not frames of the reader.
+    let text = evaluate_err(&mut server, "(defun mine () (error \"x\")) (list #.(mine))");
     assert!(text.contains("0: (ERROR \"x\")\n1: (MINE)\n") && text.contains("(EVAL (MINE))\n"), "{text}");
     assert!(text.contains(" frames of the reader"), "{text}");
 }
@@ -477,9 +478,9 @@ fn frames_of_signal_handling_are_folded(mode: Mode) {
         (format!("{within} (sb-sys:sap-ref-8 (sb-sys:int-sap 8) 0))"), "(LAMBDA ())"),
         (format!("{within} (/ 1d0 (eval 0d0)))"), "TWO-ARG-/"),
     ] {
-        let text = fail(&mut server, &code);
+        let text = evaluate_err(&mut server, &code);
         assert_eq!(text.matches(" frames of signal handling\n").count(), 1, "{text}");
-        // Two of them are shown; what was interrupted comes after them, up to the end.
+        // Two internal frames are shown; the frames of the interrupted code follow, up to the last one.
         let (before, after) = text.split_once(" frames of signal handling\n").unwrap();
         assert!(!before.contains("funcall") && !before.contains("RUN-HANDLER"), "{text}");
         assert!(after.contains(own) && after.contains("(EVAL "), "{text}");
@@ -490,10 +491,10 @@ fn frames_of_signal_handling_are_folded(mode: Mode) {
 }
 
 #[apply(both_modes)]
-fn internal_frames_of_reader_loader_and_asdf_make_a_single_fold(mode: Mode) {
+fn internal_frames_of_reader_loader_and_asdf_are_folded_into_one_line(mode: Mode) {
     let mut server = mode.ready();
     for code in ["(list #'", "(list #+(and", "(list (quote #(1 #.(error \"x\"))))"] {
-        let text = fail(&mut server, code);
+        let text = evaluate_err(&mut server, code);
         assert_eq!(text.matches(" frames of the reader").count(), 1, "{text}");
         let (_, frames) = text.split_once(" frames of the reader").unwrap();
         assert!(frames.is_empty(), "{text}");
@@ -507,11 +508,12 @@ fn internal_frames_of_reader_loader_and_asdf_make_a_single_fold(mode: Mode) {
         ("(eval-when (:compile-toplevel)\n  (error \"early\"))", "4: ((FLET SB-C::FROB "),
     ] {
         std::fs::write(&file, code).unwrap();
-        let text = fail(&mut server, &format!("(load (compile-file {file:?}))"));
+        let text = evaluate_err(&mut server, &format!("(load (compile-file {file:?}))"));
         assert!(text.contains(form) && text.matches("\n... ").count() == 1, "{text}");
         assert!(text.chars().count() < 1_000, "{text}");
     }
-    let text = fail(&mut server, &format!("(push {directory:?} asdf:*central-registry*) (asdf:load-asd {asd:?})"));
+    let text =
+        evaluate_err(&mut server, &format!("(push {directory:?} asdf:*central-registry*) (asdf:load-asd {asd:?})"));
     assert_eq!(text.matches(" frames of ").count(), 1, "{text}");
 }
 
@@ -526,7 +528,7 @@ fn backtrace_locals_come_once_in_source_order(mode: Mode) {
          (loop for count below 2\n          do (let ((gamma item)) (cerror \"go\" \"x\") (print (list count gamma beta alpha item))))))\n\
          (defun eta (item) (list (zeta 1 item) item))",
     );
-    fail(&mut server, "(eta (make-item :name \"the name of the item is long enough\"))");
+    evaluate_err(&mut server, "(eta (make-item :name \"the name of the item is long enough\"))");
     let text = backtrace(&mut server);
     let frame = text.split("\n  ").find(|frame| frame.starts_with("1: (ZETA")).expect("a frame");
     let locals: Vec<_> = text
@@ -543,7 +545,7 @@ fn backtrace_locals_come_once_in_source_order(mode: Mode) {
     assert!(alpha.contains("aaa[... 302 characters omitted]"), "{alpha}");
 }
 
-// ---- Near names
+// ---- Similar names
 
 #[apply(both_modes)]
 fn misspelled_names_get_did_you_mean_hints(mode: Mode) {
@@ -565,12 +567,12 @@ fn misspelled_names_get_did_you_mean_hints(mode: Mode) {
         ("(my-ap:public 1)", "Did you mean MY-APP?"),
         ("(use-package :my-ap)", "Did you mean MY-APP?"),
     ] {
-        let text = fail(&mut server, code);
+        let text = evaluate_err(&mut server, code);
         assert!(text.contains(&format!("\n{hint}\n\n[Backtrace]")), "{code}:\n{text}");
     }
-    let text = fail(&mut server, "(wholly-unlike-anything 1)");
+    let text = evaluate_err(&mut server, "(wholly-unlike-anything 1)");
     assert!(!text.contains("Did you mean"), "{text}");
-    let text = fail(&mut server, "(ql:quickload :alexandria)");
+    let text = evaluate_err(&mut server, "(ql:quickload :alexandria)");
     assert!(text.contains("\nQuicklisp is not loaded"), "{text}");
 }
 
@@ -578,7 +580,7 @@ fn misspelled_names_get_did_you_mean_hints(mode: Mode) {
 fn keywords_are_not_suggested_for_variables(mode: Mode) {
     let mut server = mode.ready();
     for code in ["size", "(print test)", "(progn name)"] {
-        let text = fail(&mut server, code);
+        let text = evaluate_err(&mut server, code);
         assert!(text.starts_with("[ERROR] UNBOUND-VARIABLE") && !text.contains(" :"), "{text}");
     }
 }
@@ -587,25 +589,30 @@ fn keywords_are_not_suggested_for_variables(mode: Mode) {
 fn near_name_search_is_bounded_for_long_names_and_large_packages(mode: Mode) {
     let mut server = mode.ready();
     server.call_tool("configure-limits", json!({"timeout": 10}));
-    // Names that would take minutes to compare.
+    // Comparing these names would take minutes.
     server.evaluate(
         "(dotimes (i 20) (setf (fdefinition (intern (format nil \"~V,,,'X<~D~>\" (+ 20000 i) i))) #'list))
          (make-package (make-string 30000 :initial-element #\\P) :use nil) nil",
     );
     let name = "Y".repeat(20_005);
-    let text = fail(&mut server, &format!("(funcall (quote {name}))"));
+    let text = evaluate_err(&mut server, &format!("(funcall (quote {name}))"));
     assert!(text.starts_with("[ERROR] UNDEFINED-FUNCTION") && !text.contains("Did you mean"), "{text:.100}");
     let (text, _) = server.call_tool("evaluate-lisp", json!({"code": "1", "package": "Q".repeat(30_000)}));
     assert!(text.starts_with("[ERROR] SB-KERNEL:SIMPLE-PACKAGE-ERROR"), "{text:.100}");
-    let text = good(&mut server, "describe-symbol", json!({"name": "Z".repeat(20_005)}));
+    let text = call_ok(&mut server, "describe-symbol", json!({"name": "Z".repeat(20_005)}));
     assert!(text.starts_with("Symbol ZZZ"), "{text:.100}");
-    // Of many symbols, only what the name is the beginning of.
+    // In a large package, only symbols that begin with the name are suggested.
     server.evaluate("(defpackage :large (:use :cl)) (defun large::frobnicate () 1)");
-    assert!(fail(&mut server, "(funcall (quote large::frobnciate))").contains("\nDid you mean LARGE::FROBNICATE?\n"));
+    assert!(
+        evaluate_err(&mut server, "(funcall (quote large::frobnciate))")
+            .contains("\nDid you mean LARGE::FROBNICATE?\n")
+    );
     server.evaluate("(dotimes (i 30000) (intern (format nil \"SYMBOL-~D\" i) :large))");
-    assert!(!fail(&mut server, "(funcall (quote large::frobnciate))").contains("Did you mean"));
-    assert!(fail(&mut server, "(funcall (quote large::frobnicat))").contains("\nDid you mean LARGE::FROBNICATE?\n"));
-    let text = good(&mut server, "describe-symbol", json!({"name": "large::frobnica"}));
+    assert!(!evaluate_err(&mut server, "(funcall (quote large::frobnciate))").contains("Did you mean"));
+    assert!(
+        evaluate_err(&mut server, "(funcall (quote large::frobnicat))").contains("\nDid you mean LARGE::FROBNICATE?\n")
+    );
+    let text = call_ok(&mut server, "describe-symbol", json!({"name": "large::frobnica"}));
     assert!(text.ends_with("\nNear names: FROBNICAT, FROBNICATE."), "{text}");
 }
 
@@ -613,18 +620,18 @@ fn near_name_search_is_bounded_for_long_names_and_large_packages(mode: Mode) {
 fn redefined_structure_errors_mention_the_earlier_definition(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(defstruct m a) (defvar *m* (make-m)) (defun use (x) (declare (type m x)) (m-a x))");
-    let text = fail(&mut server, "(defstruct m a b)");
+    let text = evaluate_err(&mut server, "(defstruct m a b)");
     assert!(text.contains("made by the old definition, with the slots (A).\nCONTINUE takes the new"), "{text}");
     server.evaluate("(handler-bind ((error #'continue)) (eval '(defstruct m a b)))");
     for code in ["(m-b *m*)", "(progn (defmethod area ((x m)) x) (area *m*))"] {
-        let text = fail(&mut server, code);
+        let text = evaluate_err(&mut server, code);
         assert!(text.contains("an earlier definition of M,"), "{text}");
     }
 }
 
 // ---- Definitions
 
-/// Writes a system of this many functions in a package of its own; returns its `.asd`.
+/// Writes a system of `functions` functions in a package of its own and returns the path of its `.asd` file.
 fn system(directory: &Scratch, name: &str, functions: usize) -> PathBuf {
     let mut text =
         format!("(defpackage :{name} (:use :cl) (:export #:f0))\n(in-package :{name})\n(defstruct part size)\n");
@@ -642,8 +649,8 @@ fn list_definitions_shows_types_with_the_classes(mode: Mode) {
     let mut server = mode.ready();
     server.evaluate("(deftype small () '(integer 0 9)) (defclass part () ())");
     let listed = "[Classes]\n- PART\n- SMALL (type)";
-    assert_eq!(good(&mut server, "list-definitions", json!({})), listed);
-    assert_eq!(good(&mut server, "list-definitions", json!({"type": "classes"})), listed);
+    assert_eq!(call_ok(&mut server, "list-definitions", json!({})), listed);
+    assert_eq!(call_ok(&mut server, "list-definitions", json!({"type": "classes"})), listed);
 }
 
 #[apply(both_modes)]
@@ -656,7 +663,7 @@ fn list_definitions_shows_a_loaded_system_on_a_single_line(mode: Mode) {
     server.evaluate(&format!(
         "(asdf:load-asd {asd:?}) (asdf:load-system \"many-things\") (load {own:?}) (defun mine () 1) (defvar *mine* 2)"
     ));
-    let text = good(&mut server, "list-definitions", json!({}));
+    let text = call_ok(&mut server, "list-definitions", json!({}));
     insta::allow_duplicates! { insta::assert_snapshot!(text, @r"
     [Functions]
     - FROM-OWN-FILE (X)
@@ -668,30 +675,30 @@ fn list_definitions_shows_a_loaded_system_on_a_single_line(mode: Mode) {
     [Loaded Systems]
     - many-things (127 definitions in 1 package)
     "); }
-    let text = good(&mut server, "list-definitions", json!({"package": "many-things"}));
+    let text = call_ok(&mut server, "list-definitions", json!({"package": "many-things"}));
     assert!(text.starts_with("[Functions]\n- MANY-THINGS::F1 (X)\n- MANY-THINGS::F10 (X)\n"), "{text}");
-    assert!(text.ends_with("\n\n... 22 more; ask for limit 122 to see them all."), "{text}");
-    let text = good(&mut server, "list-definitions", json!({"package": "many-things", "type": "classes"}));
+    assert!(text.ends_with("\n\n... 22 more; pass limit 122 to see them all."), "{text}");
+    let text = call_ok(&mut server, "list-definitions", json!({"package": "many-things", "type": "classes"}));
     assert_eq!(
         text,
         "[Classes]\n- MANY-THINGS::PART (MANY-THINGS::COPY-PART, MANY-THINGS::MAKE-PART, MANY-THINGS::PART-P, \
          MANY-THINGS::PART-SIZE)"
     );
-    // What the session defines anew is its own.
+    // A redefinition by the session is listed as the session's own.
     server.evaluate("(defun many-things:f0 (x y) (list x y))");
-    let text = good(&mut server, "list-definitions", json!({"limit": 1}));
+    let text = call_ok(&mut server, "list-definitions", json!({"limit": 1}));
     insta::allow_duplicates! { insta::assert_snapshot!(text, @r"
     [Functions]
     - FROM-OWN-FILE (X)
 
-    ... 3 more; ask for limit 4 to see them all.
+    ... 3 more; pass limit 4 to see them all.
 
     [Loaded Systems]
     - many-things (126 definitions in 1 package)
     "); }
-    let text = bad(&mut server, "list-definitions", json!({"limit": 0}));
+    let text = call_err(&mut server, "list-definitions", json!({"limit": 0}));
     assert!(text.contains("a whole number from 1"), "{text}");
-    let text = bad(&mut server, "list-definitions", json!({"package": "many-thing"}));
+    let text = call_err(&mut server, "list-definitions", json!({"package": "many-thing"}));
     assert!(text.contains("MANY-THINGS"), "{text}");
 }
 
@@ -703,12 +710,12 @@ fn describe_symbol_lists_methods_slots_and_packages(mode: Mode) {
          (defclass circle (shape) (r))\n(defgeneric area (s &optional k))\n(defmethod area ((s circle) &optional k) k)\n\
          (progn\n  (defmethod area :around ((s (eql 3)) &optional k) k))",
     );
-    let text = good(&mut server, "describe-symbol", json!({"name": "area"}));
+    let text = call_ok(&mut server, "describe-symbol", json!({"name": "area"}));
     assert!(text.contains("\n  Methods: 2\n"), "{text}");
     assert!(text.contains("\n    (CIRCLE)  evaluation 1, line 4"), "{text}");
     assert!(text.contains("\n    :AROUND ((EQL 3))  evaluation 1, line 6"), "{text}");
     assert!(text.contains("\n  Source: evaluation 1, line 3"), "{text}");
-    let text = good(&mut server, "describe-symbol", json!({"name": "shape"}));
+    let text = call_ok(&mut server, "describe-symbol", json!({"name": "shape"}));
     assert!(
         text.contains("\n    NAME, type STRING, initarg :NAME, accessor SHAPE-NAME\n    ID, accessor SHAPE-ID\n"),
         "{text}"
@@ -718,7 +725,7 @@ fn describe_symbol_lists_methods_slots_and_packages(mode: Mode) {
         "{text}"
     );
     server.evaluate("(defpackage :only-a-package (:nicknames :oap) (:use :cl) (:export #:a #:b))");
-    let text = good(&mut server, "describe-symbol", json!({"name": "oap"}));
+    let text = call_ok(&mut server, "describe-symbol", json!({"name": "oap"}));
     assert!(
         text.starts_with("ONLY-A-PACKAGE [PACKAGE]\n  Nicknames: OAP\n  Uses: COMMON-LISP\n  Exports: 2 symbols"),
         "{text}"
@@ -747,16 +754,16 @@ fn describe_symbol_lists_inherited_slots_writers_and_setf_functions(mode: Mode) 
         ("#'side", "COMMON-LISP-USER::SIDE [FUNCTION]\n  Arglist: (X)\n"),
         ("edge", "(SETF COMMON-LISP-USER::EDGE) [SETF EXPANDER]"),
     ] {
-        let text = good(&mut server, "describe-symbol", json!({"name": name}));
+        let text = call_ok(&mut server, "describe-symbol", json!({"name": name}));
         assert!(text.contains(details), "{name}: {text}");
     }
-    // The system's own are as short as they are.
-    let text = good(&mut server, "describe-symbol", json!({"name": "car"}));
+    // The descriptions of standard symbols stay short.
+    let text = call_ok(&mut server, "describe-symbol", json!({"name": "car"}));
     assert!(text.starts_with("COMMON-LISP:CAR [FUNCTION]\n") && !text.contains("SETF"), "{text}");
-    assert!(!good(&mut server, "describe-symbol", json!({"name": "t"})).contains("Superclasses"));
-    // A condition's accessors go with it, too; what is no macro function is said to be what it is.
+    assert!(!call_ok(&mut server, "describe-symbol", json!({"name": "t"})).contains("Superclasses"));
+    // A condition's accessors are listed with it, and symbol macros and compiler macros are labelled.
     server.evaluate("(define-symbol-macro here 1) (define-compiler-macro side (x) x)");
-    let text = good(&mut server, "list-definitions", json!({}));
+    let text = call_ok(&mut server, "list-definitions", json!({}));
     assert!(text.contains("\n- FAILED (FAILED-CODE)\n") && !text.contains("\n- FAILED-CODE"), "{text}");
     assert!(text.contains("[Macros]\n- HERE (symbol macro)\n- SIDE (compiler macro)\n"), "{text}");
 }
@@ -775,7 +782,7 @@ fn describe_symbol_source_shows_method_and_package_text(mode: Mode) {
     let place = shown(&path);
     for code in ["(load {})", "(load (compile-file {}))"] {
         server.evaluate(&code.replace("{}", &format!("{path:?}")));
-        let text = good(&mut server, "describe-symbol", json!({"name": "run", "source": true}));
+        let text = call_ok(&mut server, "describe-symbol", json!({"name": "run", "source": true}));
         let expected = format!("\n    (INTEGER)  {place}:4\n      (defmethod run ((x integer))\n        (list x))\n");
         assert!(text.contains(&expected), "{text}");
         for (method, line) in [("((x string)) 1)", 7), ("((x symbol)) 2)", 8)] {
@@ -784,12 +791,12 @@ fn describe_symbol_source_shows_method_and_package_text(mode: Mode) {
             assert!(text.contains(&expected), "{expected}{text}");
         }
         assert!(text.ends_with("\n  Text:\n    (defgeneric run (x) (:method ((x list)) x))"), "{text}");
-        assert!(!good(&mut server, "describe-symbol", json!({"name": "run"})).contains("defmethod"));
+        assert!(!call_ok(&mut server, "describe-symbol", json!({"name": "run"})).contains("defmethod"));
     }
     server.evaluate("(defmethod alone ((x integer)) x)\n(defpackage :texts (:use :cl)\n  (:export #:a))");
-    let text = good(&mut server, "describe-symbol", json!({"name": "alone", "source": true}));
+    let text = call_ok(&mut server, "describe-symbol", json!({"name": "alone", "source": true}));
     assert!(text.ends_with(", line 1\n      (defmethod alone ((x integer)) x)"), "{text}");
-    let text = good(&mut server, "describe-symbol", json!({"name": "texts", "source": true}));
+    let text = call_ok(&mut server, "describe-symbol", json!({"name": "texts", "source": true}));
     assert!(text.ends_with("\n  Text:\n    (defpackage :texts (:use :cl)\n      (:export #:a))"), "{text}");
 }
 
@@ -799,10 +806,10 @@ fn describe_symbol_source_shows_the_definition_text(mode: Mode) {
     server.evaluate(
         "(defmacro with-it (&body body) `(progn ,@body))\n(progn\n  (defvar *a* 1)\n  (defun f (x)\n    (list x)))",
     );
-    let text = good(&mut server, "describe-symbol", json!({"name": "f", "source": true}));
+    let text = call_ok(&mut server, "describe-symbol", json!({"name": "f", "source": true}));
     assert!(text.ends_with("\n  Source: evaluation 1, line 4\n  Text:\n    (defun f (x)\n        (list x))"), "{text}");
-    assert!(!good(&mut server, "describe-symbol", json!({"name": "f"})).contains("Text:"));
-    let text = good(&mut server, "describe-symbol", json!({"name": "*a*", "source": true}));
+    assert!(!call_ok(&mut server, "describe-symbol", json!({"name": "f"})).contains("Text:"));
+    let text = call_ok(&mut server, "describe-symbol", json!({"name": "*a*", "source": true}));
     assert!(text.ends_with("\n  Source: evaluation 1, line 3\n  Text:\n    (defvar *a* 1)"), "{text}");
     let scratch = Scratch::below_target();
     let path = scratch.join("a.lisp");
@@ -811,11 +818,11 @@ fn describe_symbol_source_shows_the_definition_text(mode: Mode) {
     for (name, line, definition) in
         [("g", 4, "(defun g (x)\n      x)"), ("h", 6, "(defclass h () ())"), ("*b*", 2, "(defvar *b* 2)")]
     {
-        let text = good(&mut server, "describe-symbol", json!({"name": name, "source": true}));
+        let text = call_ok(&mut server, "describe-symbol", json!({"name": name, "source": true}));
         let expected = format!("\n  Source: {}:{line}\n  Text:\n    {definition}", shown(&path));
         assert!(text.ends_with(&expected), "{expected}\n{text}");
     }
-    let text = good(&mut server, "describe-symbol", json!({"name": "car", "source": true}));
+    let text = call_ok(&mut server, "describe-symbol", json!({"name": "car", "source": true}));
     assert!(text.ends_with("\n  Text: not available"), "{text}");
 }
 
@@ -832,5 +839,5 @@ fn frame_locals_lists_variables_in_source_order(mode: Mode) {
     Y = (1)
     A = ((1))
     "); }
-    good(&mut server, "abort-evaluation", json!({}));
+    call_ok(&mut server, "abort-evaluation", json!({}));
 }

@@ -1,4 +1,4 @@
-//! The names and arguments that tools had in version 0.1. Calls with them work as before for one release, but no list has them.
+//! Names and arguments of tools in version 0.1. They are not listed, and work for one more release.
 
 use rmcp::model::JsonObject;
 use serde_json::{Value, json};
@@ -8,9 +8,9 @@ use super::check_evaluation::CheckEvaluation;
 use super::debugger::ResumeFromFrame;
 use super::errors::{DEFAULT_LISTED, DescribeLastError, GetBacktrace};
 use super::load_system::LoadSystem;
-use super::{Offered, find};
+use super::{ToolSpec, find};
 
-/// Former names of tools, each with its successors.
+/// The former names of tools, each with its successors.
 const NAMES: [(&str, &[&str]); 6] = [
     ("load", &[LoadSystem::NAME]),
     ("error-history", &[DescribeLastError::NAME]),
@@ -20,7 +20,7 @@ const NAMES: [(&str, &[&str]); 6] = [
     ("evaluation", &[CheckEvaluation::NAME, AbortEvaluation::NAME]),
 ];
 
-/// Returns the present names of the tool with this name.
+/// Returns the present tools for a name, which may be a former one.
 pub(super) fn successors(name: &str) -> Vec<&str> {
     match NAMES.iter().find(|(former, _)| *former == name) {
         Some((_, successors)) => successors.to_vec(),
@@ -28,9 +28,9 @@ pub(super) fn successors(name: &str) -> Vec<&str> {
     }
 }
 
-/// Returns the present name of a tool and the arguments that it takes now, for a call by a name that may be a former one.
-/// Arguments that the former tool did not know stay, so that they are refused.
-pub(in crate::mcp) fn translated(name: String, mut arguments: JsonObject) -> (String, JsonObject) {
+/// Translates a call that may use a former name to the present name and arguments. Unknown arguments are kept, so that
+/// the present tool refuses them.
+pub(in crate::mcp) fn translate_former_call(name: String, mut arguments: JsonObject) -> (String, JsonObject) {
     if find(&name).is_some() {
         return (name, arguments);
     }
@@ -47,7 +47,7 @@ pub(in crate::mcp) fn translated(name: String, mut arguments: JsonObject) -> (St
                 (GetBacktrace::NAME, with(arguments, shown))
             }
         },
-        // Without code it would be a call of restart-frame.
+        // Without `return`, the call would restart the frame, so it is made invalid instead.
         "return-from-frame" => match take(arguments, "code") {
             None => return (ResumeFromFrame::NAME.to_owned(), with(arguments, [("code", Some(Value::Null))])),
             code => (ResumeFromFrame::NAME, with(arguments, [("return", code)])),
@@ -77,12 +77,12 @@ pub(in crate::mcp) fn translated(name: String, mut arguments: JsonObject) -> (St
     (tool.to_owned(), arguments)
 }
 
-/// Removes an argument, unless it is null or empty, which is the same as none.
+/// Removes and returns an argument. Null and the empty string count as absent.
 fn take(arguments: &mut JsonObject, name: &str) -> Option<Value> {
     arguments.remove(name).filter(|value| !value.is_null() && value != "")
 }
 
-/// Returns the arguments with these in addition.
+/// Returns the arguments with some added.
 fn with<const N: usize>(arguments: &mut JsonObject, more: [(&str, Option<Value>); N]) -> JsonObject {
     let mut arguments = std::mem::take(arguments);
     arguments.extend(more.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
@@ -123,13 +123,13 @@ mod tests {
             ("nonsense", json!({"limit": 1}), "nonsense", json!({"limit": 1})),
         ] {
             let Value::Object(arguments) = arguments else { panic!("not an object") };
-            let (tool, arguments) = translated(name.to_owned(), arguments);
+            let (tool, arguments) = translate_former_call(name.to_owned(), arguments);
             assert_eq!((&*tool, Value::Object(arguments)), (expected_name, expected), "{name}");
         }
     }
 
     #[test]
-    fn former_names_are_no_names_of_tools_and_their_successors_are() {
+    fn former_names_are_not_tools_and_their_successors_are() {
         for (former, successors) in NAMES {
             assert!(find(former).is_none(), "{former}");
             assert!(successors.iter().all(|name| find(name).is_some()), "{former}");

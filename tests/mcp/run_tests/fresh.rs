@@ -1,4 +1,4 @@
-//! Reloading, tests that hang, exit or fill the heap, and runs in a fresh image.
+//! Reloading; tests that hang, exit or fill the heap; and runs in a fresh image.
 
 use super::*;
 
@@ -6,9 +6,9 @@ use super::*;
 fn run_tests_reload_loads_files_changed_on_disk() {
     let Some(project) = fiveam(FIVEAM) else { return };
     let mut server = project.server();
-    good(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.3}));
+    call_ok(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.3}));
     let name = json!({"name": "parse-empty"});
-    assert!(good(&mut server, "run-tests", name.clone()).starts_with("FAILED  0 passed"));
+    assert!(call_ok(&mut server, "run-tests", name.clone()).starts_with("FAILED  0 passed"));
     let repaired = "(defpackage :demo (:use :cl) (:export #:parse #:item))\n(in-package :demo)\n\
                     (defun parse (text) (declare (ignore text)) 0)\n(defun item (v n) (aref v n))\n";
     project.write("src/demo.lisp", repaired);
@@ -17,18 +17,16 @@ fn run_tests_reload_loads_files_changed_on_disk() {
         "(defpackage :demo-tests (:use :cl :fiveam :demo))\n(in-package :demo-tests)\n(def-suite demo)\n(in-suite demo)\n\
          (test parse-empty (is (eql 0 (parse \"\"))))\n",
     );
-    // What is on disk is not looked at unasked.
-    assert!(good(&mut server, "run-tests", name).starts_with("FAILED  0 passed"));
-    let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
+    // Without `reload`, changes on disk are ignored.
+    assert!(call_ok(&mut server, "run-tests", name).starts_with("FAILED  0 passed"));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
     assert!(text.starts_with("=> all pass  1 passed, 0 failed, 0 errors, 0 skipped in "), "{text}");
 }
 
 #[test]
 fn run_tests_reload_names_stale_definitions_and_defvars() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest one 1 1)\n";
-    for (fresh, more) in
-        [(false, ""), (true, "The tests ran in a fresh image that loaded the files and nothing else.\n")]
-    {
+    for (fresh, more) in [(false, ""), (true, "The tests ran in a fresh image that loaded only the files.\n")] {
         let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
         let source = |variable: &str, function: &str| {
             let text =
@@ -37,9 +35,9 @@ fn run_tests_reload_names_stale_definitions_and_defvars() {
         };
         source("(defvar *limit* 1)", "old");
         let mut server = project.server();
-        good(&mut server, "run-tests", json!({"system": "demo"}));
+        call_ok(&mut server, "run-tests", json!({"system": "demo"}));
         source("(defvar *limit* 2)", "new");
-        let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true, "fresh": fresh}));
+        let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "reload": true, "fresh": fresh}));
         let text = text.replace(&format!("target/tmp/{}/", project.directory.file_name().unwrap().display()), "");
         let expected = format!(
             "[notice]\n{more}DEMO::*LIMIT* keeps the value that it had: its DEFVAR in src/demo.lisp has changed, and gives none to \
@@ -55,32 +53,32 @@ fn run_tests_verdict_ignores_reset_printer_settings_and_image_loss() {
     let Some(project) = fiveam(FIVEAM) else { return };
     let mut server = project.server();
     let verdict = |server: &mut Server| {
-        let text = good(server, "run-tests", json!({"system": "demo", "timeout": 1}));
+        let text = call_ok(server, "run-tests", json!({"system": "demo", "timeout": 1}));
         let line = text.lines().find(|line| line.starts_with("FAILED")).expect("a verdict").to_owned();
         (timeless(&line), text.lines().filter(|line| line.contains("expected (1), got NIL")).count())
     };
     let known = verdict(&mut server);
     assert_eq!(known, ("FAILED  2 passed, 2 failed, 4 errors, 1 skipped".to_owned(), 1));
-    // Queries are answered meanwhile.
+    // Inspection tools answer during a run.
     let id = server.post_call("run-tests", json!({"system": "demo", "timeout": 1}));
-    let description = good(&mut server, "describe-symbol", json!({"name": "car"}));
+    let description = call_ok(&mut server, "describe-symbol", json!({"name": "car"}));
     assert!(description.starts_with("COMMON-LISP:CAR [FUNCTION]"), "{description}");
     server.outcome(id);
     // After a reset.
-    good(&mut server, "reset-session", json!({}));
+    call_ok(&mut server, "reset-session", json!({}));
     project.register(&mut server);
     assert_eq!(verdict(&mut server), known);
-    // With nonsense for the printer and the reader.
+    // With unusual settings of printer and reader.
     server.evaluate(
         "(setf *print-base* 2 *print-radix* t *print-length* 1 *print-level* 1 *print-case* :capitalize \
                *print-pretty* t *print-right-margin* 10 *read-base* 16 *print-circle* t *print-escape* nil)",
     );
-    let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 1}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "timeout": 1}));
     assert!(text.lines().any(|line| timeless(line) == known.0), "{text}");
     // After the image is lost.
     let (text, is_error) = server.call_tool("evaluate-lisp", json!({"code": "(sb-posix:kill (sb-posix:getpid) 9)"}));
     assert!(is_error && text.contains("IMAGE-LOST"), "{text}");
-    good(&mut server, "reset-session", json!({}));
+    call_ok(&mut server, "reset-session", json!({}));
     project.register(&mut server);
     assert_eq!(verdict(&mut server), known);
 }
@@ -91,31 +89,31 @@ fn test_that_kills_the_process_is_named_in_image_lost() {
                  (deftest dies (sb-posix:kill (sb-posix:getpid) 9) 1)\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
     let mut server = project.server();
-    let text = bad(&mut server, "run-tests", json!({"system": "demo"}));
+    let text = call_err(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.contains("IMAGE-LOST"), "{text}");
     assert!(text.contains("; it was at the test DEMO-TESTS::DIES. A new image"), "{text}");
-    server.goes_on();
-    // What comes after it is none.
-    let text = bad(&mut server, "evaluate-lisp", json!({"code": "(sb-posix:kill (sb-posix:getpid) 9)"}));
+    server.assert_works();
+    // A later loss does not name the test.
+    let text = call_err(&mut server, "evaluate-lisp", json!({"code": "(sb-posix:kill (sb-posix:getpid) 9)"}));
     assert!(text.contains("IMAGE-LOST") && !text.contains("DIES"), "{text}");
 }
 
 #[test]
 fn timed_out_step_of_a_test_run_is_named() {
     let mut server = ready();
-    good(&mut server, "configure-limits", json!({"timeout": 0}));
+    call_ok(&mut server, "configure-limits", json!({"timeout": 0}));
     let code = "(unwind-protect (progn (sbcl-host::announce-step \"the loading of demo\" 100) (loop))
                   (sbcl-host::announce-test nil))";
-    let text = bad(&mut server, "evaluate-lisp", json!({"code": code}));
-    assert!(text.starts_with("[ERROR] TIMEOUT\nThe time limit of the loading of demo has passed.\n"), "{text}");
-    // Nor is anything limited when that is over.
+    let text = call_err(&mut server, "evaluate-lisp", json!({"code": code}));
+    assert!(text.starts_with("[ERROR] TIMEOUT\nThe time limit of the loading of demo was exceeded.\n"), "{text}");
+    // No time limit remains after the step.
     let code = "(progn (sbcl-host::announce-step \"the loading of demo\" 100) (sbcl-host::announce-test nil)
                   (sleep 0.3) 1)";
     assert_eq!(server.evaluate(code), "=> 1");
 }
 
-/// Tests of which one lets nothing interrupt it, but where `*here*` is bound.
-fn stuck() -> Project {
+/// A project with a test that cannot be interrupted, unless `*here*` is bound.
+fn project_with_stuck_test() -> Project {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n(deftest before 1 1)\n\
                  (deftest stuck (unless (boundp 'cl-user::*here*) (sb-sys:without-interrupts (loop))) nil)\n";
     Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests)
@@ -123,25 +121,25 @@ fn stuck() -> Project {
 
 #[test]
 fn uninterruptible_test_replaces_the_image() {
-    let project = stuck();
+    let project = project_with_stuck_test();
     let mut server = project.server();
-    let text = bad(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2}));
-    let expected = "[ERROR] TIMEOUT\nThe time limit of the test DEMO-TESTS::STUCK has passed.\n\
-                    The Lisp image did not react to being interrupted (interrupts are off in without-interrupts, and in \
-                    what interrupt-thread or a timer runs unless that uses with-interrupts) and was ended. A new image has taken its place.\n";
+    let text = call_err(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2}));
+    let expected = "[ERROR] TIMEOUT\nThe time limit of the test DEMO-TESTS::STUCK was exceeded.\n\
+                    The Lisp image did not respond to an interrupt (interrupts are off inside without-interrupts, and in \
+                    code that interrupt-thread or a timer runs unless it uses with-interrupts) and was terminated. A new image has replaced it.\n";
     assert!(text.starts_with(expected), "{text}");
-    server.goes_on();
+    server.assert_works();
 }
 
 #[test]
 fn uninterruptible_test_in_a_fresh_image_leaves_the_session_intact() {
-    let project = stuck();
+    let project = project_with_stuck_test();
     let mut server = project.server();
     server.evaluate("(defvar *here* t)");
-    let text = bad(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2, "fresh": true}));
-    let expected = "\n[ERROR] TIMEOUT\nThe time limit of the test DEMO-TESTS::STUCK has passed. \
-                    The Lisp image did not react to being interrupted (interrupts are off in without-interrupts, and in \
-                    what interrupt-thread or a timer runs unless that uses with-interrupts).\n";
+    let text = call_err(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.2, "fresh": true}));
+    let expected = "\n[ERROR] TIMEOUT\nThe time limit of the test DEMO-TESTS::STUCK was exceeded. \
+                    The Lisp image did not respond to an interrupt (interrupts are off inside without-interrupts, and in \
+                    code that interrupt-thread or a timer runs unless it uses with-interrupts).\n";
     assert!(text.contains(expected), "{text}");
     assert_eq!(server.evaluate("*here*"), "=> T");
 }
@@ -155,19 +153,19 @@ fn heap_filling_test_is_an_error_and_the_other_tests_run() {
     let mut server = libraries::start_with(&["--heap", "512M"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
-    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.starts_with("FAILED  3 passed, 0 failed, 2 errors, 0 skipped"), "{text}");
     assert_eq!(text.matches("HEAP-EXHAUSTED The heap was nearly used up (").count(), 2, "{text}");
-    server.goes_on();
-    // What it leaves in use is in the way of the others.
+    server.assert_works();
+    // Data that a test keeps leaves less memory to later evaluations.
     project.write(
         "tests/tests.lisp",
         &format!("{tests}(defvar *kept* '())\n(deftest keeps (loop (push (make-array 100000) *kept*)) 0)\n"),
     );
-    let text = bad(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
+    let text = call_err(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
     assert!(text.contains("[ERROR] HEAP-EXHAUSTED\nThe heap was nearly used up ("), "{text}");
     assert!(text.contains(" MB, most of it by the test DEMO-TESTS::KEEPS), so the evaluation was stopped."), "{text}");
-    server.goes_on();
+    server.assert_works();
 }
 
 #[test]
@@ -178,16 +176,16 @@ fn cancelling_run_tests_ends_the_run_and_restores_the_framework() {
     let mut server = project.server();
     server.evaluate("(asdf:load-system \"demo/tests\")");
     let id = server.post_call("run-tests", json!({"system": "demo"}));
-    let running = |server: &mut Server| good(server, "check-evaluation", json!({})).contains("running");
+    let running = |server: &mut Server| call_ok(server, "check-evaluation", json!({})).contains("running");
     let deadline = std::time::Instant::now() + crate::client::DEADLINE;
     while !running(&mut server) {
-        assert!(std::time::Instant::now() < deadline, "it does not begin");
+        assert!(std::time::Instant::now() < deadline, "the evaluation does not begin");
     }
     abort_newest(&mut server);
     let (text, is_error) = server.outcome(id);
     assert!(is_error && text.contains("[ERROR] CANCELLED"), "{text}");
-    // Nothing of the framework stays changed.
-    let text = good(&mut server, "run-tests", json!({"name": "after"}));
+    // The framework's functions are restored.
+    let text = call_ok(&mut server, "run-tests", json!({"name": "after"}));
     assert!(text.starts_with("=> all pass  1 passed"), "{text}");
     assert_eq!(server.evaluate("(sb-int:encapsulated-p 'sb-rt:do-tests 'sbcl-host::run-tests)"), "=> NIL");
 }
@@ -200,27 +198,27 @@ fn run_tests_fresh_loads_only_files_and_reports_stale_session_state() {
     let mut server = libraries::start_with(&["--structured-content"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
-    // What is not loaded here stays so.
-    let text = good(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
-    let expected = "[notice]\nThe tests ran in a fresh image that loaded the files and nothing else.\n\n\
+    // Systems not loaded in the session stay unloaded there.
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
+    let expected = "[notice]\nThe tests ran in a fresh image that loaded only the files.\n\n\
                     FAILED  2 passed, 1 failed, 0 errors, 0 skipped in ";
     assert!(text.starts_with(expected), "{text}");
     assert_eq!(server.evaluate("(find-package \"DEMO-TESTS\")"), "=> NIL");
     server.evaluate("(asdf:load-system \"demo/tests\")");
     server.evaluate("(defun demo:parse (text) (declare (ignore text)) '(1))");
-    let text = good(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
     assert!(text.starts_with(expected), "{text}");
-    let stale = "Stale state: only in this session, not in a fresh image, these pass: DEMO-TESTS::STALE\n\
-                 Stale state: in this session, not in a fresh image, these fail: DEMO-TESTS::SPOILT\n";
+    let stale = "Stale state: these pass in this session, but not in a fresh image: DEMO-TESTS::STALE\n\
+                 Stale state: these fail in this session, but not in a fresh image: DEMO-TESTS::SPOILT\n";
     assert!(text.contains(stale), "{text}");
     let content = structured(&mut server, json!({"name": "stale", "fresh": true}));
     assert_eq!(content["differs"], json!([{"name": "DEMO-TESTS::STALE", "passes": "session"}]), "{content:#}");
-    // The session is as it was.
+    // The session is unchanged.
     assert_eq!(server.evaluate("(demo:parse \"\")"), "=> (1)");
-    // Evaluated tests are in no file.
+    // Evaluated tests are in no file, so a fresh image cannot run them.
     server.evaluate("(sb-rt:deftest evaluated 1 1)");
-    let text = bad(&mut server, "run-tests", json!({"name": "evaluated", "fresh": true}));
-    assert!(text.starts_with("[ERROR] SIMPLE-ERROR\nThe tests are in no file of a system that is loaded"), "{text}");
+    let text = call_err(&mut server, "run-tests", json!({"name": "evaluated", "fresh": true}));
+    assert!(text.starts_with("[ERROR] SIMPLE-ERROR\nThe tests are not in a file of a loaded system"), "{text}");
 }
 
 #[test]
@@ -234,12 +232,12 @@ fn run_tests_with_fresh_and_suspects_works_in_the_background() {
     server.initialize("2025-11-25");
     project.register(&mut server);
     let arguments = json!({"system": "demo", "fresh": true, "suspects": 1, "background": true});
-    let text = good(&mut server, "run-tests", arguments.clone());
-    assert_eq!(text, "Evaluation 2 goes on in the background.");
-    // The next ones need not wait.
-    server.goes_on();
-    let text = good(&mut server, "check-evaluation", json!({"id": 2, "wait": 60}));
-    let expected = "[notice]\nThe tests ran in a fresh image that loaded the files and nothing else.\n\n\
+    let text = call_ok(&mut server, "run-tests", arguments.clone());
+    assert_eq!(text, "Evaluation 2 continues in the background.");
+    // Further evaluations need not wait.
+    server.assert_works();
+    let text = call_ok(&mut server, "check-evaluation", json!({"id": 2, "wait": 60}));
+    let expected = "[notice]\nThe tests ran in a fresh image that loaded only the files.\n\n\
                     FAILED  1 passed, 1 failed, 0 errors, 0 skipped in ";
     assert!(
         text.starts_with(expected) || text.starts_with(&expected.replace("1 failed, 0 errors", "0 failed, 1 error")),
@@ -247,23 +245,25 @@ fn run_tests_with_fresh_and_suspects_works_in_the_background() {
     );
     assert!(text.contains("Suspects: ") && text.contains("src/demo.lisp:"), "{text}");
     assert!(last_error(&mut server).starts_with("No error information"), "the run was in the background");
-    // Again, and it is left while the other image runs.
-    let text = good(&mut server, "run-tests", json!({"system": "demo", "fresh": true, "wait": 0.01}));
-    assert!(text.ends_with("Evaluation 4 goes on in the background."), "{text}");
-    // It is ended there, too.
-    good(&mut server, "run-tests", arguments);
-    good(&mut server, "abort-evaluation", json!({"id": 5}));
-    let text = bad(&mut server, "check-evaluation", json!({"id": 5, "wait": 25}));
+    // With `wait`, the call goes to the background while the fresh image runs.
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "fresh": true, "wait": 0.01}));
+    assert!(text.ends_with("Evaluation 4 continues in the background."), "{text}");
+    // Aborting the evaluation ends the fresh image.
+    call_ok(&mut server, "run-tests", arguments);
+    call_ok(&mut server, "abort-evaluation", json!({"id": 5}));
+    let text = call_err(&mut server, "check-evaluation", json!({"id": 5, "wait": 25}));
     assert!(text.contains("[ERROR] CANCELLED"), "{text}");
-    good(&mut server, "check-evaluation", json!({"id": 4, "wait": 60}));
-    // A reset ends it with a word.
-    good(&mut server, "run-tests", json!({"system": "demo", "fresh": true, "background": true}));
-    let text = good(&mut server, "reset-session", json!({}));
-    assert!(text.contains("Evaluation 6, in the background, has been ended."), "{text}");
-    server.goes_on();
-    // Nothing stays of the other images.
+    call_ok(&mut server, "check-evaluation", json!({"id": 4, "wait": 60}));
+    // A reset ends the run and reports that.
+    call_ok(&mut server, "run-tests", json!({"system": "demo", "fresh": true, "background": true}));
+    let text = call_ok(&mut server, "reset-session", json!({}));
+    assert!(text.contains("Background evaluation 6 was ended."), "{text}");
+    server.assert_works();
+    // The fresh images leave no files.
     server.finish();
-    until("what they wrote is gone", || std::fs::read_dir(&temporary).is_ok_and(|mut files| files.next().is_none()));
+    wait_until("the files of the fresh images are removed", || {
+        std::fs::read_dir(&temporary).is_ok_and(|mut files| files.next().is_none())
+    });
 }
 
 #[test]
@@ -271,12 +271,12 @@ fn slow_fresh_image_is_not_ended_by_the_watchdog() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
                  (deftest slow (progn (unless (find-package :session) (sleep 2)) 1) 1)\n";
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
-    // Those are a hundred looks of the watchdog's.
+    // The test takes a hundred intervals of the watchdog.
     let mut server = libraries::start_with(&["--watch-interval", "20"]);
     server.initialize("2025-11-25");
     project.register(&mut server);
     server.evaluate("(progn (make-package :session) (defvar *kept* 1))");
-    let text = good(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
     assert!(text.contains("=> all pass  1 passed, 0 failed"), "{text}");
     assert_eq!(server.evaluate("*kept*"), "=> 1");
 }
@@ -288,17 +288,17 @@ fn crash_of_a_fresh_image_leaves_the_session_intact() {
     let project = Project::new("\"sb-rt\"", "(symbol-call :sb-rt :do-tests)", tests);
     let mut server = project.server();
     server.evaluate("(defvar *kept* 1)");
-    let text = bad(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
+    let text = call_err(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
     assert!(text.starts_with("[ERROR] SIMPLE-ERROR\nThe image for the tests died: signal: 9"), "{text}");
     assert_eq!(server.evaluate("*kept*"), "=> 1");
-    // Loading may fail there.
+    // Loading may fail in the fresh image.
     project.write("src/demo.lisp", "(defpackage :demo (:use :cl))\n(in-package :demo)\n(error \"not today\")\n");
-    let text = bad(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
+    let text = call_err(&mut server, "run-tests", json!({"system": "demo", "fresh": true}));
     assert!(text.contains("[ERROR] SIMPLE-ERROR\nnot today"), "{text}");
     assert!(last_error(&mut server).contains("not today"));
 }
 
-/// Programs inherit no end of the pipe that the outcome comes by; what is forked does.
+/// Programs started by a test do not inherit the pipe for the outcome, but forked processes do.
 #[test]
 fn run_tests_fresh_ends_processes_left_running_by_tests() {
     let tests = "(defpackage :demo-tests (:use :cl :sb-rt))\n(in-package :demo-tests)\n\
@@ -321,11 +321,11 @@ fn run_tests_fresh_ends_processes_left_running_by_tests() {
         |name: &str| std::fs::read_to_string(project.directory.join(name)).ok().and_then(|pid| pid.parse::<u32>().ok());
     let gone = |name: &str| {
         let pid = pid(name).expect("a process");
-        until(&format!("{name} is gone"), || !crate::processes::is_alive(pid));
+        wait_until(&format!("{name} is gone"), || !crate::processes::is_alive(pid));
         std::fs::remove_file(project.directory.join(name)).unwrap();
     };
     let begin = |server: &mut Server, name: &str| {
-        // Here, as in the other image, there is nothing to compare with.
+        // The session has the same verdict, so there is no stale state to report.
         server.evaluate(&format!("(sb-rt:rem-all-tests) (sb-rt:deftest demo-tests::{name} 1 1)"));
         server.post_call("run-tests", json!({"name": name, "fresh": true}))
     };
@@ -340,7 +340,7 @@ fn run_tests_fresh_ends_processes_left_running_by_tests() {
     assert!(text.starts_with("[ERROR] SIMPLE-ERROR\nThe image for the tests died: signal: 9"), "{text}");
     gone("forked");
     let id = begin(&mut server, "hangs");
-    until("it hangs", || pid("hanging").is_some());
+    wait_until("the test hangs", || pid("hanging").is_some());
     abort_newest(&mut server);
     assert!(server.outcome(id).0.contains("[ERROR] CANCELLED"));
     gone("hanging");

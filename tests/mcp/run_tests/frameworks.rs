@@ -1,4 +1,4 @@
-//! The frameworks, test operations without one, and the verdicts beside those of bare SBCL.
+//! Test frameworks, test operations without a framework, and comparisons with bare SBCL.
 
 use super::*;
 
@@ -105,19 +105,19 @@ const LISP_UNIT2: &str = r#"(defpackage :demo-tests (:use :cl :lisp-unit2 :demo)
   (sleep 10))
 "#;
 
-/// What a failing test says in a framework: how its checks are shown, and what stands there of errors in checks.
-struct Dialect {
+/// The tests of a framework and the expected report: how checks and errors in checks are shown.
+struct FrameworkCase {
     framework: &'static str,
     perform: &'static str,
     tests: &'static str,
     skipped: usize,
-    /// What `run-tests` answers up to the frames of the second failure, and a line of the one that calls EXIT.
+    /// The answer of `run-tests` up to the frames of the second failure.
     expected: &'static str,
     leaves: &'static str,
 }
 
-const DIALECTS: [Dialect; 3] = [
-    Dialect {
+const FRAMEWORKS: [FrameworkCase; 3] = [
+    FrameworkCase {
         framework: "parachute",
         perform: "(symbol-call :parachute :test \"DEMO-TESTS\")",
         tests: PARACHUTE,
@@ -131,7 +131,7 @@ const DIALECTS: [Dialect; 3] = [
 ",
         leaves: "4. DEMO-TESTS::LEAVES  tests/tests.lisp:24\n   (true (sb-ext:exit :code 3))\n",
     },
-    Dialect {
+    FrameworkCase {
         framework: "rove",
         perform: "(symbol-call :rove :run c)",
         tests: ROVE,
@@ -145,7 +145,7 @@ const DIALECTS: [Dialect; 3] = [
 ",
         leaves: "4. DEMO-TESTS::LEAVES  tests/tests.lisp:23\n   (sb-ext:exit :code 3)\n",
     },
-    Dialect {
+    FrameworkCase {
         framework: "lisp-unit2",
         perform: "(symbol-call :lisp-unit2 :run-tests :package :demo-tests)",
         tests: LISP_UNIT2,
@@ -160,27 +160,27 @@ const DIALECTS: [Dialect; 3] = [
     },
 ];
 
-/// What FiveAM's tests above show of it, with the real libraries of other frameworks.
+/// Reports for other frameworks, with their real libraries, agree with those for FiveAM.
 #[test]
 fn parachute_rove_and_lisp_unit2_failures_report_checks_and_frames() {
     let Some(root) = libraries() else { return };
-    for dialect in DIALECTS {
-        let name = dialect.framework;
-        let project = Project::new(&format!("{name:?}"), dialect.perform, dialect.tests);
+    for case in FRAMEWORKS {
+        let name = case.framework;
+        let project = Project::new(&format!("{name:?}"), case.perform, case.tests);
         let mut server = libraries::start_with(&["--structured-content"]);
         server.initialize("2025-11-25");
         server.evaluate(&format!(
             "(progn (asdf:initialize-source-registry '(:source-registry (:tree {root:?}) :inherit-configuration)) t)"
         ));
         project.register(&mut server);
-        // What loading a library warns of is told of once.
-        good(&mut server, "load-system", json!({"system": "demo/tests", "timeout": 600}));
-        let counts = format!("FAILED  2 passed, 2 failed, 4 errors, {} skipped", dialect.skipped);
-        let text = good(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.5}));
+        // Warnings from loading a library are reported only once, in this answer.
+        call_ok(&mut server, "load-system", json!({"system": "demo/tests", "timeout": 600}));
+        let counts = format!("FAILED  2 passed, 2 failed, 4 errors, {} skipped", case.skipped);
+        let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "timeout": 0.5}));
         let text = timeless(&text);
         let error = "   SB-INT:INVALID-ARRAY-INDEX-ERROR Invalid index 9 for (SIMPLE-VECTOR 3), should be a non-negative \
-                     integer below 3. (E1: get-backtrace has all)\n";
-        assert!(text.starts_with(&format!("{counts}\n{}{error}", dialect.expected)), "{name}: {text}");
+                     integer below 3. (E1: get-backtrace shows all)\n";
+        assert!(text.starts_with(&format!("{counts}\n{}{error}", case.expected)), "{name}: {text}");
         for expected in [
             "src/demo.lisp:5: (let ((found (aref v n)))\n",
             "src/demo.lisp:11: (list (item (coerce text 'simple-vector) 9))))\n",
@@ -188,7 +188,7 @@ fn parachute_rove_and_lisp_unit2_failures_report_checks_and_frames() {
             "   2: (DEMO:PARSE \"abc\")  ",
             "3. DEMO-TESTS::HANGS  tests/tests.lisp:",
             "   TIMEOUT It did not end within 0.5 seconds and was interrupted. (E2: ",
-            dialect.leaves,
+            case.leaves,
             "   SBCL-HOST::EXIT-REFUSED EXIT was called",
             "5. DEMO-TESTS::THROWN  tests/tests.lisp:",
             "   SB-INT:SIMPLE-CONTROL-ERROR attempt to THROW to a tag that does not exist: ",
@@ -196,7 +196,7 @@ fn parachute_rove_and_lisp_unit2_failures_report_checks_and_frames() {
         ] {
             assert!(text.contains(expected), "{name}: no {expected} in:\n{text}");
         }
-        let frames = good(&mut server, "get-backtrace", json!({"error-id": "E1"}));
+        let frames = call_ok(&mut server, "get-backtrace", json!({"error-id": "E1"}));
         assert!(frames.contains("(DEMO:ITEM #(#\\a #\\b #\\c) 9)\n"), "{name}: {frames}");
         assert!(last_error(&mut server).contains("Id: E1"), "{name}");
 
@@ -204,15 +204,15 @@ fn parachute_rove_and_lisp_unit2_failures_report_checks_and_frames() {
         let tests = content["tests"].as_array().expect("tests");
         let with = |status: &str| tests.iter().filter(|test| test["status"] == status).count();
         let counts = [("passed", "passed", 2), ("failed", "failed", 2), ("errors", "error", 4)];
-        for (count, status, number) in counts.into_iter().chain([("skipped", "skipped", dialect.skipped)]) {
+        for (count, status, number) in counts.into_iter().chain([("skipped", "skipped", case.skipped)]) {
             assert_eq!((&content[count], with(status)), (&json!(number), number), "{name}: {content:#}");
         }
         let suspect = &tests[0]["suspects"][0];
         assert_eq!((&suspect["name"], &suspect["file"]), (&json!("PARSE"), &json!("src/demo.lisp")), "{name}");
 
-        let text = good(&mut server, "run-tests", json!({"name": "demo-tests::adds"}));
+        let text = call_ok(&mut server, "run-tests", json!({"name": "demo-tests::adds"}));
         assert_eq!(timeless(&text), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped", "{name}");
-        let text = good(&mut server, "run-tests", json!({"test-package": "demo-tests", "timeout": 0.5}));
+        let text = call_ok(&mut server, "run-tests", json!({"test-package": "demo-tests", "timeout": 0.5}));
         assert!(text.starts_with("FAILED  2 passed, 2 failed, 4 errors"), "{name}: {text}");
     }
 }
@@ -231,19 +231,19 @@ const RT: &str = r#"(defpackage :demo-tests (:use :cl :sb-rt :demo))
 
 #[test]
 fn sb_rt_and_rt_tests_run_despite_100_megabytes_of_output() {
-    rt("sb-rt", RT);
+    check_rt_run("sb-rt", RT);
     if installed("rt") {
-        rt("rt", &RT.replace("sb-rt", "regression-test").replace("50000", "50"));
+        check_rt_run("rt", &RT.replace("sb-rt", "regression-test").replace("50000", "50"));
     }
 }
 
-/// Runs these tests of the framework with this system.
-fn rt(system: &str, tests: &str) {
+/// Runs `tests` of the rt framework in system `system`, and checks the report.
+fn check_rt_run(system: &str, tests: &str) {
     let package = if system == "rt" { "regression-test" } else { system };
     let run = format!("(unless (symbol-call :{package} :do-tests) (error \"failed\"))");
     let project = Project::new(&format!("{system:?}"), &run, tests);
     let mut server = project.server();
-    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.starts_with("FAILED  2 passed, 2 failed, 2 errors, 0 skipped in "), "{text}");
     assert!(
         text.contains("1. DEMO-TESTS::RT.BAD  tests/tests.lisp:5\n   (values (+ 1 1) :a)  expected 3, :A, got 2, :A\n"),
@@ -262,10 +262,10 @@ fn rt(system: &str, tests: &str) {
         "{text}"
     );
     assert!(text.len() < 3000, "{text}");
-    server.goes_on();
+    server.assert_works();
 }
 
-/// What is repaired in the image is what is tested, until `reload` says otherwise.
+/// Tests run against the definitions in the image, unless `reload` is given.
 #[test]
 fn tests_without_a_test_op_are_found_by_system_name_and_not_reloaded() {
     let tests = "(defpackage :demo/tests (:use :cl :sb-rt) (:import-from :demo #:answer)) (in-package :demo/tests)
@@ -300,27 +300,27 @@ fn tests_without_a_test_op_are_found_by_system_name_and_not_reloaded() {
         for arguments in [json!({"system": "demo"}), json!({"system": "demo", "directory": *project.directory})] {
             server.evaluate("(asdf:load-system \"demo\")");
             if name == "without" {
-                bad(&mut server, "run-tests", arguments.clone());
+                call_err(&mut server, "run-tests", arguments.clone());
                 server.evaluate("(defun demo::answer () 42)");
-                bad(&mut server, "run-tests", arguments);
+                call_err(&mut server, "run-tests", arguments);
                 assert_eq!(server.evaluate("(demo::answer)"), "=> 42");
                 continue;
             }
-            let text = good(&mut server, "run-tests", arguments.clone());
+            let text = call_ok(&mut server, "run-tests", arguments.clone());
             assert!(text.starts_with("FAILED  0 passed, 1 failed, 0 errors"), "{name}: {text}");
             server.evaluate("(defun demo::answer () 42)");
-            let text = good(&mut server, "run-tests", arguments);
+            let text = call_ok(&mut server, "run-tests", arguments);
             assert!(text.starts_with("=> all pass  1 passed, 0 failed, 0 errors"), "{name}: {text}");
             server.evaluate("(defun demo::answer () 41)");
         }
         if name != "without" {
             project.write("tests.lisp", &tests.replace("42", "41"));
-            let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
+            let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
             assert!(text.starts_with("=> all pass  1 passed, 0 failed, 0 errors"), "{name}: {text}");
             assert_eq!(server.evaluate("(demo::answer)"), "=> 41");
         }
         if name == "inferred" {
-            // What a file needs stands in it.
+            // In a package-inferred system, each file declares its dependencies.
             project.write(
                 "extra.lisp",
                 "(defpackage :demo/extra (:use :cl) (:export #:extra)) (in-package :demo/extra)
@@ -329,7 +329,7 @@ fn tests_without_a_test_op_are_found_by_system_name_and_not_reloaded() {
             let needing = tests.replace("#:answer)", "#:answer) (:import-from :demo/extra #:extra)");
             project.write("tests.lisp", &needing.replace("42", "#.(extra)"));
             server.evaluate("(defun demo::answer () 41)");
-            let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
+            let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "reload": true}));
             assert!(text.starts_with("=> all pass  1 passed, 0 failed, 0 errors"), "{name}: {text}");
         }
     }
@@ -343,11 +343,12 @@ fn test_op_without_a_known_framework_counts_as_a_single_test() {
     ] {
         let project = Project::new("", perform, "");
         let mut server = project.server();
-        let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+        let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
         assert!(text.starts_with("FAILED  0 passed, 0 failed, 1 error, 0 skipped in "), "{text}");
         assert!(text.contains(expected), "{text}");
     }
-    // Many return false in place of an error; those that return what FORMAT does are not told by that alone.
+    // Many test operations return false instead of signalling an error. NIL, the value of FORMAT, is not by itself
+    // taken for a failure.
     for (name, perform, expected) in [
         (
             "false",
@@ -363,57 +364,57 @@ fn test_op_without_a_known_framework_counts_as_a_single_test() {
     ] {
         let project = Project::new("", perform, "");
         let mut server = project.server();
-        let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+        let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
         assert_eq!(timeless(text.lines().next().expect("a line")), expected, "{text}");
         if name == "false" {
             let said = "1. test-op of demo/tests\n   It returned NIL and printed: Some tests failed.\n";
             assert!(text.contains(said), "{text}");
             assert!(text.ends_with("\nIt printed:\nSome tests failed."), "{text}");
-            let text = good(&mut server, "run-tests", json!({"system": "demo", "suspects": 3}));
+            let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "suspects": 3}));
             assert!(text.starts_with("[notice]\nThere are no suspects: "), "{text}");
             assert!(text.contains(said), "{text}");
         }
     }
-    // Of much that it printed, the beginning and the end.
+    // A long output is shown by its beginning and its end.
     let print = "(progn (loop for i below 5000 do (format t \"line ~D~%\" i)) (format t \"the end~%\") t)";
     let project = Project::new("", print, "");
     let mut server = project.server();
-    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.contains("\nIt printed:\nline 0\nline 1\n"), "{text}");
     assert!(text.contains("line 4999\nthe end\nThe tests printed 48898 characters: check-evaluation {"), "{text}");
     assert!(text.len() < 2600, "{text}");
-    // What of it is not kept is told of where it would stand.
-    good(&mut server, "configure-limits", json!({"max-output": 20}));
-    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    // Omitted output is reported at its place.
+    call_ok(&mut server, "configure-limits", json!({"max-output": 20}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
     let expected = "\nIt printed:\nline 0\nline 1\nline 2[... 48878 characters omitted]\n\
                     The tests printed 48898 characters, of which the first 20 are kept: check-evaluation {\"id\": 3, \
                     \"part\": \"output\"} shows these.";
     assert!(text.ends_with(expected), "{text}");
-    good(&mut server, "configure-limits", json!({"max-output": 10000}));
-    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    call_ok(&mut server, "configure-limits", json!({"max-output": 10000}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(text.contains("[... 38898 characters omitted]\nThe tests printed 48898 characters, of which"), "{text}");
     let project = Project::new("", "(format t \"all is well~%\")", "");
     let mut server = project.server();
-    let text = good(&mut server, "run-tests", json!({"system": "demo"}));
+    let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(timeless(lines[0]), "=> all pass  1 passed, 0 failed, 0 errors, 0 skipped");
     assert_eq!(&lines[1..3], &["It printed:", "all is well"], "{text}");
     assert_eq!(lines.len(), 3, "{text}");
-    // Without anything to do, nothing passes.
+    // A test operation that does nothing does not pass.
     let project = Project::new("", "", "");
     project.write("demo.asd", "(defsystem \"demo\" :components ((:module \"src\" :components ((:file \"demo\")))))");
     let mut server = project.server();
-    let text = bad(&mut server, "run-tests", json!({"system": "demo"}));
+    let text = call_err(&mut server, "run-tests", json!({"system": "demo"}));
     assert!(
         text.contains("Nothing ran: there are no tests of the system demo, and its test-op does nothing."),
         "{text}"
     );
 }
 
-/// The last line of what a program of bare SBCL's prints; `None` where there is none to ask.
-fn by_bare_sbcl(program: &str) -> Option<String> {
+/// Returns the last line that a program prints in bare SBCL, or `None` without bare SBCL.
+fn last_line_of_bare_sbcl(program: &str) -> Option<String> {
     let recipe = sbcl_core::Recipe::in_checkout(Path::new(env!("CARGO_MANIFEST_DIR")));
-    let bare = recipe.build().expect("what the binary was built with is there").bare?;
+    let bare = recipe.build().expect("the build of the binary is cached").bare?;
     let output = std::process::Command::new(&bare.program)
         .arg("--core")
         .arg(&bare.core)
@@ -428,10 +429,10 @@ fn by_bare_sbcl(program: &str) -> Option<String> {
 
 #[test]
 fn alexandria_and_esrap_suites_have_the_counts_of_bare_sbcl() {
-    // sb-rt, run twice by the test-op, without and with compilation.
+    // The test-op runs sb-rt twice, without and with compilation.
     if installed("alexandria") {
         let mut server = ready();
-        let text = good(&mut server, "run-tests", json!({"system": "alexandria"}));
+        let text = call_ok(&mut server, "run-tests", json!({"system": "alexandria"}));
         let verdict = text.lines().next().unwrap_or_default();
         let program = "(progn (asdf:load-system \"alexandria-tests\")
                          (let ((count (length (rest (symbol-value (find-symbol \"*ENTRIES*\" :sb-rt)))))
@@ -439,13 +440,13 @@ fn alexandria_and_esrap_suites_have_the_counts_of_bare_sbcl() {
                                                       (uiop:symbol-call :sb-rt :do-tests)))))
                            (format t \"~&=> all pass  ~D passed, ~D failed~%\" (* 2 (- count (length failed)))
                                    (* 2 (length failed)))))";
-        if let Some(bare) = by_bare_sbcl(program) {
+        if let Some(bare) = last_line_of_bare_sbcl(program) {
             assert!(verdict.starts_with(&bare), "{verdict} is not {bare}");
         }
     }
     if installed("esrap") && installed("fiveam") {
         let mut server = ready();
-        let text = good(&mut server, "run-tests", json!({"system": "esrap"}));
+        let text = call_ok(&mut server, "run-tests", json!({"system": "esrap"}));
         let verdict = text.lines().next().unwrap_or_default();
         let program = "(progn (asdf:load-system \"esrap/tests\")
                          (let* ((results (let ((*standard-output* (make-broadcast-stream)))
@@ -456,19 +457,19 @@ fn alexandria_and_esrap_suites_have_the_counts_of_bare_sbcl() {
                                 (failed (funcall of (remove-if (find-symbol \"TEST-PASSED-P\" :it.bese.fiveam) results))))
                            (format t \"~&=> all pass  ~D passed, ~D failed~%\" (- (length all) (length failed))
                                    (length failed))))";
-        if let Some(bare) = by_bare_sbcl(program) {
+        if let Some(bare) = last_line_of_bare_sbcl(program) {
             assert!(verdict.starts_with(&bare), "{verdict} is not {bare}");
         }
     }
 }
 
-/// Tests that end in a framework of its own accord, with the verdict of each in bare SBCL.
+/// Compares the verdict on each test that ends by itself with bare SBCL's.
 #[test]
 fn parachute_rove_and_lisp_unit2_verdicts_agree_with_bare_sbcl() {
     let Some(root) = libraries() else { return };
     let registry =
         format!("(asdf:initialize-source-registry '(:source-registry (:tree {root:?}) :inherit-configuration))");
-    // A list of the names of all tests, and one of those that fail, as the framework's own functions say.
+    // The names of all tests and of the failing ones, from the framework's own functions.
     let verdicts = [
         "(let ((results (remove-if-not (lambda (result) (typep result 'parachute:test-result))
                                        (coerce (parachute::results (parachute:test :demo-tests :report 'parachute:quiet))
@@ -486,18 +487,18 @@ fn parachute_rove_and_lisp_unit2_verdicts_agree_with_bare_sbcl() {
                    (names (remove-if-not (lambda (result) (or (lisp-unit2::failed result) (lisp-unit2::errors result)))
                                          results)))))",
     ];
-    for (dialect, verdicts) in DIALECTS.iter().zip(verdicts) {
-        let name = dialect.framework;
-        // Those that hang or are ended are for run-tests alone.
-        let (ending, rest) = dialect.tests.split_at(dialect.tests.find("hangs").expect("one that hangs"));
+    for (case, verdicts) in FRAMEWORKS.iter().zip(verdicts) {
+        let name = case.framework;
+        // Tests that hang or are ended run only under run-tests.
+        let (ending, rest) = case.tests.split_at(case.tests.find("hangs").expect("one that hangs"));
         let ending = &ending[..ending.rfind('(').expect("its form")];
         let later = rest.find("later").map_or("", |at| &rest[rest[..at].rfind('(').expect("its form")..]);
-        let project = Project::new(&format!("{name:?}"), dialect.perform, &format!("{ending}{later}"));
+        let project = Project::new(&format!("{name:?}"), case.perform, &format!("{ending}{later}"));
         let mut server = libraries::start_with(&["--structured-content"]);
         server.initialize("2025-11-25");
         server.evaluate(&format!("(progn {registry} t)"));
         project.register(&mut server);
-        good(&mut server, "load-system", json!({"system": "demo/tests", "timeout": 600}));
+        call_ok(&mut server, "load-system", json!({"system": "demo/tests", "timeout": 600}));
         let content = structured(&mut server, json!({"system": "demo"}));
         let tests = content["tests"].as_array().expect("tests");
         let names = |failed: bool| {
@@ -518,7 +519,7 @@ fn parachute_rove_and_lisp_unit2_verdicts_agree_with_bare_sbcl() {
             project.directory.join(""),
             verdicts = verdicts.replace('\n', " ")
         );
-        if let Some(bare) = by_bare_sbcl(&program) {
+        if let Some(bare) = last_line_of_bare_sbcl(&program) {
             assert_eq!(format!("{}; {}", names(false), names(true)), bare, "{name}: {content:#}");
         }
     }

@@ -1,4 +1,4 @@
-//! What is written of the command line for others to read: manual pages, and completions for shells.
+//! Manual pages and shell completions, generated from the command line's definition.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -9,10 +9,10 @@ use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 
 use super::arguments::Cli;
-use super::complain;
+use super::report_failure;
 
-/// The command line as users know it: clap's generators would tell of what is hidden, too.
-fn visible() -> Command {
+/// Returns the command line without hidden commands and options, which clap's generators would include.
+fn visible_command() -> Command {
     without_hidden(&Cli::command()).version(super::version())
 }
 
@@ -30,19 +30,19 @@ fn without_hidden(command: &Command) -> Command {
     visible
 }
 
-/// Prints the completions for a shell. The exit status.
+/// Prints the completions for a shell and returns the exit status.
 pub(super) fn print_completions(shell: Shell, output: OwnedFd) -> i32 {
     let mut text = Vec::new();
-    clap_complete::generate(shell, &mut visible(), "sbcl-mcp", &mut text);
+    clap_complete::generate(shell, &mut visible_command(), "sbcl-mcp", &mut text);
     status(File::from(output).write_all(&text), "the completions")
 }
 
-/// Writes a page a command, such as `sbcl-mcp.1` and `sbcl-mcp-eval.1`. The exit status.
+/// Writes one manual page per command, such as `sbcl-mcp.1` and `sbcl-mcp-eval.1`, and returns the exit status.
 pub(super) fn write_manual(directory: &Path) -> i32 {
-    let written = fs::create_dir_all(directory).and_then(|()| clap_mangen::generate_to(visible(), directory));
+    let written = fs::create_dir_all(directory).and_then(|()| clap_mangen::generate_to(visible_command(), directory));
     status(written, "the manual pages")
 }
 
 fn status(written: io::Result<()>, what: &str) -> i32 {
-    written.map_or_else(|error| complain(&format!("sbcl-mcp cannot write {what}: {error}")), |()| 0)
+    written.map_or_else(|error| report_failure(&format!("sbcl-mcp cannot write {what}: {error}")), |()| 0)
 }

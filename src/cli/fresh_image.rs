@@ -1,0 +1,60 @@
+//! Hidden commands that boot an image for a server: to run tests in a fresh image, and to try a checkpoint.
+
+use std::io::{self, BufRead, Write};
+use std::sync::Arc;
+
+use super::arguments::Options;
+use super::serve::{EXIT_GRACE_PERIOD, clean_up, exit_after_supervisor};
+use super::{report_failure, start_logging};
+use crate::Outcome;
+use crate::mcp;
+use crate::mcp::stdio::Stdio;
+use crate::os::temporary::Scratch;
+use crate::recovery::checkpoint::store::ProbeReport;
+use crate::session::observer::StuckReporter;
+
+/// Runs tests for the process that started this one, and ends when that process does.
+pub(super) fn run(options: Options, stdio: Stdio) -> i32 {
+    let result = run_tests(options, stdio);
+    result.map_or_else(|reason| report_failure(&format!("sbcl-mcp cannot run tests: {reason}")), |()| 0)
+}
+
+fn run_tests(options: Options, stdio: Stdio) -> Result<(), String> {
+    // The parent keeps its end of the pipe open, so the request ends with its line and not with the end of the input.
+    let input = stdio.input.try_clone().map_err(|error| error.to_string())?;
+    let mut request = String::new();
+    io::BufReader::new(std::fs::File::from(input)).read_line(&mut request).map_err(|error| error.to_string())?;
+    let request: mcp::fresh_image::TestRequest = serde_json::from_str(&request).map_err(|error| error.to_string())?;
+    let (tests, scratch) = (request.tests, Arc::new(Scratch::inherited(request.scratch)));
+    let remaining = scratch.clone();
+    exit_after_supervisor(&stdio, EXIT_GRACE_PERIOD, move || remaining.remove()).map_err(|error| error.to_string())?;
+    // A fresh image loads files: it is not restored from a checkpoint.
+    let options = Options { image: None, ..options };
+    let session = options.session(&scratch, None)?;
+    start_logging(options.log);
+    let output = std::fs::File::from(stdio.output);
+    let send_outcome = Arc::new(move |outcome: &Outcome| {
+        clean_up(&scratch);
+        let text = serde_json::to_vec(outcome).map_err(|error| error.to_string())?;
+        (&output).write_all(&text).map_err(|error| error.to_string())
+    });
+    let send_unfinished = send_outcome.clone();
+    session.observe(Arc::new(StuckReporter::new(move |outcome| {
+        crate::exit_now(i32::from(send_unfinished(&outcome).is_err()));
+    })));
+    send_outcome(&session.evaluate_as(None, tests.evaluation(), Some(&tests.operation().with_errors())))
+}
+
+/// Boots a checkpoint, collects all garbage, and reports the name that the image gives itself.
+pub(super) fn probe(options: Options, stdio: Stdio) -> i32 {
+    let scratch = Scratch::new();
+    let session = match options.session(&scratch, None) {
+        Ok(session) => session,
+        Err(error) => return report_failure(&format!("sbcl-mcp cannot start: {error}")),
+    };
+    let (name, defines) = session.collect_and_name();
+    let trial = serde_json::to_vec(&ProbeReport { name, defines }).unwrap_or_default();
+    let written = std::fs::File::from(stdio.output).write_all(&trial);
+    clean_up(&scratch);
+    i32::from(written.is_err())
+}

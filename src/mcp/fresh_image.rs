@@ -1,0 +1,222 @@
+//! Test runs in a fresh image: a child process of this program loads the files, runs the tests, writes the outcome to
+//! stdout, and exits. It also exits when this process does.
+
+use std::ffi::OsString;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::{Deserialize, Serialize};
+
+use super::tools::System;
+use crate::os::poll_set::PollSet;
+use crate::os::processes::kill_tree;
+use crate::os::temporary::Scratch;
+use crate::recovery::checkpoint::store::this_program;
+use crate::session::Operation;
+use crate::{Evaluation, Outcome, TimeLimit};
+
+/// Time limit of a run, including loading.
+const TIME_LIMIT: Duration = Duration::from_secs(1800);
+/// Maximum number of bytes that the child may write.
+const MAX_OUTPUT: u64 = 64 << 20;
+
+/// This program's arguments, without the command, and its directory for temporary files. Set only in a program that can
+/// run tests, not in one that embeds the library.
+static SERVER_OPTIONS: OnceLock<(Vec<OsString>, PathBuf)> = OnceLock::new();
+
+/// Enables test runs in child processes that have the options of this one. Their temporary files are in the directory
+/// of `scratch`: whoever ends this process' children and removes its directory thereby removes theirs.
+pub(crate) fn enable(arguments: impl Iterator<Item = OsString>, scratch: &Scratch) {
+    let mut arguments = arguments.peekable();
+    arguments.next_if(|first| first == "serve" || first == "worker");
+    let _ = SERVER_OPTIONS.set((arguments.collect(), scratch.path().to_owned()));
+}
+
+/// The tests to run, and what a fresh image needs to find them.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct TestSelection {
+    /// The systems to test. Empty if `package` or `name` is given.
+    pub(super) systems: Vec<System>,
+    pub(crate) package: Option<String>,
+    pub(crate) name: Option<String>,
+    /// Time limit for each test, in milliseconds.
+    pub(crate) timeout: u64,
+    /// True to load files that changed on disk first.
+    pub(crate) reload: bool,
+    /// Directories with `.asd` files.
+    pub(crate) registry: Vec<String>,
+    /// Systems to load before the tests.
+    pub(crate) load: Vec<String>,
+    /// Maximum number of suspects, found by coverage, for each failing test.
+    pub(crate) suspects: u64,
+    /// Names of tests known to exceed the time limit. A part of that time suffices to see which functions they run.
+    pub(crate) endless: Vec<String>,
+}
+
+impl TestSelection {
+    /// Returns the operation that runs the tests.
+    pub(crate) fn operation(&self) -> Operation {
+        let systems: Vec<_> = self.systems.iter().map(|system| system.add_to(Operation::new("system"))).collect();
+        Operation::new("run-tests")
+            .with("systems", systems)
+            .maybe("package", self.package.clone())
+            .maybe("name", self.name.clone())
+            .with("timeout", self.timeout)
+            .with("reload", self.reload)
+            .with("registry", self.registry.clone())
+            .with("load", self.load.clone())
+            .with("suspects", self.suspects)
+            .with("endless", self.endless.clone())
+    }
+
+    /// Returns the code that is logged for the run: it loads the systems, so that a later image can run the tests, but
+    /// does not run them.
+    pub(crate) fn evaluation(&self) -> Evaluation {
+        let code = match &self.systems[..] {
+            [system] => format!("{} ; and run-tests", system.code(None)),
+            // A system that cannot be loaded must not keep the others from loading.
+            [_, ..] => {
+                let loaded = self.systems.iter().map(|system| format!("(cl:ignore-errors {})\n", system.code(None)));
+                format!("{}; and run-tests", loaded.collect::<String>())
+            }
+            [] => {
+                let name = self.package.as_ref().or(self.name.as_ref()).map_or("", String::as_str);
+                format!("(cl:values) ; run-tests {}", name.replace('\n', " "))
+            }
+        };
+        // Each test has a time limit of its own.
+        Evaluation { timeout: TimeLimit::None, ..Evaluation::new(code) }
+    }
+}
+
+/// The request that the child process reads from stdin.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct TestRequest {
+    pub(crate) tests: TestSelection,
+    /// The child's directory for temporary files. Whichever process survives removes it.
+    pub(crate) scratch: PathBuf,
+}
+
+/// A test run in a child process. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FreshRun(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    child: Option<Child>,
+    ended: bool,
+}
+
+impl FreshRun {
+    /// Ends the run, by killing the child and its descendants.
+    pub(crate) fn end(&self) {
+        let mut state = self.0.lock();
+        state.ended = true;
+        if let Some(child) = &state.child {
+            kill_tree(Pid::from_child(child));
+        }
+    }
+
+    /// Runs the tests and returns their outcome.
+    ///
+    /// # Errors
+    /// A sentence that says why there is no outcome.
+    pub(crate) fn run(&self, tests: &TestSelection) -> Result<Outcome, String> {
+        let Some((arguments, directory)) = SERVER_OPTIONS.get() else {
+            return Err("Tests can run in a fresh image only if the program sbcl-mcp is the server.".to_owned());
+        };
+        let failed = |what: &str, error: &dyn std::fmt::Display| format!("The image for the tests {what}: {error}.");
+        let mut child = Command::new(this_program().map_err(|error| failed("has no program file", &error))?)
+            .arg0("sbcl-mcp")
+            .arg("beside")
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .map_err(|error| failed("cannot be started", &error))?;
+        let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+        let process = Pid::from_child(&child);
+        // Without a pidfd, the end of the pipe shows that the child has exited.
+        let descriptor = pidfd_open(process, PidfdFlags::empty()).ok();
+        self.0.lock().child = Some(child);
+        if self.0.lock().ended {
+            self.end();
+        }
+        let (Some(mut stdin), Some(mut stdout)) = (stdin, stdout) else {
+            return Err("The image for the tests has no \
+            pipes."
+                .to_owned());
+        };
+        let scratch = Scratch::in_directory(directory);
+        let request = TestRequest { tests: tests.clone(), scratch: scratch.path().to_owned() };
+        let request = serde_json::to_string(&request).map_err(|error| failed("cannot be sent the request", &error))?;
+        // Written on a thread, because a child that does not read would block past the time limit. The thread returns
+        // the pipe, since the child exits when it is closed.
+        let write_request = move || (stdin.write_all(format!("{request}\n").as_bytes()), stdin);
+        let writer = std::thread::Builder::new().name("sbcl-mcp-beside".to_owned()).spawn(write_request);
+        let deadline = Instant::now() + TIME_LIMIT;
+        let mut output = Vec::new();
+        let read = read_output(&mut stdout, descriptor.as_ref(), &mut output, deadline);
+        let child = self.0.lock().child.take();
+        let status = child.map(|mut child| {
+            kill_tree(process);
+            child.wait()
+        });
+        scratch.remove();
+        let written = writer.and_then(|writer| writer.join().map_or(Ok(()), |(written, _)| written));
+        written.and(read).map_err(|error| failed("does not answer", &error))?;
+        serde_json::from_slice(&output).map_err(|_| {
+            let how = match status {
+                _ if Instant::now() >= deadline => format!("did not finish within {} s", TIME_LIMIT.as_secs()),
+                Some(Ok(status)) => format!("died: {status}"),
+                _ => "died".to_owned(),
+            };
+            format!("The image for the tests {how}: a test, or loading its system, may have killed it.")
+        })
+    }
+}
+
+/// The descriptors that [`read_output`] polls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ChildSource {
+    Output,
+    Process,
+}
+
+/// Reads a process' output to the end, or until the process exits: its own children may keep the pipe open for longer.
+fn read_output(
+    stdout: &mut ChildStdout,
+    process: Option<&OwnedFd>,
+    output: &mut Vec<u8>,
+    deadline: Instant,
+) -> io::Result<()> {
+    rustix::io::ioctl_fionbio(&*stdout, true)?;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut set = PollSet::new();
+        set.read(ChildSource::Output, &*stdout);
+        if let Some(process) = process {
+            set.read(ChildSource::Process, process);
+        }
+        let ready = set.wait(Some(left))?;
+        if left.is_zero() && ready.names().next().is_none() {
+            return Ok(());
+        }
+        let is_over = ready.has(ChildSource::Process);
+        // All output of a process that has exited is in the pipe.
+        match stdout.take(MAX_OUTPUT.saturating_sub(output.len() as u64)).read_to_end(output) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && !is_over => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            read => return read.map(drop),
+        }
+    }
+}

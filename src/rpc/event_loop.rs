@@ -1,0 +1,422 @@
+//! The event loop: one thread polls, reads lines and dispatches them.
+//!
+//! The thread is not a Lisp thread, so a garbage collection does not stop it: requests that need no Lisp are always
+//! answered.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::descriptors::nonblocking_reader;
+use super::framing::{Line, LineReader, MAX_LINE, ReadStatus};
+use super::output::Output;
+use super::recorder::Recorder;
+use super::signals::Signals;
+use super::waker::Waker;
+use crate::os::panics;
+use crate::os::poll_set::PollSet;
+
+/// Grace period for requests that were read before the shutdown began.
+const ANSWER_GRACE_PERIOD: Duration = Duration::from_millis(700);
+/// Grace period, after the one for answers, in which running evaluations may unwind: the process exits within a second
+/// of the end of input. If no request is pending, unwinding begins at once.
+const UNWINDING_GRACE_PERIOD: Duration = Duration::from_millis(150);
+/// Poll interval after the wake-up descriptor is lost: evaluated code may close any descriptor.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// The server that an event loop drives. The loop calls one function at a time.
+pub(crate) trait Service: Send + Sync {
+    /// Handles one line from the client.
+    fn handle_line(&self, line: Line<'_>);
+    /// Runs the timers that have expired by `now`. Returns the time of the next one.
+    fn run_timers(&self, now: Instant) -> Option<Instant>;
+    /// Returns true if no request waits for an answer.
+    fn is_idle(&self) -> bool;
+    /// Returns true if SIGTERM, SIGINT and SIGHUP end this process.
+    fn exits_on_signal(&self) -> bool;
+}
+
+/// The event loop: reads lines, hands them to a [`Service`], and flushes the output.
+#[derive(Debug)]
+pub(crate) struct EventLoop {
+    input: Mutex<LineReader>,
+    output: Arc<Output>,
+    signals: Mutex<Signals>,
+    waker: Arc<Waker>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct State {
+    /// True after [`EventLoop::pause`]: the loop reads no more lines.
+    is_paused: bool,
+    /// The shutdown, once it has begun: the loop reads nothing more.
+    shutdown: Option<Shutdown>,
+}
+
+/// A shutdown in progress.
+#[derive(Debug, Clone, Copy)]
+struct Shutdown {
+    /// The exit status of the process.
+    status: i32,
+    /// The time after which no request is answered.
+    answer_deadline: Instant,
+    /// The time by which running evaluations must have unwound.
+    unwinding_deadline: Instant,
+}
+
+impl EventLoop {
+    /// Creates a loop that reads `input` and flushes `output`. `output` must have been created with the same `waker`.
+    pub(crate) fn new(input: OwnedFd, output: Arc<Output>, waker: Arc<Waker>) -> io::Result<Self> {
+        Ok(Self {
+            input: Mutex::new(LineReader::new(nonblocking_reader(input)?)),
+            output,
+            signals: Mutex::new(Signals::in_lisp_process()?),
+            waker,
+            state: Mutex::default(),
+        })
+    }
+
+    /// Records every line that the loop reads.
+    pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
+        Self { input: Mutex::new(self.input.into_inner().recorded(recorder)), ..self }
+    }
+
+    /// Reads lines of up to `limit` bytes, before the loop runs, until `take` returns a value for one.
+    ///
+    /// # Errors
+    /// If no line is taken within `time`, at the end of input, and if reading fails.
+    pub(crate) fn first_line<T>(
+        &self,
+        limit: usize,
+        time: Duration,
+        mut take: impl FnMut(&[u8]) -> Option<T>,
+    ) -> io::Result<T> {
+        let mut input = self.input.lock();
+        input.limit = limit;
+        let until = Instant::now() + time;
+        loop {
+            while let Some(line) = input.next_line() {
+                if let Line::Text(text) = line
+                    && let Some(taken) = take(text)
+                {
+                    input.limit = MAX_LINE;
+                    return Ok(taken);
+                }
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            let mut set = PollSet::new();
+            set.read(LoopSource::Input, &*input);
+            set.wait(Some(left))?;
+            if input.read()? == ReadStatus::End {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+    }
+
+    /// Wakes the loop so that it runs expired timers: another thread may have added a timer.
+    pub(crate) fn wake(&self) {
+        self.waker.wake();
+    }
+
+    /// Stops reading lines, because another process will handle them.
+    pub(crate) fn pause(&self) {
+        self.state.lock().is_paused = true;
+    }
+
+    /// Begins the shutdown. A shutdown that has begun already stays as it is.
+    fn begin_shutdown(&self, status: i32, within: Duration) {
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        state.shutdown.get_or_insert(Shutdown {
+            status,
+            answer_deadline: now + within,
+            unwinding_deadline: now + ANSWER_GRACE_PERIOD + UNWINDING_GRACE_PERIOD,
+        });
+        // The loop waits for the last answer only, so each answer must wake it.
+        self.waker.wake_for_answers();
+    }
+
+    /// Returns the time by which evaluations that still run must have unwound.
+    pub(crate) fn unwinding_deadline(&self) -> Instant {
+        self.state.lock().shutdown.map_or_else(Instant::now, |shutdown| shutdown.unwinding_deadline)
+    }
+
+    /// Runs until the shutdown is complete. Returns the exit status.
+    pub(crate) fn run(&self, service: &dyn Service) -> i32 {
+        let mut input = self.input.lock();
+        let mut descriptors = UsableDescriptors { waker: true, signals: true };
+        loop {
+            let State { is_paused, shutdown } = *self.state.lock();
+            let may_read = shutdown.is_none() && !is_paused && self.output.accepts_requests();
+            if may_read && let Some(line) = input.next_line() {
+                // Unwinding drops the call's `Responder`, which answers the client.
+                if panics::caught(|| service.handle_line(line)).is_none() {
+                    tracing::error!("a request panicked");
+                }
+                continue;
+            }
+            let now = Instant::now();
+            let next_timer = panics::caught(|| service.run_timers(now)).flatten();
+            if let Some(shutdown) = shutdown
+                && (now >= shutdown.answer_deadline || service.is_idle())
+            {
+                return shutdown.status;
+            }
+            let next_poll = (!descriptors.waker).then(|| now + POLL_INTERVAL);
+            let deadline =
+                [next_timer, shutdown.map(|shutdown| shutdown.answer_deadline), next_poll].into_iter().flatten().min();
+            let timeout = deadline.map(|time| time.saturating_duration_since(now));
+            self.wait(&mut input, service, &mut descriptors, may_read, timeout);
+        }
+    }
+
+    /// Polls until a descriptor is ready or `timeout` expires, and handles what is ready.
+    fn wait(
+        &self,
+        input: &mut LineReader,
+        service: &dyn Service,
+        descriptors: &mut UsableDescriptors,
+        may_read: bool,
+        timeout: Option<Duration>,
+    ) {
+        let mut signals = self.signals.lock();
+        let mut set = PollSet::new();
+        let has_backlog = self.output.backlog() > 0;
+        if has_backlog {
+            set.write(LoopSource::Output, &*self.output);
+        }
+        if may_read {
+            set.read(LoopSource::Input, &*input);
+        }
+        if descriptors.waker {
+            set.read(LoopSource::Waker, &*self.waker);
+        }
+        if descriptors.signals {
+            set.read(LoopSource::Signals, &*signals);
+        }
+        // Poll fails if evaluated code has lowered RLIMIT_NOFILE. Reading and writing without it still work.
+        let ready = set.wait(timeout).ok();
+        if ready.is_none() {
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        let has = |name| ready.as_ref().is_some_and(|ready| ready.has(name));
+        let writable = has(LoopSource::Output) || has_backlog && ready.is_none();
+        let readable = has(LoopSource::Input) || may_read && ready.is_none();
+        let (woken, signalled) = (has(LoopSource::Waker), has(LoopSource::Signals));
+        let lost_signals = ready.as_ref().is_some_and(|ready| ready.is_invalid(LoopSource::Signals));
+        if woken {
+            descriptors.waker = self.waker.clear();
+        }
+        if signalled {
+            descriptors.signals = !lost_signals;
+            if let Some(signal) = signals.take()
+                && service.exits_on_signal()
+            {
+                self.begin_shutdown(128 + signal, ANSWER_GRACE_PERIOD);
+            }
+        }
+        if writable {
+            self.output.flush();
+        }
+        if self.output.is_broken() {
+            self.begin_shutdown(0, Duration::ZERO);
+        }
+        if readable {
+            match input.read() {
+                Ok(ReadStatus::More | ReadStatus::Nothing) => {}
+                Ok(ReadStatus::End) => self.begin_shutdown(0, ANSWER_GRACE_PERIOD),
+                Err(error) => {
+                    tracing::debug!(%error, "the client's input cannot be read");
+                    self.begin_shutdown(0, ANSWER_GRACE_PERIOD);
+                }
+            }
+        }
+    }
+
+    /// Writes the backlog, for `time` at most.
+    pub(crate) fn drain(&self, time: Duration) {
+        let until = Instant::now() + time;
+        while self.output.backlog() > 0 && !self.output.is_broken() {
+            let left = until.saturating_duration_since(Instant::now());
+            let mut set = PollSet::new();
+            set.write(LoopSource::Output, &*self.output);
+            if left.is_zero() || set.wait(Some(left)).is_err() {
+                return;
+            }
+            self.output.flush();
+        }
+    }
+}
+
+/// Loop descriptors that user code has not closed.
+#[derive(Debug)]
+struct UsableDescriptors {
+    waker: bool,
+    signals: bool,
+}
+
+/// The descriptors that the loop polls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LoopSource {
+    Input,
+    Output,
+    Waker,
+    Signals,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rpc::inflight::{Inflight, Responder};
+    use crate::rpc::output::Recipient;
+    use rmcp::model::RequestId;
+    use serde_json::{Value, json};
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::{Sender, channel};
+
+    /// A service that answers each line with itself: at once, or, if the line is a number, after that many milliseconds
+    /// on the evaluating thread.
+    struct Echo {
+        inflight: Arc<Inflight>,
+        jobs_sender: Mutex<Sender<(u64, Responder)>>,
+    }
+
+    impl Service for Echo {
+        fn handle_line(&self, line: Line<'_>) {
+            let Line::Text(text) = line else { panic!("too long") };
+            let text = str::from_utf8(text).unwrap().trim();
+            let responder = self.inflight.admit(RequestId::String(text.into()), 1, None, text.len()).unwrap();
+            assert_ne!(text, "panic");
+            match text.parse() {
+                Ok(time) => self.jobs_sender.lock().send((time, responder)).unwrap(),
+                Err(_) => responder.answer(json!(text)),
+            }
+        }
+
+        fn run_timers(&self, now: Instant) -> Option<Instant> {
+            self.inflight.run_timers(now)
+        }
+
+        fn is_idle(&self) -> bool {
+            self.inflight.is_idle()
+        }
+
+        fn exits_on_signal(&self) -> bool {
+            false
+        }
+    }
+
+    /// A client, connected to an event loop that runs on a thread of its own.
+    struct TestClient {
+        writer: UnixStream,
+        reader: BufReader<UnixStream>,
+        serving: std::thread::JoinHandle<i32>,
+    }
+
+    impl TestClient {
+        fn new() -> Self {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            let waker = Arc::new(Waker::new().unwrap());
+            let output =
+                Arc::new(Output::new(theirs.try_clone().unwrap().into(), Recipient::Client, waker.clone()).unwrap());
+            let event_loop = EventLoop::new(theirs.into(), output.clone(), waker).unwrap();
+            let (jobs_sender, jobs) = channel::<(u64, Responder)>();
+            let service = Echo { inflight: Inflight::new(output), jobs_sender: Mutex::new(jobs_sender) };
+            std::thread::spawn(move || {
+                for (time, responder) in jobs {
+                    std::thread::sleep(Duration::from_millis(time));
+                    responder.answer(json!(time));
+                }
+            });
+            let serving = std::thread::spawn(move || event_loop.run(&service));
+            Self { reader: BufReader::new(ours.try_clone().unwrap()), writer: ours, serving }
+        }
+
+        fn send(&mut self, text: &str) {
+            self.writer.write_all(text.as_bytes()).unwrap();
+        }
+
+        /// Reads the next answer and returns its id.
+        fn answer(&mut self) -> String {
+            let mut line = String::new();
+            self.reader.read_line(&mut line).unwrap();
+            let answer: Value = serde_json::from_str(&line).unwrap();
+            answer["id"].as_str().unwrap().to_owned()
+        }
+
+        fn end(self) -> i32 {
+            self.writer.shutdown(std::net::Shutdown::Write).unwrap();
+            self.serving.join().unwrap()
+        }
+    }
+
+    #[test]
+    fn lines_are_answered_in_order() {
+        let mut client = TestClient::new();
+        for round in 0..300 {
+            let time = [0, 0, 1, 2, 3][round % 5];
+            client.send(&format!("{time}\n"));
+            assert_eq!(client.answer(), time.to_string());
+        }
+        assert_eq!(client.end(), 0);
+    }
+
+    #[test]
+    fn lines_are_answered_during_an_evaluation() {
+        let mut client = TestClient::new();
+        client.send("300\n");
+        for text in ["a", "b", "c"] {
+            client.send(&format!("{text}\n"));
+            assert_eq!(client.answer(), text);
+        }
+        assert_eq!(client.answer(), "300");
+        client.send("0\n");
+        assert_eq!(client.answer(), "0");
+        assert_eq!(client.end(), 0);
+    }
+
+    #[test]
+    fn a_panicking_request_is_answered_and_the_loop_continues() {
+        let mut client = TestClient::new();
+        client.send("panic\nafter\n");
+        assert_eq!((client.answer(), client.answer()), ("panic".to_owned(), "after".to_owned()));
+        assert_eq!(client.end(), 0);
+    }
+
+    #[test]
+    fn requests_before_the_end_of_input_are_answered_and_end_the_loop() {
+        let mut client = TestClient::new();
+        let begin = Instant::now();
+        client.send("20\nlast, without a newline");
+        client.writer.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!((client.answer(), client.answer()), ("last, without a newline".to_owned(), "20".to_owned()));
+        assert_eq!(client.serving.join().unwrap(), 0);
+        assert!(begin.elapsed() < ANSWER_GRACE_PERIOD, "nothing else is waited for");
+    }
+
+    #[test]
+    fn a_client_that_does_not_read_does_not_block_the_loop() {
+        let mut client = TestClient::new();
+        let mut writer = client.writer.try_clone().unwrap();
+        let lines = std::thread::spawn(move || {
+            for line in 0..20_000 {
+                writer.write_all(format!("line {line} {}\n", "x".repeat(100)).as_bytes()).unwrap();
+            }
+        });
+        // The loop reads everything, far more than a socket buffer holds, though the client reads nothing.
+        lines.join().unwrap();
+        for line in 0..20_000 {
+            assert!(client.answer().starts_with(&format!("line {line} ")));
+        }
+        assert_eq!(client.end(), 0);
+    }
+}

@@ -1,0 +1,150 @@
+//! Post-processing: work for an evaluation whose Lisp part is done, such as writing files or asking other images. It
+//! has a thread of its own, while Lisp begins the next evaluation. The evaluation is over when the work is.
+
+use std::sync::Arc;
+
+use super::completion::{EarlierErrors, keep_outcome};
+use super::connection::Connection;
+use super::events::{JobEnd, OutcomeBuilder};
+use super::scheduler::SchedulerState;
+use super::{Answer, Inner, Reply, Session, answer};
+use crate::image::Interrupt;
+use crate::os::panics;
+use crate::outcome::Outcome;
+
+/// Makes the final outcome from Lisp's, or returns why that failed.
+type Work = Box<dyn FnOnce(Outcome) -> Result<Outcome, String> + Send>;
+
+/// The work for an evaluation whose Lisp part is done.
+pub(crate) struct PostProcessing {
+    work: Work,
+    /// The function that makes the work end soon.
+    cancel: Answer,
+}
+
+impl PostProcessing {
+    /// Creates post-processing. `work` runs on a thread of its own, unless the evaluation has been cancelled or is
+    /// held. `cancel` is called when the evaluation is cancelled while `work` runs, and must not block.
+    pub(crate) fn new(
+        work: impl FnOnce(Outcome) -> Result<Outcome, String> + Send + 'static,
+        cancel: impl FnOnce() + Send + 'static,
+    ) -> Self {
+        Self { work: Box::new(work), cancel: Box::new(cancel) }
+    }
+}
+
+/// Post-processing, and the session that it belongs to.
+pub(super) struct BoundPostProcessing {
+    pub(super) post_processing: PostProcessing,
+    pub(super) session: Session,
+}
+
+/// Reports to the observer that an answer waits for something outside of Lisp, until it is dropped. The supervisor then
+/// does not mistake a long wait for a stuck worker.
+struct ExternalWait(Session);
+
+impl ExternalWait {
+    fn new(session: &Session) -> Self {
+        if let Some(observer) = session.inner.observer.get() {
+            observer.external_wait(true);
+        }
+        Self(session.clone())
+    }
+}
+
+impl Drop for ExternalWait {
+    fn drop(&mut self) {
+        self.0.inner.end_external_wait();
+    }
+}
+
+/// An evaluation whose Lisp part is done and whose post-processing runs.
+pub(super) struct Finishing {
+    pub(super) job: u64,
+    pub(super) evaluation: u64,
+    pub(super) background: bool,
+    end: JobEnd,
+    earlier: EarlierErrors,
+    reply: Reply<Arc<Outcome>>,
+    /// The function that cancels the work; `None` once the evaluation is cancelled.
+    cancel: Option<Answer>,
+}
+
+impl BoundPostProcessing {
+    /// Records the evaluation as finishing. Returns the function that starts the work on `outcome`.
+    pub(super) fn begin(
+        self,
+        scheduler: &mut SchedulerState,
+        (job, background, end): (u64, bool, JobEnd),
+        earlier: EarlierErrors,
+        outcome: Outcome,
+        reply: Reply<Arc<Outcome>>,
+    ) -> Answer {
+        let PostProcessing { work, cancel } = self.post_processing;
+        let evaluation = outcome.evaluation;
+        scheduler.finishing.push(Finishing { job, evaluation, background, end, earlier, reply, cancel: Some(cancel) });
+        let session = self.session;
+        Box::new(move || {
+            let fallback = session.clone();
+            let wait = ExternalWait::new(&session);
+            let done = move || {
+                let _wait = wait;
+                let result = panics::caught(|| work(outcome))
+                    .unwrap_or_else(|| Err("Processing the result panicked.".to_owned()));
+                session.inner.end_post_processing(&session.connection, job, result);
+            };
+            let thread = std::thread::Builder::new().name("sbcl-mcp-finish".to_owned()).spawn(done);
+            if let Err(error) = thread {
+                fallback.inner.end_post_processing(
+                    &fallback.connection,
+                    job,
+                    Err(format!("Cannot start a thread to process the result: {error}.")),
+                );
+            }
+        })
+    }
+}
+
+impl Finishing {
+    /// Makes the work end soon.
+    pub(super) fn cancel(&mut self) {
+        if let Some(cancel) = self.cancel.take() {
+            cancel();
+        }
+    }
+
+    /// Returns the answer of a cancelled evaluation.
+    pub(super) fn answer_as_cancelled(self) -> Answer {
+        let outcome = OutcomeBuilder::blank(self.evaluation).finish(JobEnd::Interrupted(Interrupt::Cancel));
+        answer(self.reply, Arc::new(outcome))
+    }
+}
+
+impl Inner {
+    /// Ends the evaluation of `job`, whose work is done.
+    fn end_post_processing(&self, connection: &Connection, job: u64, result: Result<Outcome, String>) {
+        let mut scheduler = self.scheduler.lock();
+        // The evaluation may have been answered when its image was to be replaced.
+        let Some(index) = scheduler.finishing.iter().position(|finishing| finishing.job == job) else { return };
+        let Finishing { evaluation, background, end, earlier, reply, cancel, .. } =
+            scheduler.finishing.swap_remove(index);
+        let builder = OutcomeBuilder::blank(evaluation);
+        let (end, mut outcome) = match result {
+            _ if cancel.is_none() => {
+                let end = JobEnd::Interrupted(Interrupt::Cancel);
+                (end, builder.finish(end))
+            }
+            Ok(outcome) => (end, Outcome { evaluation, ..outcome }),
+            Err(reason) => (JobEnd::Failed, builder.failed("SIMPLE-ERROR", reason)),
+        };
+        if background {
+            self.report_background(&scheduler);
+            self.record_background_evaluation(&mut scheduler, connection, earlier, end, &mut outcome);
+        } else {
+            self.record_evaluation(connection, earlier, &mut outcome);
+        }
+        let answer = keep_outcome(&mut scheduler, outcome, reply);
+        self.unlock_and_notify(scheduler);
+        self.deliver([answer]);
+    }
+}

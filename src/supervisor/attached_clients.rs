@@ -1,0 +1,130 @@
+//! The clients that are attached by the server's socket.
+
+use std::borrow::Cow;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use crate::os::poll_set::PollSet;
+use crate::rpc::WriteBuffer;
+use crate::rpc::attach::{Listener, MAX_ATTACHED};
+use crate::rpc::framing::{Line, LineReader, ReadStatus};
+use crate::rpc::output::MAX_UNREAD;
+
+/// The connection of an attached client.
+#[derive(Debug)]
+struct AttachedClient {
+    /// The number of the connection.
+    connection: u64,
+    input: LineReader,
+    output: WriteBuffer,
+    /// True once the client has closed the connection or writing to it has failed.
+    is_gone: bool,
+}
+
+/// The socket, and the clients that are attached by it.
+#[derive(Debug)]
+pub(super) struct AttachedClients {
+    /// The socket; `None` without one, and during a shutdown.
+    listener: Option<Listener>,
+    clients: Vec<AttachedClient>,
+    /// The number of the newest connection.
+    last: u64,
+}
+
+/// A descriptor that the event loop polls: the socket, or the input or output of the connection with this number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AttachedDescriptor {
+    Listener,
+    Input(u64),
+    Output(u64),
+}
+
+/// An event on a connection.
+pub(super) enum ClientEvent<'a> {
+    Connected,
+    Line(Line<'a>),
+    Disconnected,
+}
+
+impl AttachedClients {
+    pub(super) fn new(listener: Option<Listener>) -> Self {
+        Self { listener, clients: Vec::new(), last: 0 }
+    }
+
+    /// Adds the descriptors to poll to `set`, each under the key that `name` returns. A connection is read only while
+    /// `reads` returns true for it and its client reads its answers.
+    pub(super) fn watch<'a, T: Copy + PartialEq>(
+        &'a self,
+        set: &mut PollSet<'a, T>,
+        name: impl Fn(AttachedDescriptor) -> T,
+        reads: impl Fn(u64) -> bool,
+    ) {
+        if let Some(listener) = &self.listener {
+            set.read(name(AttachedDescriptor::Listener), listener);
+        }
+        for client in &self.clients {
+            if client.output.backlog() <= MAX_UNREAD && reads(client.connection) {
+                set.read(name(AttachedDescriptor::Input(client.connection)), &client.input);
+            }
+            if !client.output.is_empty() {
+                set.write(name(AttachedDescriptor::Output(client.connection)), &client.output);
+            }
+        }
+    }
+
+    /// Writes, reads and accepts connections wherever `is_ready` returns true, and calls `handle` with each
+    /// connection's events.
+    pub(super) fn handle_ready(
+        &mut self,
+        is_ready: impl Fn(AttachedDescriptor) -> bool,
+        mut handle: impl FnMut(u64, ClientEvent<'_>),
+    ) {
+        for client in &mut self.clients {
+            if is_ready(AttachedDescriptor::Output(client.connection)) {
+                client.is_gone |= client.output.flush().is_err();
+            }
+            if is_ready(AttachedDescriptor::Input(client.connection)) {
+                let read = client.input.read();
+                while let Some(line) = client.input.next_line() {
+                    handle(client.connection, ClientEvent::Line(line));
+                }
+                client.is_gone |= !read.is_ok_and(|read| read != ReadStatus::End);
+            }
+        }
+        for client in self.clients.extract_if(.., |client| client.is_gone) {
+            handle(client.connection, ClientEvent::Disconnected);
+        }
+        let Some(listener) = self.listener.as_ref().filter(|_| is_ready(AttachedDescriptor::Listener)) else { return };
+        while let Some(stream) = listener.accept(self.clients.len() >= MAX_ATTACHED) {
+            let Ok((input, output)) = halves(stream) else { continue };
+            self.last += 1;
+            let (input, output) = (LineReader::new(input), WriteBuffer::new(output));
+            self.clients.push(AttachedClient { connection: self.last, input, output, is_gone: false });
+            handle(self.last, ClientEvent::Connected);
+        }
+    }
+
+    /// Sends a line on a connection, if the client is still attached.
+    pub(super) fn send(&mut self, connection: u64, line: Cow<'_, [u8]>) {
+        if let Some(client) = self.clients.iter_mut().find(|client| client.connection == connection) {
+            client.is_gone |= client.output.put_owned(line).is_err();
+        }
+    }
+
+    /// Returns the backlog of a connection in bytes: output that its client has not read.
+    pub(super) fn backlog(&self, connection: u64) -> usize {
+        self.clients.iter().find(|client| client.connection == connection).map_or(0, |client| client.output.backlog())
+    }
+
+    /// Closes the socket: no more clients can attach.
+    pub(super) fn close(&mut self) {
+        self.listener = None;
+    }
+}
+
+/// Returns the nonblocking input and output of a stream.
+fn halves(stream: UnixStream) -> std::io::Result<(OwnedFd, OwnedFd)> {
+    stream.set_nonblocking(true)?;
+    let output = stream.try_clone()?;
+    Ok((stream.into(), output.into()))
+}
