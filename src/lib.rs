@@ -38,6 +38,9 @@ mod config;
 mod confinement;
 #[cfg(feature = "mcp")]
 mod durable;
+#[cfg(feature = "mcp")]
+#[doc(hidden)]
+pub mod environment;
 mod error;
 pub mod guide;
 mod helper_threads;
@@ -54,6 +57,8 @@ mod poll_set;
 #[cfg(feature = "mcp")]
 mod recovery;
 pub mod report;
+#[doc(hidden)]
+pub mod result_kind;
 #[cfg(feature = "mcp")]
 mod rpc;
 #[cfg(feature = "mcp")]

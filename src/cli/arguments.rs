@@ -12,6 +12,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::{say, sessions, version};
 use crate::confinement::Confinement;
+use crate::environment;
 use crate::recovery::checkpoint::store::Checkpoints;
 use crate::scratch::Scratch;
 use crate::{ImageConfig, Limits, Session, mcp};
@@ -370,7 +371,7 @@ pub(super) struct Options {
     #[arg(long)]
     pub(super) user_init: bool,
     /// What to log on stderr, such as "debug".
-    #[arg(long, value_name = "FILTER", env = "SBCL_MCP_LOG", default_value = "warn", value_parser = filter)]
+    #[arg(long, value_name = "FILTER", env = environment::LOG, default_value = "warn", value_parser = filter)]
     pub(super) log: EnvFilter,
     #[command(flatten)]
     pub(super) confinement: Confinement,

@@ -6,12 +6,8 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use super::exit_status::{FAILED, FINE, IMPOSSIBLE};
 use crate::check::{Checked, Severity, check, packages};
-
-/// Exit statuses: the reader gets through all files; it does not through one; one cannot be read or written.
-const FINE: i32 = 0;
-const REFUSED: i32 = 1;
-const IMPOSSIBLE: i32 = 3;
 
 /// What Lisp source is called.
 const EXTENSIONS: [&str; 4] = ["lisp", "lsp", "cl", "asd"];
@@ -49,7 +45,7 @@ pub(super) fn run(
             let checked = check(&text, &context.known);
             let mends = fix && exact && checked.repaired.is_some();
             if checked.is_error() && !mends {
-                status = status.max(REFUSED);
+                status = status.max(FAILED);
             }
             print(&mut report, "<stdin>", &checked);
             if fix {
@@ -99,7 +95,7 @@ fn check_file(file: &Path, fix: bool, context: &mut Context, report: &mut String
             report.push_str(&format!("{name}: repaired\n"));
             Ok(FINE)
         }
-        None => Ok(REFUSED),
+        None => Ok(FAILED),
     }
 }
 

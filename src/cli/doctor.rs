@@ -14,14 +14,12 @@ use rustix::process::{Resource, getrlimit};
 use serde_json::json;
 
 use super::client::{Client, Failure};
+use super::exit_status::{FAILED, FINE};
+use crate::environment;
 use crate::image::address_space;
 use crate::recovery::checkpoint::store::state_directory;
 use crate::scratch::Scratch;
 use crate::{ImageConfig, mcp};
-
-/// Exit statuses: everything works; something would not.
-const WELL: i32 = 0;
-const ILL: i32 = 1;
 
 /// How long a start and an evaluation may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -103,7 +101,7 @@ pub(super) fn run(config: &ImageConfig, arguments: Vec<OsString>, output: OwnedF
     };
     let written = File::from(output).write_all(format!("{}\n{end}\n", findings.text).as_bytes());
     written.map_err(|error| format!("sbcl-mcp cannot write: {error}"))?;
-    Ok(if findings.problems == 0 { WELL } else { ILL })
+    Ok(if findings.problems == 0 { FINE } else { FAILED })
 }
 
 /// What runs here, and where it is.
@@ -265,7 +263,8 @@ fn cgroup_limit() -> Option<u64> {
 /// Where files are put.
 fn files(findings: &mut Findings) {
     let temporary = std::env::temp_dir();
-    let what = if std::env::var_os("TMPDIR").is_some() { "TMPDIR" } else { "temporary files" };
+    let what =
+        if std::env::var_os(environment::TEMPORARY).is_some() { environment::TEMPORARY } else { "temporary files" };
     match probe_in(&temporary) {
         Err(error) => findings.problem(
             what,
@@ -313,7 +312,7 @@ fn files(findings: &mut Findings) {
             "set XDG_STATE_HOME to a directory that can be",
         ),
     }
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let runtime = std::env::var_os(environment::RUNTIME_DIRECTORY).map(PathBuf::from);
     let own = |data: &fs::Metadata| data.uid() == rustix::process::geteuid().as_raw() && data.mode() & 0o077 == 0;
     let note = |findings: &mut Findings, found: &str| {
         findings.note("runtime", found, "mkdir -m 700 DIR && export XDG_RUNTIME_DIR=DIR, for what joins a session");
@@ -349,7 +348,7 @@ fn init_files(findings: &mut Findings, user_init: bool) {
     let known = registries.into_iter().chain(trees).map(|path| home.join(path));
     let known = known.chain([PathBuf::from("/usr/share/common-lisp/source")]).filter(|path| path.exists());
     let known: Vec<_> = known.map(|path| path.display().to_string()).collect();
-    let variable = std::env::var("CL_SOURCE_REGISTRY").ok().filter(|value| !value.is_empty());
+    let variable = std::env::var(environment::SOURCE_REGISTRY).ok().filter(|value| !value.is_empty());
     let known: Vec<_> = variable.map(|value| format!("CL_SOURCE_REGISTRY={value}")).into_iter().chain(known).collect();
     findings.fine("Lisp systems", &if known.is_empty() { "none installed".to_owned() } else { known.join(", ") });
 }
@@ -449,7 +448,7 @@ fn bytes_below(directory: &Path) -> u64 {
 
 /// The program of this name that a shell would start.
 fn on_path(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
+    let path = std::env::var_os(environment::PATH)?;
     std::env::split_paths(&path)
         .map(|directory| directory.join(name))
         .find(|file| fs::metadata(file).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0))

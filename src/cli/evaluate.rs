@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use super::arguments::Options;
 use super::client::client_of;
+use super::exit_status::IMPOSSIBLE;
 use super::serve::clear_up;
-use super::{IMPOSSIBLE, say, start_logging, tools};
+use super::{say, start_logging, tools};
 use crate::mcp::stdio::Stdio;
 use crate::scratch::Scratch;
 use crate::session::observer::LastWords;

@@ -7,7 +7,9 @@ mod client;
 mod doctor;
 mod editor;
 mod evaluate;
+pub mod exit_status;
 mod pages;
+pub mod reference;
 mod repl;
 mod replay;
 mod serve;
@@ -25,10 +27,7 @@ use crate::recovery::checkpoint::store::Checkpoints;
 use crate::scratch::Scratch;
 use crate::supervisor::log::Log;
 use arguments::{Cli, Command};
-
-/// The exit status of a command that could not do what was asked: start, read its input, or write what came of it. It is 1
-/// for code, files or answers that are wrong, and 2 for a wrong command line.
-const IMPOSSIBLE: i32 = 3;
+use exit_status::{FAILED, IMPOSSIBLE};
 
 /// The program `sbcl-mcp`.
 pub fn main() -> ! {
@@ -98,7 +97,7 @@ pub fn main() -> ! {
 
 fn complain(reason: &str) -> i32 {
     say(reason);
-    1
+    FAILED
 }
 
 /// A line on stderr; that nobody may read it is no reason to fail, as `eprintln!` would, or to wait.

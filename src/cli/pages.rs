@@ -12,7 +12,7 @@ use super::arguments::Cli;
 use super::complain;
 
 /// The command line as users know it: clap's generators would tell of what is hidden, too.
-fn visible() -> Command {
+pub(super) fn visible() -> Command {
     without_hidden(&Cli::command()).version(super::version())
 }
 

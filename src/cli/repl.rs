@@ -15,18 +15,15 @@ use serde_json::{Value, json};
 
 use super::client::{Answer, Client, Event, Failure, START, answered, client_of};
 use super::editor::{Editor, Typed};
+use super::exit_status::{FAILED, FINE, IMPOSSIBLE};
 use super::tools::{load_arguments, test_arguments, test_failures, with_timeout};
 use crate::attach::TAKE_OVER;
 use crate::check::is_unfinished;
+use crate::environment;
 use crate::mcp::stdio::Stdio;
 use crate::mcp::{ONE_FORM, parted};
 use crate::report;
 use crate::rpc::inflight::OUTPUT_FROM;
-
-/// Exit statuses: all is well; something that was not typed by hand failed; the server is gone.
-const FINE: i32 = 0;
-const FAILED: i32 = 1;
-const GONE: i32 = 3;
 
 /// How soon after the last Ctrl-C another one asks for more than that did.
 const TWICE: Duration = Duration::from_secs(1);
@@ -91,8 +88,9 @@ pub(super) struct Options {
 /// A sentence: the server did not start, or stdout cannot be written to.
 pub(super) fn run(mut client: Client, options: &Options) -> Result<i32, String> {
     let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
-    let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
-    let colours = is_terminal && !is_dumb && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let is_dumb = std::env::var_os(environment::TERMINAL).is_none_or(|term| term == "dumb");
+    let colours =
+        is_terminal && !is_dumb && std::env::var_os(environment::NO_COLOUR).is_none_or(|value| value.is_empty());
     let notices = ExternalPrinter::new(MAX_NOTICES);
     let is_shared = options.shared || options.joined.is_some();
     if is_shared && is_terminal {
@@ -131,7 +129,7 @@ pub(super) fn run(mut client: Client, options: &Options) -> Result<i32, String> 
         Ok(()) => Ok(FINE),
         Err(Stop::Gone) => {
             super::say("; The server has ended.");
-            Ok(GONE)
+            Ok(IMPOSSIBLE)
         }
         Err(Stop::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(FAILED),
         Err(Stop::Output(error)) => Err(format!("it cannot write: {error}")),
@@ -846,7 +844,7 @@ pub(super) fn start(
     };
     talk().unwrap_or_else(|reason| {
         super::say(&format!("sbcl-mcp repl: {reason}"));
-        GONE
+        IMPOSSIBLE
     })
 }
 

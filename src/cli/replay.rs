@@ -14,12 +14,9 @@ use regex::Regex;
 use serde_json::{Value, json};
 
 use super::client::{Client, Event};
+use super::exit_status::{FAILED, FINE};
 use crate::rpc::framing::MAX_LINE;
 use crate::rpc::recorder::{Header, Record, Side, read_header};
-
-/// Exit statuses: all answers are the same; some differ.
-const SAME: i32 = 0;
-const DIFFERENT: i32 = 1;
 
 /// How much longer than in the recording an answer may take, and how long at least.
 const SLOWER: f64 = 10.0;
@@ -258,7 +255,7 @@ impl Replay {
         if different > 0 && !said.trim().is_empty() {
             super::say(said.trim_end());
         }
-        Ok(if different == 0 { SAME } else { DIFFERENT })
+        Ok(if different == 0 { FINE } else { FAILED })
     }
 }
 

@@ -12,13 +12,9 @@ use serde_json::{Value, json};
 
 use super::arguments::Tests;
 use super::client::{Answer, Client, Event, Failure, START, answered, client_of};
+use super::exit_status::{FAILED, FINE, UNTRIED};
 use crate::attach;
 use crate::mcp::stdio::Stdio;
-
-/// Exit statuses: it went well; something failed; it could not be done (clap's status for a wrong command line, too).
-const FINE: i32 = 0;
-const FAILED: i32 = 1;
-const IMPOSSIBLE: i32 = 2;
 
 /// Options by which a server's image has more than SBCL from the beginning.
 const BRING_CODE: [&str; 3] = ["--user-init", "--core", "--image"];
@@ -128,7 +124,7 @@ pub(super) fn call(attach: Option<Option<String>>, options: Vec<OsString>, reque
     };
     called().unwrap_or_else(|reason| {
         super::say(&format!("sbcl-mcp {}: {reason}", request.command()));
-        IMPOSSIBLE
+        UNTRIED
     })
 }
 
@@ -178,10 +174,10 @@ fn ask(client: &mut Client, tool: &str, arguments: &Value) -> Result<Answer, Fai
 
 fn status(request: &Request, answer: &Answer) -> i32 {
     match request {
-        _ if answer.content.get("refused").is_some() => IMPOSSIBLE,
-        Request::Test(_) if answer.is_error || is_left_out(&answer.content) => IMPOSSIBLE,
+        _ if answer.content.get("refused").is_some() => UNTRIED,
+        Request::Test(_) if answer.is_error || is_left_out(&answer.content) => UNTRIED,
         Request::Test(_) if test_failures(&answer.content) > 0 => FAILED,
-        Request::Test(_) if is_skipped(&answer.content) => IMPOSSIBLE,
+        Request::Test(_) if is_skipped(&answer.content) => UNTRIED,
         _ if answer.is_error => FAILED,
         _ => FINE,
     }

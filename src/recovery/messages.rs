@@ -8,6 +8,7 @@ use super::state::{CrashReport, RecoveryState, Resumed, Returned};
 use crate::listed;
 use crate::outcome::{Clipped, ErrorRecord, Outcome};
 use crate::report;
+use crate::result_kind::{CANCELLED, IMAGE_LOST};
 use crate::session::recovery::failed;
 
 /// Maximum number of unrestored forms that a message lists.
@@ -96,7 +97,7 @@ pub(crate) fn shortened(text: &str) -> String {
 
 /// Returns the outcome of an evaluation whose image was replaced by a reset.
 pub(crate) fn replaced() -> Outcome {
-    failed("CANCELLED", "The evaluation ended with its image, which a reset has replaced.".to_owned())
+    failed(CANCELLED, "The evaluation ended with its image, which a reset has replaced.".to_owned())
 }
 
 /// Returns the outcome of an evaluation that the last image did not finish.
@@ -104,12 +105,12 @@ fn lost_outcome(state: &RecoveryState, report: &Report) -> Outcome {
     let Some(crash) = &state.crash else {
         let returned = state.replacement.as_ref().is_some_and(|replacement| replacement.returned.is_some());
         let by = if returned { "a checkpoint" } else { "a reset" };
-        return failed("CANCELLED", format!("The evaluation ended with its image, which {by} has replaced."));
+        return failed(CANCELLED, format!("The evaluation ended with its image, which {by} has replaced."));
     };
     let restored = restored(state, report, crash);
     let stuck = crash.stuck.as_deref().and_then(|outcome| Some((outcome, outcome.result.as_ref().err()?)));
     let Some((outcome, error)) = stuck else {
-        return failed("IMAGE-LOST", format!("The Lisp image {}. {restored}", crash.cause));
+        return failed(IMAGE_LOST, format!("The Lisp image {}. {restored}", crash.cause));
     };
     let mut error = ErrorRecord::clone(error);
     let text = format!("{}.\nThe Lisp image {}. {restored}", error.what_happened(), crash.cause);

@@ -14,6 +14,7 @@ use super::replay_policy::{ReplayPolicy, Step};
 use crate::Limits;
 use crate::interruption::Stuck;
 use crate::outcome::Outcome;
+use crate::result_kind::CANCELLED;
 use crate::session::recovery::Errors;
 
 /// Maximum number of messages of a client's handshake.
@@ -152,7 +153,7 @@ impl CrashReport {
     /// Returns true when the image was replaced because a cancelled evaluation did not end.
     pub(crate) fn was_cancelled(&self) -> bool {
         let error = self.stuck.as_ref().and_then(|outcome| outcome.result.as_ref().err());
-        self.in_flight && error.is_some_and(|error| error.kind == "CANCELLED")
+        self.in_flight && error.is_some_and(|error| error.kind == CANCELLED)
     }
 }
 

@@ -22,6 +22,7 @@ use crate::poll_set::{PollSet, Ready};
 use crate::recovery::checkpoint::store::Checkpoint;
 use crate::recovery::event::WorkerEvent;
 use crate::recovery::state::Crash;
+use crate::result_kind::HEAP_EXHAUSTED;
 use crate::rpc::WriteBuffer;
 use crate::rpc::descriptors::{nonblocking_reader, nonblocking_writer};
 use crate::rpc::frame::Kind;
@@ -336,7 +337,7 @@ impl Relay {
         let crash = Crash::new(cause(status));
         let crash = if may_be_from_outside(status) { crash.killed() } else { crash };
         let by_heap = status.exit_status() == Some(LOST_TO_HEAP);
-        let outcome = by_heap.then(|| failed("HEAP-EXHAUSTED", "The heap was used up".to_owned()));
+        let outcome = by_heap.then(|| failed(HEAP_EXHAUSTED, "The heap was used up".to_owned()));
         Err(Verdict::Replace(id, crash.during(outcome)))
     }
 

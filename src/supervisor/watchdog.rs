@@ -8,6 +8,7 @@ use super::requests::Requests;
 use super::worker_process::WorkerProcess;
 use crate::recovery::state::Crash;
 use crate::recovery::status_page::{Status, monotonic};
+use crate::result_kind::TIMEOUT;
 use crate::session::recovery::failed;
 
 // So many looks in a row must find something wrong. They are counted, not timed: this process may have been stopped as
@@ -73,7 +74,7 @@ impl Watchdog {
         let (begun, due) = (worker.status.get(Status::Begun), worker.status.get(Status::Due));
         let running = begun > worker.status.get(Status::Ended);
         if found(&mut self.overdue, running && due != 0 && due < monotonic()) >= OVERDUE {
-            let outcome = failed("TIMEOUT", "The evaluation ran longer than its time limit".to_owned());
+            let outcome = failed(TIMEOUT, "The evaluation ran longer than its time limit".to_owned());
             return Some(Crash::new("could not be interrupted and was ended").during(outcome));
         }
         if found(&mut self.stopped, processes::is_stopped(worker.pid)) >= STOPPED {

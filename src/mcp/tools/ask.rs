@@ -10,6 +10,7 @@ use rmcp::model::{
 
 use super::{Call, Fault, Step, ToolContext, later};
 use crate::mcp::peer::Peer;
+use crate::result_kind::CANCELLED;
 use crate::rpc::inflight::NoAnswer;
 use crate::session::recovery::{Asking, failed};
 use crate::{ErrorRecord, HoldError, Outcome, RestartDesignator, Resumed, Session};
@@ -202,7 +203,7 @@ fn request(call: Call, asked: Asked, outcome: Arc<Outcome>, question: ElicitRequ
             Err(NoAnswer::Late) => "nobody answered in time".to_owned(),
             Err(NoAnswer::Moot) => {
                 let text = "The session was reset while its user was asked how the evaluation should go on.";
-                return call.reply(failed("CANCELLED", text.to_owned()));
+                return call.reply(failed(CANCELLED, text.to_owned()));
             }
         };
         let mut outcome = Arc::unwrap_or_clone(outcome);

@@ -11,6 +11,7 @@ use crate::image::{Event, Interrupt, Text};
 use crate::interruption::Stuck;
 use crate::listed;
 use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, FormRole, Outcome, Timing, Warning, interleaved};
+use crate::result_kind::{CANCELLED, HEAP_EXHAUSTED, THREAD_TERMINATED, TIMEOUT};
 use crate::session::operation::RecordsBuilder;
 
 /// Notices of an evaluation in the background, and characters of one.
@@ -26,7 +27,7 @@ const SIGNALLED: usize = 100;
 const SUPERSEDED: usize = 10;
 
 /// The kinds of error that an interruption is.
-const INTERRUPTIONS: [&str; 3] = ["TIMEOUT", "CANCELLED", "HEAP-EXHAUSTED"];
+const INTERRUPTIONS: [&str; 3] = [TIMEOUT, CANCELLED, HEAP_EXHAUSTED];
 
 /// A warning as it comes in; 0 for a line or column that is not known.
 #[derive(Debug)]
@@ -444,12 +445,10 @@ fn defining_form(code: &str, start: u64, description: &str) -> Option<(DefiningF
 /// The kind of an error that Lisp has said nothing of.
 fn kind_of(end: JobEnd) -> &'static str {
     match end {
-        JobEnd::Interrupted(Interrupt::Timeout) | JobEnd::Abandoned(Interrupt::Timeout) => "TIMEOUT",
-        JobEnd::Interrupted(Interrupt::Heap) | JobEnd::Abandoned(Interrupt::Heap) => "HEAP-EXHAUSTED",
-        JobEnd::Interrupted(Interrupt::Cancel) | JobEnd::Abandoned(Interrupt::Cancel) | JobEnd::Withdrawn => {
-            "CANCELLED"
-        }
-        JobEnd::Succeeded | JobEnd::Failed => "THREAD-TERMINATED",
+        JobEnd::Interrupted(Interrupt::Timeout) | JobEnd::Abandoned(Interrupt::Timeout) => TIMEOUT,
+        JobEnd::Interrupted(Interrupt::Heap) | JobEnd::Abandoned(Interrupt::Heap) => HEAP_EXHAUSTED,
+        JobEnd::Interrupted(Interrupt::Cancel) | JobEnd::Abandoned(Interrupt::Cancel) | JobEnd::Withdrawn => CANCELLED,
+        JobEnd::Succeeded | JobEnd::Failed => THREAD_TERMINATED,
     }
 }
 
@@ -457,17 +456,17 @@ fn kind_of(end: JobEnd) -> &'static str {
 fn message_of(kind: &str, end: JobEnd, timeout: Option<Duration>, step: Option<&str>) -> String {
     match (kind, end, timeout) {
         (_, JobEnd::Abandoned(reason), _) => abandoned_message(reason, timeout),
-        ("TIMEOUT", JobEnd::Interrupted(_), Some(timeout)) => timeout_message(timeout),
-        ("TIMEOUT", JobEnd::Interrupted(_), None) => {
+        (TIMEOUT, JobEnd::Interrupted(_), Some(timeout)) => timeout_message(timeout),
+        (TIMEOUT, JobEnd::Interrupted(_), None) => {
             format!("The time limit of {} has passed.", step.unwrap_or("it"))
         }
-        ("HEAP-EXHAUSTED", JobEnd::Interrupted(_), _) => {
+        (HEAP_EXHAUSTED, JobEnd::Interrupted(_), _) => {
             "The heap was nearly used up, so the evaluation was stopped.".to_owned()
         }
-        ("CANCELLED", JobEnd::Interrupted(_) | JobEnd::Withdrawn, _) => {
+        (CANCELLED, JobEnd::Interrupted(_) | JobEnd::Withdrawn, _) => {
             "The evaluation was cancelled; what it had done by then stays done.".to_owned()
         }
-        ("THREAD-TERMINATED", JobEnd::Failed, _) => {
+        (THREAD_TERMINATED, JobEnd::Failed, _) => {
             "The code ended the thread that evaluated it; a new one has taken its place.".to_owned()
         }
         _ => "(no message)".to_owned(),
