@@ -16,6 +16,8 @@ mod ask;
 mod attach;
 mod away;
 mod background;
+#[cfg(target_os = "linux")]
+mod book;
 mod check;
 mod checkpoint_copies;
 mod checkpoints;
@@ -34,6 +36,8 @@ mod plain_process;
 mod programs;
 mod recording;
 mod recovery;
+#[cfg(target_os = "linux")]
+mod reference;
 mod reloading;
 mod repl;
 mod sessions;
