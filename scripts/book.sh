@@ -10,5 +10,8 @@ if [ ! -x "$mdbook" ]; then
     # Without the server that watches for changes: that is most of its dependencies.
     cargo install mdbook --version "$version" --locked --no-default-features --features search --root "$cache"
 fi
-"$mdbook" build --dest-dir "$PWD/${CARGO_TARGET_DIR:-target}/book"
-echo "book: ${CARGO_TARGET_DIR:-target}/book/index.html"
+target=$(mkdir -p "${CARGO_TARGET_DIR:-target}" && cd "${CARGO_TARGET_DIR:-target}" && pwd)
+"$mdbook" build --dest-dir "$target/book"
+# What llms.txt points to.
+(cd docs && find . -name '*.md' -print0 | tar --null -T - -cf -) | tar -C "$target/book" -xf -
+echo "book: $target/book/index.html"

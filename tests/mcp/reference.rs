@@ -70,7 +70,7 @@ const EXAMPLES: [(&str, &str); 20] = [
         "trace-calls",
         "→ trace-calls {\"functions\": [\"shop:total\", \"shop:price\"]}\n  (shop:total '(:apple :pear))\n",
     ),
-    ("profile", "→ profile {\"limit\": 1}\n  (defun spin (n) (loop repeat n count (oddp n)))\n  (spin 100000000)\n"),
+    ("profile", "→ profile {\"limit\": 1}\n  (defun spin (n) (loop repeat n count (oddp n)))\n  (spin 50000000)\n"),
     ("checkpoint", "→ checkpoint {\"action\": \"save\", \"name\": \"before the sale\"}\n"),
     ("reset-session", "→ reset-session {}\n"),
     ("configure-limits", "→ configure-limits {\"timeout\": 120}\n"),
@@ -82,7 +82,7 @@ const FAILURES: [(&str, &str); 5] = [
     (
         "CANCELLED",
         "→ evaluate-lisp {\"wait\": 0.2}\n  (sleep 60)\n\n→ abort-evaluation {\"id\": 2}\n\n\
-         → check-evaluation {\"id\": 2, \"wait\": 10}\n",
+         → check-evaluation {\"id\": 2, \"wait\": 60}\n",
     ),
     (
         "HEAP-EXHAUSTED",
@@ -90,7 +90,7 @@ const FAILURES: [(&str, &str); 5] = [
     ),
     (
         "THREAD-TERMINATED",
-        "→ evaluate-lisp {\"background\": true}\n  (sb-thread:abort-thread)\n\n→ check-evaluation {\"wait\": 10}\n",
+        "→ evaluate-lisp {\"background\": true}\n  (sb-thread:abort-thread)\n\n→ check-evaluation {\"wait\": 60}\n",
     ),
     (
         "IMAGE-LOST",
