@@ -1,7 +1,7 @@
 # `make` alone lists the targets. Every target works in a fresh clone, and can be repeated.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build-tools lint-tools bench-tools dist-tools sbcl build sbcl-internals demo test flaky fuzz miri soak kill checkpoint-model checkpoint-load checkpoint-figures lint bench bench-peers figures mutants recording dist clean
+.PHONY: book reference help setup build-tools lint-tools bench-tools dist-tools sbcl build sbcl-internals demo test flaky fuzz miri soak kill checkpoint-model checkpoint-load checkpoint-figures lint bench bench-peers figures mutants recording dist clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -58,6 +58,12 @@ checkpoint-load: sbcl ## Save 500 checkpoints while threads allocate in C and ch
 
 checkpoint-figures: build ## Measure the cost of checkpoints, with ratios to a plain start (needs a quiet machine)
 	python3 scripts/checkpoint_figures.py
+
+book: ## Build the book of docs/ in target/book (fetches mdBook, once)
+	scripts/book.sh
+
+reference: sbcl ## Regenerate docs/reference and the answers of the examples in docs
+	SBCL_MCP_UPDATE_REFERENCE=1 cargo test --release --features num-bigint --test mcp -- book:: reference::
 
 lint-tools:
 	@scripts/setup.sh lint

@@ -67,8 +67,8 @@ def stage(program, directory):
     install(program, directory / "sbcl-mcp", executable=True)
     for file in [*LICENCES, ROOT / "README.md", ROOT / "CHANGELOG.md"]:
         install(file, directory / file.name)
-    for file in ROOT.glob("docs/*.*"):
-        install(file, directory / "docs" / file.name)
+    for file in ROOT.glob("docs/**/*.*"):
+        install(file, directory / file.relative_to(ROOT))
     run(program, "man", directory / "man")
     for shell, name in COMPLETIONS.items():
         (directory / "completions").mkdir(exist_ok=True)

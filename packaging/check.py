@@ -113,7 +113,7 @@ def archive(empty):
     version = run([unpacked / "sbcl-mcp", "--version"], empty).split()[1]
     if version not in file.name:
         fail(f"{file.name} has version {version}")
-    for name in ["LICENSE-MIT", "LICENSE-APACHE", "LICENSE-SBCL", "README.md", "docs/tools.md", "man/sbcl-mcp-eval.1"]:
+    for name in ["LICENSE-MIT", "LICENSE-APACHE", "LICENSE-SBCL", "README.md", "docs/reference/tools.md", "man/sbcl-mcp-eval.1"]:
         if not (unpacked / name).is_file():
             fail(f"{file.name} has no {name}")
     for page in (unpacked / "man").iterdir():

@@ -37,7 +37,7 @@ export INSTA_UPDATE=no
 features=(--features sbcl-mcp/num-bigint)
 suite "Rust" cargo test --release --workspace --no-fail-fast "${features[@]}"
 suite "Feature guarded-messages" cargo test --release --features guarded-messages --test library_soundness
-for example in embed guided_tour plugin_host symbolic live_service axum_rules; do
+for example in readme embed guided_tour plugin_host symbolic live_service axum_rules; do
     suite "Example $example" cargo run --quiet --release "${features[@]}" --example "$example"
 done
 suite "Recording" scripts/recording.py --check "$target/release/sbcl-mcp"

@@ -32,6 +32,9 @@
 
 mod config;
 mod embedding;
+#[cfg(feature = "mcp")]
+#[doc(hidden)]
+pub mod environment;
 mod error;
 pub mod guide;
 mod image;
@@ -40,6 +43,8 @@ pub mod outcome;
 #[cfg(feature = "mcp")]
 mod recovery;
 pub mod report;
+#[doc(hidden)]
+pub mod result_kind;
 #[cfg(feature = "mcp")]
 mod rpc;
 #[cfg(feature = "mcp")]

@@ -171,10 +171,17 @@ fn claude_code_hook_reports_errors_in_lisp_files_only() {
 /// Until this project owns the names, a command that installs by name may run code that somebody else published.
 #[test]
 fn docs_install_from_files_not_by_unregistered_package_names() {
-    let documents = std::fs::read_dir(Path::new(ROOT).join("docs")).unwrap();
-    let documents = documents.map(|entry| format!("docs/{}", entry.unwrap().file_name().to_string_lossy()));
+    let mut documents = Vec::new();
+    let mut directories = vec!["docs".to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(Path::new(ROOT).join(&directory)).unwrap() {
+            let name = format!("{directory}/{}", entry.unwrap().file_name().to_string_lossy());
+            let list = if Path::new(ROOT).join(&name).is_dir() { &mut directories } else { &mut documents };
+            list.push(name);
+        }
+    }
     let others = ["README.md", "packaging/npm/README.md", "packaging/python/README.md"].map(str::to_owned);
-    for name in documents.filter(|name| name.ends_with(".md")).chain(others) {
+    for name in documents.into_iter().filter(|name| name.ends_with(".md")).chain(others) {
         let text = text(&name);
         for command in [
             "npx -y sbcl-mcp",

@@ -11,6 +11,7 @@ use clap_complete::Shell;
 use tracing_subscriber::EnvFilter;
 
 use super::{say, sessions, version};
+use crate::environment;
 use crate::os::temporary::Scratch;
 use crate::recovery::checkpoint::store::Checkpoints;
 use crate::sandbox::Confinement;
@@ -375,7 +376,7 @@ pub(super) struct Options {
     #[arg(long)]
     pub(super) user_init: bool,
     /// What to log on stderr, such as "debug".
-    #[arg(long, value_name = "FILTER", env = "SBCL_MCP_LOG", default_value = "warn", value_parser = filter)]
+    #[arg(long, value_name = "FILTER", env = environment::LOG, default_value = "warn", value_parser = filter)]
     pub(super) log: EnvFilter,
     #[command(flatten)]
     pub(super) confinement: Confinement,

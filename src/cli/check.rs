@@ -8,10 +8,7 @@ use std::path::{Path, PathBuf};
 
 use lisp_syntax::{Checked, Severity, check, packages};
 
-/// Exit statuses: all files can be read by Lisp; one cannot; a file cannot be opened or written.
-const READABLE: i32 = 0;
-const UNREADABLE: i32 = 1;
-const CANNOT_RUN: i32 = 3;
+use super::exit_status::{CANNOT_RUN, FAILED, SUCCEEDED};
 
 /// Extensions of files with Lisp source.
 const EXTENSIONS: [&str; 4] = ["lisp", "lsp", "cl", "asd"];
@@ -32,7 +29,7 @@ pub(super) fn run(
 ) -> Result<i32, String> {
     let mut stdin = Some(File::from(input));
     let mut report = String::new();
-    let mut status = READABLE;
+    let mut status = SUCCEEDED;
     let mut repaired = None;
     let mut context = PackageContext { known, packages_by_directory: Vec::new() };
     for path in paths {
@@ -48,7 +45,7 @@ pub(super) fn run(
             let checked = check(&text, &context.known);
             let is_repaired = fix && exact && checked.repaired.is_some();
             if checked.is_error() && !is_repaired {
-                status = status.max(UNREADABLE);
+                status = status.max(FAILED);
             }
             print(&mut report, "<stdin>", &checked);
             if fix {
@@ -90,15 +87,15 @@ fn check_file(file: &Path, fix: bool, context: &mut PackageContext, report: &mut
     let name = file.display().to_string();
     print(report, &name, &checked);
     if !checked.is_error() {
-        return Ok(READABLE);
+        return Ok(SUCCEEDED);
     }
     match checked.repaired.filter(|_| fix && exact) {
         Some(repaired) => {
             replace_contents(file, &repaired)?;
             report.push_str(&format!("{name}: repaired\n"));
-            Ok(READABLE)
+            Ok(SUCCEEDED)
         }
-        None => Ok(UNREADABLE),
+        None => Ok(FAILED),
     }
 }
 

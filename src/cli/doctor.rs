@@ -14,14 +14,12 @@ use rustix::process::{Resource, getrlimit};
 use serde_json::json;
 
 use super::client::{CallError, Client};
+use super::exit_status::{FAILED, SUCCEEDED};
+use crate::environment;
 use crate::image::address_space;
 use crate::os::temporary::Scratch;
 use crate::recovery::checkpoint::store::state_directory;
 use crate::{ImageConfig, mcp};
-
-/// Exit statuses: everything works; something fails.
-const ALL_WORKS: i32 = 0;
-const SOME_FAIL: i32 = 1;
 
 /// Time that the start of the server, and each evaluation, may take.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -103,7 +101,7 @@ pub(super) fn run(config: &ImageConfig, arguments: Vec<OsString>, output: OwnedF
     };
     let written = File::from(output).write_all(format!("{}\n{end}\n", findings.text).as_bytes());
     written.map_err(|error| format!("sbcl-mcp cannot write: {error}"))?;
-    Ok(if findings.problems == 0 { ALL_WORKS } else { SOME_FAIL })
+    Ok(if findings.problems == 0 { SUCCEEDED } else { FAILED })
 }
 
 /// Checks versions, the binary, PATH and the core.
@@ -269,7 +267,8 @@ fn cgroup_limit() -> Option<u64> {
 /// Checks the directories for temporary files, HOME, checkpoints and sockets.
 fn check_files(findings: &mut Findings) {
     let temporary = std::env::temp_dir();
-    let what = if std::env::var_os("TMPDIR").is_some() { "TMPDIR" } else { "temporary files" };
+    let what =
+        if std::env::var_os(environment::TEMPORARY).is_some() { environment::TEMPORARY } else { "temporary files" };
     match probe_in(&temporary) {
         Err(error) => findings.problem(
             what,
@@ -319,7 +318,7 @@ fn check_files(findings: &mut Findings) {
             "set XDG_STATE_HOME to a writable directory",
         ),
     }
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let runtime = std::env::var_os(environment::RUNTIME_DIRECTORY).map(PathBuf::from);
     let own = |data: &fs::Metadata| data.uid() == rustix::process::geteuid().as_raw() && data.mode() & 0o077 == 0;
     let note = |findings: &mut Findings, found: &str| {
         findings.note(
@@ -360,7 +359,7 @@ fn check_init_files(findings: &mut Findings, user_init: bool) {
     let known = registries.into_iter().chain(trees).map(|path| home.join(path));
     let known = known.chain([PathBuf::from("/usr/share/common-lisp/source")]).filter(|path| path.exists());
     let known: Vec<_> = known.map(|path| path.display().to_string()).collect();
-    let variable = std::env::var("CL_SOURCE_REGISTRY").ok().filter(|value| !value.is_empty());
+    let variable = std::env::var(environment::SOURCE_REGISTRY).ok().filter(|value| !value.is_empty());
     let known: Vec<_> = variable.map(|value| format!("CL_SOURCE_REGISTRY={value}")).into_iter().chain(known).collect();
     findings.fine("Lisp systems", &if known.is_empty() { "none installed".to_owned() } else { known.join(", ") });
 }
@@ -461,7 +460,7 @@ fn bytes_below(directory: &Path) -> u64 {
 
 /// Returns the program that a shell would run by this name.
 fn find_on_path(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
+    let path = std::env::var_os(environment::PATH)?;
     std::env::split_paths(&path)
         .map(|directory| directory.join(name))
         .find(|file| fs::metadata(file).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0))

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use super::arguments::Options;
 use super::client::connect_or_start;
+use super::exit_status::CANNOT_RUN;
 use super::serve::clean_up;
-use super::{CANNOT_RUN, say, start_logging, tools};
+use super::{say, start_logging, tools};
 use crate::mcp::stdio::Stdio;
 use crate::os::temporary::Scratch;
 use crate::session::observer::StuckReporter;

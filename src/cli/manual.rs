@@ -12,7 +12,7 @@ use super::arguments::Cli;
 use super::report_failure;
 
 /// Returns the command line without hidden commands and options, which clap's generators would include.
-fn visible_command() -> Command {
+pub(super) fn visible_command() -> Command {
     without_hidden(&Cli::command()).version(super::version())
 }
 

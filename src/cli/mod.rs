@@ -6,8 +6,10 @@ mod client;
 mod doctor;
 mod editor;
 mod evaluate;
+pub mod exit_status;
 mod fresh_image;
 mod manual;
+pub mod reference;
 mod repl;
 mod replay;
 mod serve;
@@ -25,10 +27,7 @@ use crate::os::temporary::Scratch;
 use crate::recovery::checkpoint::store::Checkpoints;
 use crate::supervisor::log::StderrLog;
 use arguments::{Cli, Command};
-
-/// The exit status of a command that could not start, read its input or write its output. Wrong code, files or answers
-/// give 1, a wrong command line 2.
-const CANNOT_RUN: i32 = 3;
+use exit_status::{CANNOT_RUN, FAILED};
 
 /// Runs the program `sbcl-mcp`.
 pub fn main() -> ! {
@@ -104,7 +103,7 @@ pub fn main() -> ! {
 
 fn report_failure(reason: &str) -> i32 {
     say(reason);
-    1
+    FAILED
 }
 
 /// Writes a line to stderr. Unlike `eprintln!`, neither fails nor waits if nobody reads it.

@@ -15,18 +15,15 @@ use serde_json::{Value, json};
 
 use super::client::{Answer, CallError, Client, ClientEvent, START_TIMEOUT, connect_or_start, response_to};
 use super::editor::{Editor, Input};
+use super::exit_status::{CANNOT_RUN, FAILED, SUCCEEDED};
 use super::tools::{load_arguments, test_arguments, test_failures, with_timeout};
+use crate::environment;
 use crate::mcp::stdio::Stdio;
 use crate::mcp::{ONE_FORM, split_names};
 use crate::report;
 use crate::rpc::attach::ADOPT_HELD;
 use crate::rpc::inflight::OUTPUT_FROM;
 use lisp_syntax::is_unfinished;
-
-/// Exit statuses: success; a failure in input that was not typed by hand; no server.
-const SUCCEEDED: i32 = 0;
-const FAILED: i32 = 1;
-const SERVER_GONE: i32 = 3;
 
 /// Maximum time between two presses of Ctrl-C that count as a double press.
 const DOUBLE_PRESS: Duration = Duration::from_secs(1);
@@ -91,8 +88,9 @@ pub(super) struct ReplOptions {
 /// A sentence: the server did not start, or stdout cannot be written.
 pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, String> {
     let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
-    let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
-    let colours = is_terminal && !is_dumb && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let is_dumb = std::env::var_os(environment::TERMINAL).is_none_or(|term| term == "dumb");
+    let colours =
+        is_terminal && !is_dumb && std::env::var_os(environment::NO_COLOUR).is_none_or(|value| value.is_empty());
     let notices = ExternalPrinter::new(MAX_NOTICES);
     let is_shared = options.shared || options.joined.is_some();
     if is_shared && is_terminal {
@@ -131,7 +129,7 @@ pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, Stri
         Ok(()) => Ok(SUCCEEDED),
         Err(ReplError::ServerGone) => {
             super::say("; The server has ended.");
-            Ok(SERVER_GONE)
+            Ok(CANNOT_RUN)
         }
         Err(ReplError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(FAILED),
         Err(ReplError::Output(error)) => Err(format!("cannot write to stdout: {error}")),
@@ -856,7 +854,7 @@ pub(super) fn start(
     };
     run_repl().unwrap_or_else(|reason| {
         super::say(&format!("sbcl-mcp repl: {reason}"));
-        SERVER_GONE
+        CANNOT_RUN
     })
 }
 

@@ -14,12 +14,9 @@ use regex::Regex;
 use serde_json::{Value, json};
 
 use super::client::{Client, ClientEvent};
+use super::exit_status::{FAILED, SUCCEEDED};
 use crate::rpc::framing::MAX_LINE;
 use crate::rpc::recorder::{Header, Record, Side, read_header};
-
-/// Exit statuses: all answers are the same; some differ.
-const SAME: i32 = 0;
-const DIFFERENT: i32 = 1;
 
 /// Factor by which an answer may take longer than in the recording, and the minimum time to wait for it.
 const TIME_FACTOR: f64 = 10.0;
@@ -265,7 +262,7 @@ impl Replay {
         if different > 0 && !stderr.trim().is_empty() {
             super::say(stderr.trim_end());
         }
-        Ok(if different == 0 { SAME } else { DIFFERENT })
+        Ok(if different == 0 { SUCCEEDED } else { FAILED })
     }
 }
 

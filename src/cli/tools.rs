@@ -12,13 +12,9 @@ use serde_json::{Value, json};
 
 use super::arguments::Tests;
 use super::client::{Answer, CallError, Client, ClientEvent, START_TIMEOUT, connect_or_start, response_to};
+use super::exit_status::{FAILED, NOT_TRIED, SUCCEEDED};
 use crate::mcp::stdio::Stdio;
 use crate::rpc::attach;
-
-/// Exit statuses: success, a failure, and a request that could not be made (like clap for a wrong command line).
-const SUCCEEDED: i32 = 0;
-const FAILED: i32 = 1;
-const NOT_TRIED: i32 = 2;
 
 /// Options that load more than SBCL into a server's image when it boots.
 const OPTIONS_THAT_LOAD_CODE: [&str; 3] = ["--user-init", "--core", "--image"];

@@ -7,6 +7,7 @@ use super::replay::ReplayReport;
 use super::state::{CheckpointRestore, ContinuedSession, CrashReport, RecoveryState};
 use super::text;
 use crate::outcome::{Clipped, ErrorRecord, Outcome};
+use crate::result_kind::{CANCELLED, IMAGE_LOST};
 use crate::session::recovery::failed;
 use crate::tool_names;
 
@@ -101,7 +102,7 @@ pub(crate) fn shortened(text: &str) -> String {
 
 /// Returns the outcome of an evaluation whose image a reset has replaced.
 pub(crate) fn outcome_after_reset() -> Outcome {
-    failed("CANCELLED", "A reset replaced the image and ended the evaluation.".to_owned())
+    failed(CANCELLED, "A reset replaced the image and ended the evaluation.".to_owned())
 }
 
 /// Returns the outcome of an evaluation that the last image did not finish.
@@ -109,12 +110,12 @@ fn lost_outcome(state: &RecoveryState, report: &ReplayReport) -> Outcome {
     let Some(crash) = &state.crash else {
         let is_restore = state.replacement.as_ref().is_some_and(|replacement| replacement.restore.is_some());
         let by = if is_restore { "Restoring a checkpoint" } else { "A reset" };
-        return failed("CANCELLED", format!("{by} replaced the image and ended the evaluation."));
+        return failed(CANCELLED, format!("{by} replaced the image and ended the evaluation."));
     };
     let restored = restored(state, report, crash);
     let stuck = crash.outcome.as_deref().and_then(|outcome| Some((outcome, outcome.result.as_ref().err()?)));
     let Some((outcome, error)) = stuck else {
-        return failed("IMAGE-LOST", format!("The Lisp image {}. {restored}", crash.cause));
+        return failed(IMAGE_LOST, format!("The Lisp image {}. {restored}", crash.cause));
     };
     let mut error = ErrorRecord::clone(error);
     let text = format!("{}.\nThe Lisp image {}. {restored}", error.what_happened(), crash.cause);
@@ -194,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_crash_message_says_what_happened_and_what_is_lost() {
-        let stuck = failed("CANCELLED", "The evaluation was cancelled; changes it had already made remain.".to_owned());
+        let stuck = failed(CANCELLED, "The evaluation was cancelled; changes it had already made remain.".to_owned());
         let crash = CrashReport {
             cause: "did not respond to an interrupt and was terminated".to_owned(),
             in_flight: true,

@@ -14,6 +14,7 @@ use super::replay_policy::{ReplayDecision, ReplayPolicy};
 use crate::Limits;
 use crate::image::interruption::Stuck;
 use crate::outcome::Outcome;
+use crate::result_kind::CANCELLED;
 use crate::session::recovery::SavedErrors;
 
 /// Maximum number of messages in a client's handshake.
@@ -157,7 +158,7 @@ impl CrashReport {
     /// Returns true when the image was replaced because a cancelled evaluation did not end.
     pub(crate) fn was_cancelled(&self) -> bool {
         let error = self.outcome.as_ref().and_then(|outcome| outcome.result.as_ref().err());
-        self.in_flight && error.is_some_and(|error| error.kind == "CANCELLED")
+        self.in_flight && error.is_some_and(|error| error.kind == CANCELLED)
     }
 }
 

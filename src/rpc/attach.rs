@@ -60,7 +60,7 @@ fn io_error(kind: io::ErrorKind, reason: impl Into<String>) -> io::Error {
 /// Returns the directory of the sockets: `sbcl-mcp` in XDG_RUNTIME_DIR, else a directory of the user's among the
 /// temporary files. It may be missing.
 fn directory() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute()) {
+    match std::env::var_os(crate::environment::RUNTIME_DIRECTORY).map(PathBuf::from).filter(|path| path.is_absolute()) {
         Some(runtime) => runtime.join("sbcl-mcp"),
         None => std::env::temp_dir().join(format!("sbcl-mcp-{}", geteuid().as_raw())),
     }

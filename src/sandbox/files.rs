@@ -39,7 +39,7 @@ pub(super) fn confine(checkpoints: Option<PathBuf>) -> Result<(), String> {
 
 /// Returns the directory of ASDF's compiled files.
 fn cache() -> Option<PathBuf> {
-    let directory = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let directory = std::env::var_os(crate::environment::CACHE_HOME).filter(|path| !path.is_empty()).map(PathBuf::from);
     let directory = directory.or_else(|| Some(std::env::home_dir()?.join(".cache")))?;
     Some(directory.join("common-lisp"))
 }

@@ -24,6 +24,7 @@ use crate::recovery::event::WorkerEvent;
 use crate::recovery::persistent::PersistentSession;
 use crate::recovery::persistent::lock::{HolderState, Lock};
 use crate::recovery::state::Crash;
+use crate::result_kind::HEAP_EXHAUSTED;
 use crate::rpc::WriteBuffer;
 use crate::rpc::descriptors::{nonblocking_reader, nonblocking_writer};
 use crate::rpc::frame::FrameKind;
@@ -346,7 +347,7 @@ impl Relay {
         let crash = Crash::new(cause(status));
         let crash = if may_be_from_outside(status) { crash.possibly_external() } else { crash };
         let by_heap = status.exit_status() == Some(EXIT_HEAP_EXHAUSTED);
-        let outcome = by_heap.then(|| failed("HEAP-EXHAUSTED", "The heap was used up".to_owned()));
+        let outcome = by_heap.then(|| failed(HEAP_EXHAUSTED, "The heap was used up".to_owned()));
         Err(Action::Replace(id, crash.with_outcome(outcome)))
     }
 

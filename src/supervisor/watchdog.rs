@@ -8,6 +8,7 @@ use super::worker_process::WorkerProcess;
 use crate::os::processes;
 use crate::recovery::state::Crash;
 use crate::recovery::status_page::{StatusField, monotonic};
+use crate::result_kind::TIMEOUT;
 use crate::session::recovery::failed;
 
 // Each limit is the number of checks in a row that must find the same fault before the worker is ended. Checks are
@@ -77,7 +78,7 @@ impl Watchdog {
         let (begun, deadline) = (worker.status.get(StatusField::Begun), worker.status.get(StatusField::Deadline));
         let running = begun > worker.status.get(StatusField::Ended);
         if count(&mut self.overdue, running && deadline != 0 && deadline < monotonic()) >= OVERDUE {
-            let outcome = failed("TIMEOUT", "The evaluation ran longer than its time limit".to_owned());
+            let outcome = failed(TIMEOUT, "The evaluation ran longer than its time limit".to_owned());
             return Some(Crash::new("could not be interrupted and was terminated").with_outcome(outcome));
         }
         if count(&mut self.stopped, processes::is_stopped(worker.pid)) >= STOPPED {

@@ -14,6 +14,8 @@ mod server_mode;
 mod answer_limits;
 mod attach;
 mod background;
+#[cfg(target_os = "linux")]
+mod book;
 mod check;
 mod checkpoint_fork;
 mod checkpoints;
@@ -33,6 +35,8 @@ mod plain_process;
 mod portability;
 mod recording;
 mod recovery;
+#[cfg(target_os = "linux")]
+mod reference;
 mod reloading;
 mod repl;
 mod run_program;

@@ -12,14 +12,14 @@ use crate::client::{BINARY, DEADLINE, Scratch, Server, last_error};
 use serde_json::json;
 
 /// A tmux terminal that runs a REPL.
-struct Terminal {
+pub(crate) struct Terminal {
     socket: String,
     state: Rc<Scratch>,
 }
 
 impl Terminal {
     /// Starts a REPL with these arguments and environment variables, and waits for its prompt.
-    fn start(arguments: &str, variables: &[(&str, &str)]) -> Self {
+    pub(crate) fn start(arguments: &str, variables: &[(&str, &str)]) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let socket = format!("sbcl-mcp-repl-{}-{number}", std::process::id());
@@ -94,7 +94,7 @@ impl Terminal {
 
     /// Types a line, waits for the next prompt and returns the text in between.
     #[track_caller]
-    fn evaluate(&self, text: &str, prompt: &str) -> String {
+    pub(crate) fn evaluate(&self, text: &str, prompt: &str) -> String {
         let before = self.pane(&[]).lines().count();
         self.line(text);
         let pane = self.wait_until(&format!("{text}, then {prompt}"), |pane| {

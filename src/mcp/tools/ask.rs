@@ -10,6 +10,7 @@ use rmcp::model::{
 
 use super::{Call, CallHandler, Fault, ToolContext, handle_with};
 use crate::mcp::peer::Peer;
+use crate::result_kind::CANCELLED;
 use crate::rpc::inflight::NoAnswer;
 use crate::session::recovery::{UserQuestion, failed};
 use crate::{ErrorRecord, HoldError, Outcome, RestartDesignator, Resumed, Session};
@@ -209,7 +210,7 @@ fn request(call: Call, ask_state: AskState, outcome: Arc<Outcome>, question: Eli
             Err(NoAnswer::TimedOut) => "no answer came in time".to_owned(),
             Err(NoAnswer::Withdrawn) => {
                 let text = "The session was reset while the user was asked how the evaluation should continue.";
-                return call.reply(failed("CANCELLED", text.to_owned()));
+                return call.reply(failed(CANCELLED, text.to_owned()));
             }
         };
         let mut outcome = Arc::unwrap_or_clone(outcome);

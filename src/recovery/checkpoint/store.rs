@@ -77,7 +77,9 @@ impl Checkpoint {
 /// Returns the directory for persistent files, below XDG_STATE_HOME, which need not exist; `None` for a user without a
 /// home directory.
 pub(crate) fn state_directory() -> Option<PathBuf> {
-    let state = std::env::var_os("XDG_STATE_HOME").filter(|path| Path::new(path).is_absolute()).map(PathBuf::from);
+    let state = std::env::var_os(crate::environment::STATE_HOME)
+        .filter(|path| Path::new(path).is_absolute())
+        .map(PathBuf::from);
     let state = state.or_else(|| Some(std::env::home_dir().filter(|home| home.is_dir())?.join(".local/state")))?;
     Some(state.join("sbcl-mcp"))
 }

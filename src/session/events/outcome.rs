@@ -10,6 +10,7 @@ use crate::config::Limits;
 use crate::image::interruption::Stuck;
 use crate::image::{Event, Interrupt, Text};
 use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, FormRole, Outcome, Timing, Warning, interleaved};
+use crate::result_kind::{CANCELLED, HEAP_EXHAUSTED, THREAD_TERMINATED, TIMEOUT};
 use crate::session::operation::RecordsBuilder;
 use crate::tool_names;
 
@@ -26,7 +27,7 @@ const MAX_SIGNALLED: usize = 100;
 const MAX_SUPERSEDED: usize = 10;
 
 /// The kinds of errors that stand for interruptions.
-const INTERRUPTIONS: [&str; 3] = ["TIMEOUT", "CANCELLED", "HEAP-EXHAUSTED"];
+const INTERRUPTIONS: [&str; 3] = [TIMEOUT, CANCELLED, HEAP_EXHAUSTED];
 
 /// Builds a warning. A line or column that is not known is 0.
 #[derive(Debug)]
@@ -445,12 +446,10 @@ fn defining_form(code: &str, start: u64, description: &str) -> Option<(DefiningF
 /// Returns the kind of an error that Lisp has not reported.
 fn error_kind(end: JobEnd) -> &'static str {
     match end {
-        JobEnd::Interrupted(Interrupt::Timeout) | JobEnd::Abandoned(Interrupt::Timeout) => "TIMEOUT",
-        JobEnd::Interrupted(Interrupt::Heap) | JobEnd::Abandoned(Interrupt::Heap) => "HEAP-EXHAUSTED",
-        JobEnd::Interrupted(Interrupt::Cancel) | JobEnd::Abandoned(Interrupt::Cancel) | JobEnd::Withdrawn => {
-            "CANCELLED"
-        }
-        JobEnd::Succeeded | JobEnd::Failed => "THREAD-TERMINATED",
+        JobEnd::Interrupted(Interrupt::Timeout) | JobEnd::Abandoned(Interrupt::Timeout) => TIMEOUT,
+        JobEnd::Interrupted(Interrupt::Heap) | JobEnd::Abandoned(Interrupt::Heap) => HEAP_EXHAUSTED,
+        JobEnd::Interrupted(Interrupt::Cancel) | JobEnd::Abandoned(Interrupt::Cancel) | JobEnd::Withdrawn => CANCELLED,
+        JobEnd::Succeeded | JobEnd::Failed => THREAD_TERMINATED,
     }
 }
 
@@ -458,17 +457,17 @@ fn error_kind(end: JobEnd) -> &'static str {
 fn default_message(kind: &str, end: JobEnd, timeout: Option<Duration>, step: Option<&str>) -> String {
     match (kind, end, timeout) {
         (_, JobEnd::Abandoned(reason), _) => abandoned_message(reason, timeout),
-        ("TIMEOUT", JobEnd::Interrupted(_), Some(timeout)) => timeout_message(timeout),
-        ("TIMEOUT", JobEnd::Interrupted(_), None) => {
+        (TIMEOUT, JobEnd::Interrupted(_), Some(timeout)) => timeout_message(timeout),
+        (TIMEOUT, JobEnd::Interrupted(_), None) => {
             format!("The time limit of {} was exceeded.", step.unwrap_or("the current step"))
         }
-        ("HEAP-EXHAUSTED", JobEnd::Interrupted(_), _) => {
+        (HEAP_EXHAUSTED, JobEnd::Interrupted(_), _) => {
             "The heap was nearly used up, so the evaluation was stopped.".to_owned()
         }
-        ("CANCELLED", JobEnd::Interrupted(_) | JobEnd::Withdrawn, _) => {
+        (CANCELLED, JobEnd::Interrupted(_) | JobEnd::Withdrawn, _) => {
             "The evaluation was cancelled; changes it had already made remain.".to_owned()
         }
-        ("THREAD-TERMINATED", JobEnd::Failed, _) => {
+        (THREAD_TERMINATED, JobEnd::Failed, _) => {
             "The code ended its own evaluation thread; a new thread has replaced it.".to_owned()
         }
         _ => "(no message)".to_owned(),

@@ -1,0 +1,92 @@
+//! The exit statuses of the program's commands.
+
+use crate::image::heap::{EXIT_HEAP_EXHAUSTED, EXIT_LOST};
+use crate::mcp::EXIT_STUCK;
+
+/// The command did what was asked.
+pub(super) const SUCCEEDED: i32 = 0;
+/// The code, the files, the tests or the answers are wrong, or the server could not start.
+pub(super) const FAILED: i32 = 1;
+/// The command line is wrong, or `load` or `test` could not begin.
+pub(super) const NOT_TRIED: i32 = 2;
+/// The command could not do what was asked: start, read its input, or write its result.
+pub(super) const CANNOT_RUN: i32 = 3;
+
+/// An exit status of one command, as docs/reference/exit-statuses.md describes it.
+#[derive(Debug, Clone, Copy)]
+pub struct ExitStatus {
+    /// The command.
+    pub command: &'static str,
+    /// The status.
+    pub status: i32,
+    /// The reason for the status.
+    pub meaning: &'static str,
+}
+
+/// Lists the statuses of commands as [`ExitStatus`] records.
+macro_rules! statuses {
+    ($($command:literal { $($status:expr => $meaning:literal,)+ })+) => {
+        &[$($(ExitStatus { command: $command, status: $status, meaning: $meaning },)+)+]
+    };
+}
+
+/// Every exit status of every command that users call.
+pub const EXIT_STATUSES: &[ExitStatus] = statuses! {
+    "serve" {
+        SUCCEEDED => "The client closed its end of the connection.",
+        FAILED => "The server could not start, or images crashed one after another without an answer in between.",
+        NOT_TRIED => "The command line is wrong.",
+        EXIT_LOST => "With `--no-supervisor`: SBCL or foreign code aborted.",
+        EXIT_HEAP_EXHAUSTED => "With `--no-supervisor`: the heap was exhausted during a garbage collection.",
+        EXIT_STUCK => "With `--no-supervisor`: an evaluation that cannot be interrupted blocked the server.",
+        128 + libc::SIGHUP => "The server received SIGHUP.",
+        128 + libc::SIGINT => "The server received SIGINT.",
+        128 + libc::SIGTERM => "The server received SIGTERM.",
+    }
+    "eval" {
+        SUCCEEDED => "The code was evaluated without an error.",
+        FAILED => "The code failed.",
+        NOT_TRIED => "The command line is wrong.",
+        CANNOT_RUN => "Lisp could not start, there is no server to attach to, or the report could not be written.",
+    }
+    "load" {
+        SUCCEEDED => "The system or file is loaded.",
+        FAILED => "The system or file failed to load.",
+        NOT_TRIED => "Loading could not be tried: no server to attach to, or a wrong command line.",
+    }
+    "test" {
+        SUCCEEDED => "All tests passed.",
+        FAILED => "A test failed.",
+        NOT_TRIED => "Tests could not be run: there are none, all are skipped, a system does not load, there is no server to \
+                    attach to, or the command line is wrong. With several systems, one of them is enough.",
+    }
+    "repl" {
+        SUCCEEDED => "The REPL ended. From a pipe or a file: nothing failed.",
+        FAILED => "From a pipe or a file: a form failed.",
+        NOT_TRIED => "The command line is wrong.",
+        CANNOT_RUN => "There is no server.",
+    }
+    "sessions" {
+        SUCCEEDED => "The sessions were listed, or the session was deleted or exported.",
+        FAILED => "The session does not exist, is in use, or cannot be read.",
+        NOT_TRIED => "The command line is wrong.",
+    }
+    "doctor" {
+        SUCCEEDED => "Everything that the server needs works.",
+        FAILED => "Something does not work; the output says what to do.",
+        NOT_TRIED => "The command line is wrong.",
+        CANNOT_RUN => "The findings could not be written.",
+    }
+    "replay" {
+        SUCCEEDED => "All answers are the same as in the recording.",
+        FAILED => "Some answers differ.",
+        NOT_TRIED => "The command line is wrong.",
+        CANNOT_RUN => "The recording cannot be played.",
+    }
+    "check" {
+        SUCCEEDED => "The reader accepts every file. There may be notes.",
+        FAILED => "The reader refuses a file.",
+        NOT_TRIED => "The command line is wrong.",
+        CANNOT_RUN => "A file cannot be read or written.",
+    }
+};

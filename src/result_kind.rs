@@ -1,0 +1,67 @@
+//! The kinds of failure that the server reports itself, in place of the type of a Lisp condition.
+
+/// The evaluation reached its time limit.
+pub(crate) const TIMEOUT: &str = "TIMEOUT";
+/// The evaluation was cancelled or aborted, or ended with its image.
+pub(crate) const CANCELLED: &str = "CANCELLED";
+/// The evaluation filled the heap.
+pub(crate) const HEAP_EXHAUSTED: &str = "HEAP-EXHAUSTED";
+/// The evaluation ended its own thread.
+pub(crate) const THREAD_TERMINATED: &str = "THREAD-TERMINATED";
+/// The Lisp process ended during the evaluation.
+#[cfg(feature = "mcp")]
+pub(crate) const IMAGE_LOST: &str = "IMAGE-LOST";
+
+/// A kind of failure, as docs/reference/result-kinds.md describes it.
+#[cfg(feature = "mcp")]
+#[derive(Debug, Clone, Copy)]
+pub struct ResultKind {
+    /// The name after `[ERROR]`.
+    pub name: &'static str,
+    /// The cause.
+    pub cause: &'static str,
+    /// The state of the image afterwards.
+    pub afterwards: &'static str,
+    /// The next step.
+    pub remedy: &'static str,
+}
+
+/// Every kind of failure that the server reports itself.
+#[cfg(feature = "mcp")]
+pub const RESULT_KINDS: [ResultKind; 5] = [
+    ResultKind {
+        name: TIMEOUT,
+        cause: "The evaluation ran longer than its time limit, and was interrupted.",
+        afterwards: "The image is kept, with everything that the evaluation had done. If the evaluation could not be \
+                     interrupted within 2 seconds, the image is replaced, and the message says so.",
+        remedy: "Read the backtrace, which shows where the time went. Pass a larger `timeout`, or `background` or `wait`, \
+                 which have no time limit.",
+    },
+    ResultKind {
+        name: CANCELLED,
+        cause: "The client cancelled the call, `abort-evaluation` ended it, or a reset or a restored checkpoint replaced \
+                the image meanwhile.",
+        afterwards: "The image is kept, with everything that the evaluation had done, unless it was replaced.",
+        remedy: "Call again if you still need the result.",
+    },
+    ResultKind {
+        name: HEAP_EXHAUSTED,
+        cause: "The evaluation nearly filled the heap, and was stopped before SBCL would have ended.",
+        afterwards: "The image is kept, without what only the evaluation referred to. The answer names what still fills the heap. \
+                     If the evaluation could not be stopped in time, the image is replaced.",
+        remedy: "Keep less in memory, or start the server with a larger `--heap`.",
+    },
+    ResultKind {
+        name: THREAD_TERMINATED,
+        cause: "The code ended the thread that evaluated it, as with `sb-thread:abort-thread`.",
+        afterwards: "The image is kept; a new thread has replaced it.",
+        remedy: "Let the code return or signal an error.",
+    },
+    ResultKind {
+        name: IMAGE_LOST,
+        cause: "The Lisp process ended during the evaluation: killed, aborted in C, or ended by SBCL.",
+        afterwards: "A new image has replaced it. It has the last checkpoint and the definitions since; the message \
+                     says what was restored and what was not.",
+        remedy: "Assign again the values that were lost. Save a checkpoint before you try the same again.",
+    },
+];
