@@ -503,7 +503,7 @@ fn test_timeout(text: &str) -> Result<f64, String> {
 }
 
 fn positive_duration(text: &str) -> Result<Duration, String> {
-    timeout(text)?.0.ok_or_else(|| "it must be limited".to_owned())
+    timeout(text)?.0.ok_or_else(|| "it must be greater than 0".to_owned())
 }
 
 fn filter(text: &str) -> Result<EnvFilter, String> {

@@ -279,7 +279,7 @@ impl Server {
         let id = id.into();
         let is_it = |message: &Value| message.get("method").is_none() && message["id"] == id;
         if let Some(index) = self.unclaimed.iter().position(is_it) {
-            return self.unclaimed.remove(index).expect("it is there");
+            return self.unclaimed.remove(index).expect("the index is valid");
         }
         loop {
             let Some(message) = self.read() else { self.panic_at_end_of_output(&id) };

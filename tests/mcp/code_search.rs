@@ -607,7 +607,7 @@ fn macroexpand_reports_errors_and_evaluates_only_macro_functions() {
     assert!(failed.contains("10000 macro forms"), "{failed}");
     let failed = call_err(&mut server, "macroexpand", json!({"form": "(deep)"}));
     assert!(failed.contains("CONTROL-STACK-EXHAUSTED"), "{failed}");
-    assert!(expand(&mut server, "(noisy)", "full").starts_with("NOISY → INCF"), "it goes on");
+    assert!(expand(&mut server, "(noisy)", "full").starts_with("NOISY → INCF"), "the macro is expanded again");
     assert_eq!(server.evaluate("*n*"), "=> 0");
     // The error is not recorded as the session's last error.
     assert!(call_ok(&mut server, "describe-last-error", json!({})).starts_with("No error information"));

@@ -423,8 +423,8 @@ fn fasl_of_another_sbcl_or_incomplete_fasl_is_rebuilt_from_source() {
     let date = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).expect("a date");
     // The date must not change: files that depend on a newer fasl would be compiled, too.
     let overwrite = |path: &Path, bytes: &[u8], date: SystemTime| {
-        std::fs::write(path, bytes).expect("it is ours");
-        File::options().append(true).open(path).expect("a file").set_modified(date).expect("it is ours");
+        std::fs::write(path, bytes).expect("the file is writable");
+        File::options().append(true).open(path).expect("a file").set_modified(date).expect("the file is writable");
     };
     let spoil = |path: &Path| {
         let mut fasl = std::fs::read(path).expect("a fasl");

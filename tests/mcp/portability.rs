@@ -102,12 +102,12 @@ impl Installation {
     fn new(user: User) -> Option<Self> {
         unshare()?;
         let root = Scratch::new();
-        std::fs::set_permissions(&*root, Permissions::from_mode(0o755)).expect("it is ours");
+        std::fs::set_permissions(&*root, Permissions::from_mode(0o755)).expect("the file is writable");
         let installation = Self { root, user, read_only: false, variables: Vec::new() };
         for directory in ["bin", "home", "tmp", "work"] {
             let directory = installation.path(directory);
             std::fs::create_dir_all(&directory).expect("the directory is ours");
-            std::fs::set_permissions(&directory, Permissions::from_mode(0o777)).expect("it is ours");
+            std::fs::set_permissions(&directory, Permissions::from_mode(0o777)).expect("the file is writable");
         }
         // `cp` writes the file: a descriptor of this process could still be open for writing in a child of another
         // test, and the file could not be executed then (ETXTBSY).
@@ -174,7 +174,7 @@ impl Installation {
     /// Returns the command that runs the binary in its namespace.
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("unshare");
-        command.args(unshare().expect("there is one")).args(["sh", "-c", SCRIPT, "away"]);
+        command.args(unshare().expect("namespaces are available")).args(["sh", "-c", SCRIPT, "away"]);
         command.arg(if self.user == User::Nobody { "nobody" } else { "self" });
         command.arg(if self.read_only { "read-only" } else { "writable" });
         command.args(self.hidden()).arg("--").arg(self.path("home"));
@@ -195,8 +195,8 @@ impl Installation {
 
     /// Returns the entries of the temporary directory.
     fn temporary_files(&self) -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(self.path("tmp")).expect("it is there");
-        entries.map(|entry| entry.expect("it is there").path()).collect()
+        let entries = std::fs::read_dir(self.path("tmp")).expect("the directory exists");
+        entries.map(|entry| entry.expect("the entry can be read").path()).collect()
     }
 }
 
@@ -397,7 +397,7 @@ fn temporary_files_are_removed_after_the_server_is_killed() {
 #[test]
 fn server_runs_for_a_user_with_an_unwritable_home() {
     let Some(installation) = Installation::new(User::Nobody) else { return };
-    std::fs::set_permissions(installation.path("home"), Permissions::from_mode(0o555)).expect("it is ours");
+    std::fs::set_permissions(installation.path("home"), Permissions::from_mode(0o555)).expect("the file is writable");
     let installation = installation.with_variable("TMPDIR", "tmp").with_variable("HOME", "home");
     let mut server = installation.server(&[]);
     assert_eq!(
@@ -413,7 +413,7 @@ fn server_runs_for_a_user_with_an_unwritable_home() {
 #[test]
 fn server_runs_with_a_read_only_tmp_and_without_dev_shm() {
     let Some(installation) = Installation::new(User::Current) else { return };
-    std::fs::set_permissions(installation.path("home"), Permissions::from_mode(0o777)).expect("it is ours");
+    std::fs::set_permissions(installation.path("home"), Permissions::from_mode(0o777)).expect("the file is writable");
     let installation = installation.with_read_only_tmp().with_variable("HOME", "home");
     let mut server = installation.server(&[]);
     assert!(

@@ -103,7 +103,10 @@ fn definition_too_long_for_the_recovery_log_is_reported() {
     server.evaluate(&format!("(defparameter *long* (length \"{}\"))", "\u{1}".repeat(3 << 19)));
     kill_worker(&server);
     let text = server.evaluate("(list (f) (boundp '*long*))");
-    assert!(text.contains("Restored: 1 of 2 defining forms") && text.contains("- (defparameter *long* (length \""), "{text}");
+    assert!(
+        text.contains("Restored: 1 of 2 defining forms") && text.contains("- (defparameter *long* (length \""),
+        "{text}"
+    );
     // Six bytes for each control character, and two for each quotation mark.
     let reason = format!("(it takes {} bytes as JSON; the limit is 8323072)", (9 << 20) + 35);
     assert!(text.contains(&reason), "{text}");
@@ -278,10 +281,7 @@ fn definitions_made_in_the_debugger_are_replayed_without_the_held_form() {
     for _ in 0..2 {
         kill_worker(&server);
         let text = server.evaluate("(settle)");
-        assert!(
-            text.contains("Restored: all 2 defining forms.") && text.ends_with("=> :SETTLED"),
-            "{text}"
-        );
+        assert!(text.contains("Restored: all 2 defining forms.") && text.ends_with("=> :SETTLED"), "{text}");
     }
     assert_eq!(std::fs::read_to_string(&paid).unwrap(), "paid\n");
     // A form that makes a definition is replayed as a whole, with its other effects.
@@ -539,7 +539,7 @@ fn requests_pipe(server: &Server) -> i32 {
     let is_it = |(number, link): &(std::ffi::OsString, std::path::PathBuf)| {
         link.to_string_lossy().starts_with("pipe:[") && is_shared(link) && is_read(number)
     };
-    let (number, _) = descriptors(worker).into_iter().find(is_it).expect("there is one");
+    let (number, _) = descriptors(worker).into_iter().find(is_it).expect("the pipe");
     number.to_str().unwrap().parse().unwrap()
 }
 

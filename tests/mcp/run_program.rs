@@ -141,7 +141,7 @@ fn run_program_output_t_is_reported_as_going_to_stderr(mode: Mode) {
 #[apply(both_modes)]
 fn runtime_pathname_is_sbcl_mcp_and_refuses_sbcl_options(mode: Mode) {
     let mut server = mode.ready();
-    let program = std::fs::canonicalize(Path::new(crate::client::BINARY)).expect("it is there");
+    let program = std::fs::canonicalize(Path::new(crate::client::BINARY)).expect("the binary exists");
     assert_eq!(
         server.evaluate(
             "(values (sb-ext:native-namestring sb-ext:*runtime-pathname*) (sb-ext:native-namestring \

@@ -631,10 +631,9 @@ fn incomplete_image_falls_back_to_the_previous_checkpoint_or_replay() {
         "The last saved image, \"auto-{last}\", is incomplete or damaged. Restored: the checkpoint \"first\" of "
     );
     // First the automatic checkpoint is truncated, then all of them.
-    for (image, reason, outcome) in [
-        ("auto-", gives_way.as_str(), "2 2"),
-        ("", "is incomplete or damaged. Restored: all 3 defining forms.", "2 1"),
-    ] {
+    for (image, reason, outcome) in
+        [("auto-", gives_way.as_str(), "2 2"), ("", "is incomplete or damaged. Restored: all 3 defining forms.", "2 1")]
+    {
         for manifest in files(&state.directory("cut"), "json") {
             let text = std::fs::read_to_string(&manifest).unwrap();
             let checkpoint: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -694,8 +693,7 @@ fn copied_session_directory_works_and_a_damaged_core_is_rejected() {
     let mut server = state.serve("damaged");
     let text = server.evaluate("(list (f) *x*)");
     assert!(
-        text.contains("is incomplete or damaged. Restored: all 2 defining forms.")
-            && text.ends_with("=> (1 1)"),
+        text.contains("is incomplete or damaged. Restored: all 2 defining forms.") && text.ends_with("=> (1 1)"),
         "{text}"
     );
 }
@@ -837,7 +835,7 @@ fn directory_with_foreign_files_is_not_used_or_deleted_as_a_session() {
     let mut server = state.serve(path);
     assert!(server.evaluate("*x*").ends_with("=> 1"));
     server.finish();
-    wait_until("it is free", || state.sessions(&["delete", path]).status.success());
+    wait_until("the session can be deleted", || state.sessions(&["delete", path]).status.success());
     let mut left: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left, ["app.core", "notes.draft"]);
