@@ -3,7 +3,7 @@
  * Lisp threads pull jobs from the host and push events back; the host never calls into Lisp for an evaluation. All
  * text crosses as UTF-32 in native byte order, the way SBCL holds strings, so that neither side encodes anything.
  *
- * src/image/bindings.rs is generated from this file (cargo feature `bindgen`); lisp/host.lisp declares the same by
+ * src/image/bindings.rs is generated from this file (cargo feature `bindgen`); lisp/core/host.lisp declares the same by
  * hand. Whoever changes one changes all three, and SBCL_HOST_CONTRACT with them.
  */
 #ifndef SBCL_HOST_H
@@ -167,7 +167,7 @@ enum sbcl_item {
   SBCL_ITEM_MORE = 10      /* label: how many more definitions there are */
 };
 
-/* A message between Lisp and a program that embeds it: words, as lisp/values.lisp writes and reads them. */
+/* A message between Lisp and a program that embeds it: words, as lisp/embedding/values.lisp writes and reads them. */
 struct sbcl_message {
   const uint64_t *words;
   uint64_t count; /* words */
@@ -193,7 +193,7 @@ enum sbcl_program_function {
   SBCL_PROGRAM_FIRST = 16      /* the first that is defined */
 };
 
-/* Handles of functions in Lisp: *PROGRAM-ENTRIES* in lisp/embedding.lisp. */
+/* Handles of functions in Lisp: *PROGRAM-ENTRIES* in lisp/embedding/embedding.lisp. */
 enum sbcl_entry {
   SBCL_ENTRY_RUN_UNDER_CONDITIONS = 1,
   SBCL_ENTRY_EVALUATE_TEXT,

@@ -133,7 +133,7 @@ bool __wrap_maybe_gc(os_context_t *context) {
   return collected;
 }
 
-/* Copying the process: lisp/checkpoint.lisp. Nothing here may need more than glibc 2.31 has, whatever it is built with. */
+/* Copying the process: lisp/core/checkpoint.lisp. Nothing here may need more than glibc 2.31 has, whatever it is built with. */
 
 #define SBCL_HOST_IN_THE_WAY (-0x10000)
 /* How long a thread pauses at most. */

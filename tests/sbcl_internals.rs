@@ -24,12 +24,8 @@ struct Copy(PathBuf);
 impl Copy {
     fn new(name: &str) -> Self {
         let copy = Self(std::env::temp_dir().join(format!("sbcl-internals-{name}-{}", std::process::id())));
-        std::fs::create_dir_all(copy.lisp()).unwrap();
         std::fs::create_dir_all(copy.0.join("fasls")).unwrap();
-        for entry in root().join("lisp").read_dir().unwrap() {
-            let file = entry.unwrap().path();
-            std::fs::copy(&file, copy.lisp().join(file.file_name().unwrap())).unwrap();
-        }
+        copy_directory(&root().join("lisp"), &copy.lisp());
         copy
     }
 
@@ -46,8 +42,8 @@ impl Copy {
         let (succeeded, said) = said(
             bare.command()
                 .arg("--load")
-                .arg(self.lisp().join("write-internals.lisp"))
-                .env("SBCL_MCP_INTERNALS_OUTPUT", self.lisp().join("sbcl-internals.sexp"))
+                .arg(self.lisp().join("build/write-internals.lisp"))
+                .env("SBCL_MCP_INTERNALS_OUTPUT", self.lisp().join("build/sbcl-internals.sexp"))
                 .env("SBCL_MCP_FASL_DIR", self.0.join("fasls")),
         );
         assert!(succeeded, "{said}");
@@ -58,7 +54,7 @@ impl Copy {
         said(
             bare.command()
                 .args(["--eval", before, "--load"])
-                .arg(self.lisp().join("build.lisp"))
+                .arg(self.lisp().join("build/build.lisp"))
                 .env("SBCL_MCP_CORE_OUTPUT", self.0.join("core"))
                 .env("SBCL_MCP_HOST_OUTPUT", self.0.join("host"))
                 .env("SBCL_MCP_FASL_DIR", self.0.join("fasls")),
@@ -70,6 +66,20 @@ impl Drop for Copy {
     fn drop(&mut self) {
         // A test that cannot clean up has not failed.
         let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Copies a directory with everything below it.
+fn copy_directory(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in from.read_dir().unwrap() {
+        let path = entry.unwrap().path();
+        let target = to.join(path.file_name().unwrap());
+        if path.is_dir() {
+            copy_directory(&path, &target);
+        } else {
+            std::fs::copy(&path, target).unwrap();
+        }
     }
 }
 
@@ -89,19 +99,19 @@ fn added<'a>(old: &str, new: &'a str) -> Vec<&'a str> {
 fn the_table_has_every_internal_name_that_the_sources_use() {
     let Some(bare) = bare() else { return };
     let copy = Copy::new("table");
-    let committed = copy.read("sbcl-internals.sexp");
+    let committed = copy.read("build/sbcl-internals.sexp");
     copy.write_table(&bare);
-    let written = copy.read("sbcl-internals.sexp");
+    let written = copy.read("build/sbcl-internals.sexp");
     let (missing, unused) = (added(&committed, &written), added(&written, &committed));
     assert!(
         written == committed,
-        "run make sbcl-internals: lisp/sbcl-internals.sexp lacks\n{missing:#?}\nand has too many\n{unused:#?}"
+        "run make sbcl-internals: lisp/build/sbcl-internals.sexp lacks\n{missing:#?}\nand has too many\n{unused:#?}"
     );
     // Another name in a source is another line.
-    let source = copy.read("threads.lisp") + "\n(defun find-it (name) (sb-int:%find-package-or-lose name))\n";
-    std::fs::write(copy.lisp().join("threads.lisp"), source).unwrap();
+    let source = copy.read("core/threads.lisp") + "\n(defun find-it (name) (sb-int:%find-package-or-lose name))\n";
+    std::fs::write(copy.lisp().join("core/threads.lisp"), source).unwrap();
     copy.write_table(&bare);
-    let more = copy.read("sbcl-internals.sexp");
+    let more = copy.read("build/sbcl-internals.sexp");
     let more = added(&written, &more);
     assert!(more.len() == 1 && more[0].contains("%FIND-PACKAGE-OR-LOSE"), "{more:#?}");
 }

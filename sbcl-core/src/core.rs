@@ -14,7 +14,7 @@ const REVISION: &str = "2";
 
 /// The file of the Lisp side that builds it. It is loaded, and must save a core to the file that
 /// [`OUTPUT`] names.
-const BUILD_FILE: &str = "build.lisp";
+const BUILD_FILE: &str = "build/build.lisp";
 
 /// Tells the build file where the core goes.
 const OUTPUT: &str = "SBCL_MCP_CORE_OUTPUT";

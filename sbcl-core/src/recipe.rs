@@ -15,7 +15,7 @@ use crate::{core, library, sbcl};
 /// What goes into a build.
 #[derive(Debug)]
 pub struct Recipe {
-    /// The directory of the Lisp side, with its `build.lisp`.
+    /// The directory of the Lisp side, with its `build/build.lisp`.
     pub lisp_dir: PathBuf,
     /// The C file that is linked into the library.
     pub shim: PathBuf,

@@ -1,4 +1,4 @@
-//! The Rust side of `lisp/records.sexp`, which says what its parts mean.
+//! The Rust side of `lisp/build/records.sexp`, which says what its parts mean.
 
 use std::fmt::Write as _;
 

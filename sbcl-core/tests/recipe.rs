@@ -43,7 +43,7 @@ impl World {
         world.write("checkout/sbcl-core/.keep", "");
         world.write("checkout/ffi/shim.c", SHIM);
         world.write("checkout/ffi/shim.h", "");
-        world.write("checkout/lisp/build.lisp", "(one)");
+        world.write("checkout/lisp/build/build.lisp", "(one)");
         world.write("source/make.sh", MAKE);
         world.write("source/make-shared-library.sh", "");
         world.write("source/version.lisp-expr", "\"2.6.4\"");
@@ -137,7 +137,7 @@ fn changed_file_rebuilds_only_the_stages_that_depend_on_the_file() {
     let world = World::new("change");
     let run = || results(&world.command().output().unwrap());
     let (library, core) = run();
-    world.write("checkout/lisp/build.lisp", "(two)");
+    world.write("checkout/lisp/build/build.lisp", "(two)");
     let (same_library, other_core) = run();
     assert_eq!(library, same_library);
     assert_ne!(core, other_core);
@@ -169,14 +169,14 @@ fn killed_build_is_redone_by_the_next_run() {
 #[test]
 fn failing_lisp_build_reports_its_output_and_the_log_path() {
     let world = World::new("lisp");
-    world.write("checkout/lisp/build.lisp", "(unbalanced");
+    world.write("checkout/lisp/build/build.lisp", "(unbalanced");
     let message = failure(&world.command().output().unwrap());
     assert!(message.contains("saving the core failed"), "{message}");
     assert!(message.contains("end of file on"), "{message}");
     let log = message.trim().rsplit_once("The whole of it: ").unwrap().1;
     assert!(std::fs::read_to_string(log).unwrap().contains("end of file on"));
     // Corrected, it goes on from what was finished before.
-    world.write("checkout/lisp/build.lisp", "(balanced)");
+    world.write("checkout/lisp/build/build.lisp", "(balanced)");
     results(&world.command().output().unwrap());
     assert_eq!(world.builds(), 1);
 }

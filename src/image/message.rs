@@ -1,5 +1,5 @@
 //! Messages between Lisp and a program: tokens, each a word (a tag in the low byte, a number in the others) and the words
-//! and tokens that this one announces. `lisp/values.lisp` has the same. And the handles that they carry.
+//! and tokens that this one announces. `lisp/embedding/values.lisp` has the same. And the handles that they carry.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};

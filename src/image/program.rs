@@ -70,7 +70,7 @@ pub(crate) struct Inside {
 }
 
 /// Bytes of stack that must be left when Rust goes a level deeper in what may have no end. Less than Lisp wants when it is
-/// called (`+room-for-program+` of `lisp/calls.lisp`); the guard pages of SBCL's are a part of it.
+/// called (`+room-for-program+` of `lisp/embedding/calls.lisp`); the guard pages of SBCL's are a part of it.
 const ROOM: usize = 192 * 1024;
 
 /// Returns the lowest address of this thread's stack, or 0 when that is not known. On x86-64 it is Lisp's control stack.
@@ -265,7 +265,7 @@ impl Inside {
     /// As [`call`](Self::call) does, with the address of `target` and its length, in octets, after the one object in the
     /// message.
     pub(crate) fn call_with_buffer(&self, function: u64, handle: u64, target: &mut [u8]) -> (CallStatus, Words) {
-        // Tokens of integers: see lisp/values.lisp.
+        // Tokens of integers: see lisp/embedding/values.lisp.
         let message = [handle, 2, target.as_mut_ptr() as u64, 2, target.len() as u64];
         self.call(function, 0, &message)
     }

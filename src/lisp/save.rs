@@ -22,7 +22,7 @@ use crate::poll_set::PollSet;
 use crate::seal::Seal;
 
 /// How long the process that saves an image is waited for: a little longer than it has (`**saving-seconds**` of
-/// `lisp/checkpoint.lisp`).
+/// `lisp/core/checkpoint.lisp`).
 const SAVING: Duration = Duration::from_secs(310);
 /// How much of what it says is kept, in bytes.
 const MAX_WORDS: usize = 2000;

@@ -1,4 +1,4 @@
-//! The records by which Lisp answers queries and operations: a structure for each kind in `lisp/records.sexp`.
+//! The records by which Lisp answers queries and operations: a structure for each kind in `lisp/build/records.sexp`.
 
 use serde::{Deserialize, Serialize};
 
@@ -144,7 +144,7 @@ fn word<T: for<'a> Deserialize<'a>>(value: FieldValue) -> Option<T> {
 /// Bytes of a record without its texts, about.
 const RECORD: usize = 128;
 
-/// Defines the structures; its argument is made of `lisp/records.sexp` by `sbcl_core::records`.
+/// Defines the structures; its argument is made of `lisp/build/records.sexp` by `sbcl_core::records`.
 macro_rules! records {
     ($(
         $(#[$about:meta])*

@@ -1,4 +1,4 @@
-//! What the Lisp side is asked to do by name, and the records that it answers with: lisp/operations.lisp has the
+//! What the Lisp side is asked to do by name, and the records that it answers with: lisp/core/operations.lisp has the
 //! other half.
 
 use std::fmt::{self, Display, Formatter};

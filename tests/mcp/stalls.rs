@@ -599,7 +599,7 @@ fn large_errors_of_a_persistent_session_delay_no_other_client() {
 }
 
 /// Stops all Lisp threads for three seconds, as a collection of a large heap does, and makes a directory when they stand still.
-/// `lisp/checkpoint.lisp` does the same.
+/// `lisp/core/checkpoint.lisp` does the same.
 const STOP_THE_WORLD: &str = r#"
 (defun stop-the-world (begun after)
   (let ((path (sb-ext:string-to-octets begun :null-terminate t)))

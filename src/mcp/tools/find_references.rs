@@ -28,7 +28,7 @@ pub(super) struct Arguments {
     package: Option<Text>,
 }
 
-/// As lisp/find-references.lisp has it.
+/// As lisp/tools/find-references.lisp has it.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Relation {

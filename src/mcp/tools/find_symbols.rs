@@ -32,7 +32,7 @@ pub(super) struct Arguments {
     limit: Count<1_000, 30>,
 }
 
-/// As lisp/find-symbols.lisp has it.
+/// As lisp/tools/find-symbols.lisp has it.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Kind {

@@ -26,7 +26,7 @@ pub(super) struct Arguments {
     package: Option<Text>,
 }
 
-/// As lisp/macroexpand.lisp has it.
+/// As lisp/tools/macroexpand.lisp has it.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Depth {

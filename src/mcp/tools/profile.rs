@@ -45,7 +45,7 @@ pub(super) struct Arguments {
     wait: Option<Wait>,
 }
 
-/// As lisp/profiling.lisp has it.
+/// As lisp/tools/profiling.lisp has it.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Mode {

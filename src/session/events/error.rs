@@ -74,7 +74,7 @@ impl ErrorBuilder {
         self.message.is_blank()
     }
 
-    /// Whether it is that the reader found the submitted code not balanced: `push-reader-position` in lisp/hints.lisp and
+    /// Whether it is that the reader found the submitted code not balanced: `push-reader-position` in lisp/debugger/hints.lisp and
     /// SBCL's reader word it so.
     fn is_unreadable(&self) -> bool {
         let message = self.message.as_str();

@@ -5,7 +5,7 @@
 (asdf:initialize-output-translations
  `(:output-translations (t ,(concatenate 'string (sb-ext:posix-getenv "SBCL_MCP_FASL_DIR") "/"))
                         :ignore-inherited-configuration))
-(asdf:load-asd (merge-pathnames "sbcl-host.asd" *load-truename*))
+(asdf:load-asd (merge-pathnames "../sbcl-host.asd" *load-truename*))
 ;; The sources are read in the packages that they define.
 (handler-bind ((sb-ext:compiler-note #'muffle-warning))
   (asdf:load-system "sbcl-host"))
@@ -122,11 +122,11 @@
         (t (first features))))
 
 (defun table-entries (directory)
-  "Return the table's entries for the sources of the Lisp side in DIRECTORY, which is loaded."
+  "Return the table's entries for the sources of the Lisp side below DIRECTORY, which is loaded."
   (let ((*uses* (make-hash-table :test #'equal))
         (*included* (make-hash-table))
         (*condition-slots* (condition-slots)))
-    (dolist (file (directory (merge-pathnames "*.lisp" directory)))
+    (dolist (file (directory (merge-pathnames "**/*.lisp" directory)))
       (unless (member (pathname-name file) '("tests" "write-internals") :test #'string=)
         (scan-file file)))
     (sort (loop for (package name) being the hash-keys of *uses* using (hash-value features)
@@ -137,7 +137,7 @@
                 (and (string= (first one) (first other)) (string< (second one) (second other))))))))
 
 (defun write-table (directory file)
-  "Write to FILE the table of the internal names that the sources in DIRECTORY use, described as this SBCL has them."
+  "Write to FILE the table of the internal names that the sources below DIRECTORY use, described as this SBCL has them."
   (with-open-file (stream file :direction :output :if-exists :supersede)
     (let ((entries (table-entries directory)))
       (with-standard-io-syntax
@@ -147,4 +147,5 @@
                           and what it is.~%~%((:machine ~S)~%~{ ~S~^~%~})~%"
                   (machine-type) entries))))))
 
-(write-table *load-truename* (sb-ext:parse-native-namestring (sb-ext:posix-getenv "SBCL_MCP_INTERNALS_OUTPUT")))
+(write-table (merge-pathnames "../" *load-truename*)
+             (sb-ext:parse-native-namestring (sb-ext:posix-getenv "SBCL_MCP_INTERNALS_OUTPUT")))

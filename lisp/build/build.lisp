@@ -5,7 +5,7 @@
 (in-package "COMMON-LISP-USER")
 
 (require :asdf)
-(asdf:load-asd (merge-pathnames "sbcl-host.asd" *load-truename*))
+(asdf:load-asd (merge-pathnames "../sbcl-host.asd" *load-truename*))
 ;;; Every contrib that was built: those left out are in contribs.lisp.
 (mapc #'require (asdf:system-depends-on (asdf:find-system "sbcl-host")))
 
@@ -36,9 +36,9 @@
     ;; Not by ASDF, and each file a compilation unit of its own: what a later file serves is undefined here.
     (dolist (component (asdf:component-children system))
       (let* ((name (asdf:component-name component))
-             (fasl (make-pathname :name name :type "fasl" :defaults fasls))
+             (fasl (make-pathname :name (substitute #\- #\/ name) :type "fasl" :defaults fasls))
              ;; A name under SYS: makes the frames of this code count as the system's.
-             (sb-c::*source-namestring* (format nil "SYS:HOST;~:@(~A~).LISP" name)))
+             (sb-c::*source-namestring* (format nil "SYS:HOST;~:@(~A~).LISP" (substitute #\; #\/ name))))
         ;; A form that cannot be compiled is an error where it is called, and no warning.
         (multiple-value-bind (output warned failed)
             (compile-file (asdf:component-pathname component) :output-file fasl)

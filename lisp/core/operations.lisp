@@ -53,7 +53,7 @@ prints to its argument, a keyword for its name in lower case, T for 1; nothing f
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defparameter *record-table*
     (macrolet ((table ()
-                 (with-open-file (stream (merge-pathnames "records.sexp" (or *compile-file-truename* *load-truename*)))
+                 (with-open-file (stream (merge-pathnames "../build/records.sexp" (or *compile-file-truename* *load-truename*)))
                    `'(,@(loop for entry = (read stream nil nil)
                               while entry
                               collect (destructuring-bind (kind name says . fields) entry
