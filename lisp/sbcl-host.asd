@@ -1,33 +1,64 @@
-;;;; The Lisp side as a system: it loads into a stock SBCL of the pinned version, from an editor or a REPL. There it serves
-;;;; no host and changes nothing; (asdf:test-system "sbcl-host") runs its tests. Each file serves those after it only.
+;;;; The Lisp side as systems: they load into a stock SBCL of the pinned version, from an editor or a REPL. There they serve
+;;;; no host and change nothing; (asdf:test-system "sbcl-host") runs the tests. Each file serves those after it only, and a
+;;;; system knows nothing of those that depend on it.
 
 (asdf:defsystem "sbcl-host"
-  :description "The Lisp side of sbcl-mcp: evaluates code for a host program and tells it all that comes of that."
+  :description "The Lisp side of sbcl-mcp."
   :licence "MIT OR Apache-2.0"
+  ;; Every contrib is in the image, for its users.
   :depends-on ("sb-bsd-sockets" "sb-cltl2" "sb-concurrency" "sb-cover" "sb-grovel" "sb-introspect" "sb-md5" "sb-posix"
-               "sb-queue" "sb-rotate-byte" "sb-rt" "sb-sprof")
-  :serial t
-  :components ((:file "core/package") (:file "core/host") (:file "core/streams") (:file "core/printing")
-               (:file "core/evaluation") (:file "core/changed-files") (:file "core/source")
-               (:file "core/loaded-files") (:file "core/changes") (:file "core/definitions") (:file "core/frames")
-               (:file "debugger/signalled-errors") (:file "debugger/inspection") (:file "debugger/hints")
-               (:file "core/programs") (:file "core/interrupts") (:file "core/heap") (:file "core/compiler")
-               (:file "core/operations") (:file "core/connections") (:file "tools/find-symbols")
-               (:file "tools/find-references") (:file "tools/macroexpand") (:file "core/evaluator")
-               (:file "tools/loading") (:file "debugger/frame-functions") (:file "debugger/hold")
-               (:file "core/failures") (:file "testing/coverage") (:file "testing/frameworks")
-               (:file "testing/testing") (:file "testing/fiveam") (:file "testing/rt") (:file "testing/parachute")
-               (:file "testing/rove") (:file "testing/lisp-unit2") (:file "testing/suspects")
-               (:file "testing/test-reports") (:file "testing/test-operation") (:file "core/threads")
-               (:file "embedding/values") (:file "embedding/calls") (:file "embedding/lanes")
-               (:file "embedding/embedding") (:file "tools/tracing") (:file "tools/traced-functions")
-               (:file "tools/profiling") (:file "core/contribs") (:file "core/checkpoint") (:file "core/patches")
-               (:file "core/probes") (:file "embedding/start"))
+               "sb-queue" "sb-rotate-byte" "sb-rt" "sb-sprof"
+               "sbcl-host/core" "sbcl-host/embedding" "sbcl-host/debugger" "sbcl-host/tools" "sbcl-host/testing")
   :in-order-to ((asdf:test-op (asdf:test-op "sbcl-host/tests"))))
+
+(asdf:defsystem "sbcl-host/core"
+  :description "What every image has: it evaluates code for a host program and tells it all that comes of that."
+  :depends-on ("sb-introspect" "sb-posix")
+  :pathname "core/"
+  :serial t
+  :components ((:file "package") (:file "host") (:file "hooks") (:file "streams") (:file "printing") (:file "names")
+               (:file "evaluation") (:file "changed-files") (:file "source") (:file "loaded-files")
+               (:file "changes") (:file "definitions") (:file "frames") (:file "programs") (:file "interrupts")
+               (:file "heap") (:file "compiler") (:file "operations") (:file "connections") (:file "evaluator")
+               (:file "failures") (:file "threads") (:file "contribs") (:file "checkpoint") (:file "patches")
+               (:file "probes") (:file "image")))
+
+(asdf:defsystem "sbcl-host/embedding"
+  :description "The threads that work for the host, and what programs call Lisp by."
+  :depends-on ("sbcl-host/core")
+  :pathname "embedding/"
+  :serial t
+  :components ((:file "package") (:file "values") (:file "calls") (:file "lanes") (:file "embedding") (:file "start")
+               (:file "patches")))
+
+(asdf:defsystem "sbcl-host/debugger"
+  :description "What is told of errors and frames, and evaluations that are held where they failed."
+  :depends-on ("sbcl-host/embedding")
+  :pathname "debugger/"
+  :serial t
+  :components ((:file "package") (:file "signalled-errors") (:file "inspection") (:file "hints") (:file "frame-functions")
+               (:file "hold") (:file "patches")))
+
+(asdf:defsystem "sbcl-host/tools"
+  :description "What MCP tools ask: symbols, references, expansions; loading, tracing and profiling."
+  :depends-on ("sb-cltl2" "sb-introspect" "sb-sprof" "sbcl-host/debugger")
+  :pathname "tools/"
+  :serial t
+  :components ((:file "package") (:file "find-symbols") (:file "find-references") (:file "macroexpand") (:file "loading")
+               (:file "tracing") (:file "traced-functions") (:file "profiling") (:file "patches")))
+
+(asdf:defsystem "sbcl-host/testing"
+  :description "Running tests of any framework, and what may be at fault where they fail."
+  :depends-on ("sb-cover" "sb-rt" "sbcl-host/tools")
+  :pathname "testing/"
+  :serial t
+  :components ((:file "package") (:file "coverage") (:file "frameworks") (:file "testing") (:file "fiveam") (:file "rt")
+               (:file "parachute") (:file "rove") (:file "lisp-unit2") (:file "suspects") (:file "test-reports")
+               (:file "test-operation") (:file "patches")))
 
 (asdf:defsystem "sbcl-host/tests"
   :depends-on ("sbcl-host")
   :components ((:file "tests"))
   :perform (asdf:test-op (operation system)
-             (unless (uiop:symbol-call "SBCL-HOST" "RUN-TESTS")
+             (unless (uiop:symbol-call "SBCL-HOST/TESTS" "RUN-TESTS")
                (error "Tests of the Lisp side failed."))))

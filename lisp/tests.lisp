@@ -1,7 +1,14 @@
 ;;;; Tests of the Lisp side alone: a host that is written in Lisp records the events of a job. They need a stock SBCL of
 ;;;; the pinned version and nothing else: (asdf:test-system "sbcl-host").
 
-(in-package "SBCL-HOST")
+(defpackage "SBCL-HOST/TESTS"
+  (:use "COMMON-LISP" "SB-ALIEN" "SB-SYS" "SBCL-HOST" "SBCL-HOST/EMBEDDING" "SBCL-HOST/DEBUGGER" "SBCL-HOST/TOOLS" "SBCL-HOST/TESTING")
+  (:import-from "SB-INT" "ENCAPSULATE")
+  (:import-from "SBCL-HOST" "*ASSUMPTIONS*" "*SPARE-BUFFER*" "ASSUMPTION-PROBLEM" "CHECK-ASSUMPTIONS" "INSTALL-PATCHES" "MAKE-JOB" "READ-NO-OCTETS" "REMOVE-PATCHES")
+  (:import-from "SBCL-HOST/EMBEDDING" "DO-JOB" "STOPPED-UNWINDING")
+  (:import-from "SBCL-HOST/TESTING" "MAKE-TEST-RUN" "MAKE-VERDICT" "TEST-LIMIT"))
+
+(in-package "SBCL-HOST/TESTS")
 
 (defvar *events* '()
   "The events of the job that runs, newest first: lists of kind, number and text.")

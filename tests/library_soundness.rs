@@ -440,7 +440,7 @@ fn a_handler_may_call_rust_while_an_answer_is_read() {
     };
     assert_eq!(unlocking.eval::<String>("(second (soundness:pair))").expect("it goes on"), "tail");
     forget_symbol(&lisp);
-    assert_eq!(lisp.eval::<i64>("sbcl-host::*answers-being-read*").expect("a number"), 0);
+    assert_eq!(lisp.eval::<i64>("sbcl-host/embedding::*answers-being-read*").expect("a number"), 0);
 }
 
 #[test]
@@ -478,7 +478,7 @@ fn an_interrupt_may_call_rust_while_an_answer_is_read() {
         .expect("it is counted");
     assert_eq!(wrong, 0, "of 1000 and {interrupts} answers");
     assert!(interrupts > 10, "{interrupts} interrupts");
-    assert_eq!(lisp.eval::<i64>("sbcl-host::*answers-being-read*").expect("a number"), 0);
+    assert_eq!(lisp.eval::<i64>("sbcl-host/embedding::*answers-being-read*").expect("a number"), 0);
 }
 
 #[cfg(feature = "guarded-messages")]
@@ -489,7 +489,7 @@ fn an_answer_that_is_replaced_while_it_is_read_is_a_fault() {
     // As if nobody had told the program that the first one is being read.
     let error = lisp.eval::<Value>(
         "(handler-bind ((package-error (lambda (condition)
-                           (let ((sbcl-host::*answers-being-read* 0))
+                           (let ((sbcl-host/embedding::*answers-being-read* 0))
                              (soundness:large) (soundness:large))
                            (continue condition))))
            (soundness:pair))",
@@ -769,7 +769,7 @@ fn decoder() -> Function {
                (loop for word in words
                      for place from start by 8
                      do (setf (sap-ref-64 (int-sap place) 0) word))
-               (handler-case (progn (sbcl-host::read-objects start *end*) :objects)
+               (handler-case (progn (sbcl-host/embedding::read-objects start *end*) :objects)
                  (memory-fault-error () :fault)
                  (error () :refused))))"#,
     )
@@ -954,7 +954,7 @@ fn a_call_that_is_unwound_and_goes_on_nevertheless_changes_nothing() {
 /// interruptions, too seldom to wait for.
 #[test]
 fn interruption_reads_no_variable_whose_outermost_binding_is_in_the_making() {
-    const UNBOUND: &str = "(loop for variable in (cons 'sbcl-host::*program-calls* sbcl-host::**thread-variables**)
+    const UNBOUND: &str = "(loop for variable in (cons 'sbcl-host/embedding::*program-calls* sbcl-host::**thread-variables**)
                                  unless (nth-value 1 (sb-thread:symbol-value-in-thread
                                                       variable sb-thread:*current-thread* nil))
                                    collect variable)";

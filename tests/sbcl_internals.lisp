@@ -5,7 +5,8 @@
 (require :asdf)
 (defvar *directory* (uiop:parse-native-namestring (sb-ext:posix-getenv "SBCL_MCP_LISP_DIR") :ensure-directory t))
 (asdf:load-asd (merge-pathnames "sbcl-host.asd" *directory*))
-(mapc #'require (asdf:system-depends-on (asdf:find-system "sbcl-host")))
+(mapc #'require (remove-if (lambda (name) (eql 0 (search "sbcl-host/" name)))
+                           (asdf:system-depends-on (asdf:find-system "sbcl-host"))))
 (load (merge-pathnames "build/sbcl-internals.lisp" *directory*))
 
 (in-package "SBCL-INTERNALS")

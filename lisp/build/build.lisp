@@ -6,8 +6,15 @@
 
 (require :asdf)
 (asdf:load-asd (merge-pathnames "../sbcl-host.asd" *load-truename*))
-;;; Every contrib that was built: those left out are in contribs.lisp.
-(mapc #'require (asdf:system-depends-on (asdf:find-system "sbcl-host")))
+
+(defvar *systems* (remove-if-not (lambda (name) (eql 0 (search "sbcl-host/" name)))
+                                 (asdf:system-depends-on (asdf:find-system "sbcl-host")))
+  "The names of the systems of the Lisp side, each after those that it depends on.")
+
+(defvar *contribs* (set-difference (asdf:system-depends-on (asdf:find-system "sbcl-host")) *systems* :test #'string=)
+  "The contribs of the core: those left out are in contribs.lisp.")
+
+(mapc #'require *contribs*)
 
 ;;; The check names each internal name of SBCL that has moved, before code that relies on it fails.
 (load (merge-pathnames "sbcl-internals.lisp" *load-truename*))
@@ -17,11 +24,9 @@
     (sb-ext:exit :code 1 :abort t)))
 (delete-package "SBCL-INTERNALS")
 
-(let ((system (asdf:find-system "sbcl-host"))
-      (compiled '())
+(let ((compiled '())
       (fasls (parse-namestring (concatenate 'string (sb-posix:getenv "SBCL_MCP_FASL_DIR") "/")))
-      (clean t)
-      (homes (make-hash-table)))
+      (clean t))
   (proclaim '(optimize (debug 1) (safety 1) (speed 1)))
   (handler-bind ((sb-kernel:redefinition-warning #'muffle-warning) ; compiled, then loaded
                  (sb-ext:compiler-note #'muffle-warning)
@@ -31,31 +36,24 @@
     ;; What is compiled is loaded where only SBCL is.
     (let ((source (make-pathname :name "build-requirements" :type "lisp" :defaults fasls)))
       (with-open-file (file source :direction :output)
-        (format file "(in-package \"COMMON-LISP-USER\")~%(mapc #'require '~S)~%" (asdf:system-depends-on system)))
+        (format file "(in-package \"COMMON-LISP-USER\")~%(mapc #'require '~S)~%" *contribs*))
       (push (compile-file source) compiled))
-    ;; Not by ASDF, and each file a compilation unit of its own: what a later file serves is undefined here.
-    (dolist (component (asdf:component-children system))
-      (let* ((name (asdf:component-name component))
-             (fasl (make-pathname :name (substitute #\- #\/ name) :type "fasl" :defaults fasls))
-             ;; A name under SYS: makes the frames of this code count as the system's.
-             (sb-c::*source-namestring* (format nil "SYS:HOST;~:@(~A~).LISP" (substitute #\; #\/ name))))
-        ;; A form that cannot be compiled is an error where it is called, and no warning.
-        (multiple-value-bind (output warned failed)
-            (compile-file (asdf:component-pathname component) :output-file fasl)
-          (declare (ignore warned))
-          (when (or failed (null output))
-            (error "~A does not compile." name)))
-        (load fasl)
-        (push fasl compiled)
-        ;; What two files call alike is the last one's in both.
-        (do-symbols (symbol "SBCL-HOST")
-          (when (and (fboundp symbol) (eq (symbol-package symbol) (find-package "SBCL-HOST")))
-            (let ((definition (or (macro-function symbol) (fdefinition symbol))))
-              (destructuring-bind (&optional known . home) (gethash symbol homes)
-                (cond ((eq known definition))
-                      ((or (null known) (string= home name))
-                       (setf (gethash symbol homes) (cons definition name)))
-                      (t (error "~A defines ~S, as ~A does." name symbol home))))))))))
+    ;; Not by ASDF, and each file a compilation unit of its own: what a later file, or system, serves is undefined here.
+    (dolist (system *systems*)
+      (dolist (component (asdf:component-children (asdf:find-system system)))
+        (let* ((folder (subseq system (length "sbcl-host/")))
+               (name (asdf:component-name component))
+               (fasl (make-pathname :name (format nil "~A-~A" folder name) :type "fasl" :defaults fasls))
+               ;; A name under SYS: makes the frames of this code count as the system's.
+               (sb-c::*source-namestring* (format nil "SYS:HOST;~:@(~A;~A~).LISP" folder name)))
+          ;; A form that cannot be compiled is an error where it is called, and no warning.
+          (multiple-value-bind (output warned failed)
+              (compile-file (asdf:component-pathname component) :output-file fasl)
+            (declare (ignore warned))
+            (when (or failed (null output))
+              (error "~A/~A does not compile." folder name)))
+          (load fasl)
+          (push fasl compiled)))))
   (unless clean
     (format *error-output* "~&The Lisp side does not compile without a warning.~%")
     (sb-ext:exit :code 1 :abort t))
@@ -64,7 +62,7 @@
                           (sb-ext:parse-native-namestring (sb-posix:getenv "SBCL_MCP_HOST_OUTPUT"))))
 
 ;;; The image that is saved does not know where this was.
-(asdf:clear-system "sbcl-host")
-(asdf:clear-system "sbcl-host/tests")
+(mapc #'asdf:clear-system (list* "sbcl-host" "sbcl-host/tests" *systems*))
+(mapc #'unintern '(*systems* *contribs*))
 (funcall (intern "NOTE-CORE-CONTENTS" "SBCL-HOST"))
 (funcall (intern "SAVE-CORE" "SBCL-HOST") (sb-posix:getenv "SBCL_MCP_CORE_OUTPUT"))

@@ -116,3 +116,13 @@ form that failed after it had defined something), + and a defined name, - and a 
             role
             (and (<= (length changes) +changes+) (reverse changes))
             (form-modules form))))
+
+(defun perform-for-system (perform operation component)
+  "What ASDF's PERFORM-WITH-RESTARTS, PERFORM, does, and notes what that defines."
+  (declare (type function perform))
+  (let ((*loading-system* (component-system-name component))
+        (file (component-file component)))
+    (flet ((perform () (funcall perform operation component)))
+      (if (and file (typep operation 'asdf:load-op))
+          (call-noting-definitions file #'perform)
+          (perform)))))

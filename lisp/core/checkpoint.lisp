@@ -22,6 +22,9 @@
 (defglobal **checkpoint** nil
   "What the image that was saved last is called, which is the one that was booted if this one was; or NIL.")
 
+(defglobal **save-functions** '()
+  "The names of functions to call before the image is saved: packages above this one define them.")
+
 ;;; Functions of ffi/shim.c
 
 (defglobal **c-functions** '()
@@ -48,6 +51,10 @@ held by a thread that it does not have."
         do (setf (symbol-value address)
                  (or (sb-sys:find-foreign-symbol-address name)
                      (error "The function ~A is not in this program." name)))))
+
+(defun definition-mutexes ()
+  "Return the mutexes that threads hold which compile, intern, or define classes: what those change is not whole meanwhile."
+  (list sb-kernel::**world-lock** sb-impl::*package-graph-lock*))
 
 (define-c-function fork-process ("sbcl_host_fork" (signed 32))
   "Fork. Return the child's process number, 0 in the child, or a negative error number.")
@@ -310,7 +317,7 @@ said on the process' standard error. Called in the child."
   (setf *saving* t
         **event** 0
         **next-job** 0)
-  (forget-program)
+  (mapc #'funcall **save-functions**)
   (close-descriptors 3)
   (end-in-time)
   ;; What was in memory is for nobody but the owner.
@@ -330,7 +337,7 @@ said on the process' standard error. Called in the child."
                      ;; A program's image belongs to no session: its directories are the program's.
                      **settings** (and **checkpoint** (changed-settings)))
                (sb-ext:save-lisp-and-die (sb-ext:parse-native-namestring path)
-                                         :callable-exports '(sbcl-host-start sbcl-host-stack-lost)))
+                                         :callable-exports *exported-functions*))
            (serious-condition (condition)
              (setf failure (guarded (princ-to-string condition) (failure) "its report failed"))))
       (let ((octets (sb-ext:string-to-octets (format nil "The image was not saved: ~A.~%" failure))))

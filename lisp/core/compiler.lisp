@@ -171,6 +171,9 @@ warning is recorded."
         (event *job-id* (event-code :warning-form) 0 form)))
     (push-report (event-code :warning-text) condition)))
 
+(define-hook hint (condition)
+  "Return what the report of CONDITION adds to the condition's own, or NIL.")
+
 (defun record-compiler-error (condition)
   "Push what the compiler will turn into a run-time error, the first time that it comes here."
   (let ((cause (sb-int:encapsulated-condition condition)))

@@ -9,6 +9,13 @@ NIL when the session itself did.")
 (defglobal **system-packages** '()
   "The packages of the core but COMMON-LISP-USER: what is named by their symbols is the system's.")
 
+(defglobal **core-systems** '()
+  "Names of the systems that are part of the core.")
+
+(defun already-loaded-systems ()
+  "Return the names of the systems that ASDF has loaded."
+  (guarded (copy-list (asdf:already-loaded-systems)) (failure) '()))
+
 (defglobal **debug-declaimed** nil
   "True once the user has declaimed a debug quality of his own.")
 

@@ -313,6 +313,10 @@ says what does it."
     (setf *answers* '()
           sb-sys:*tty* (shiftf *own-tty* nil))))
 
+(define-hook call-recording-errors (function)
+  "Return the values of FUNCTION, and record the errors that it signals."
+  (funcall (the function function)))
+
 (defun call-detached (function)
   "Return the value of FUNCTION, called under copies of the connection's variables, which become the connection's if the
 host says that this evaluation has stayed in the foreground."
@@ -339,7 +343,7 @@ host says that this evaluation has stayed in the foreground."
                (evaluate-and-print (job-text job) (job-name job) (job-operation job)))
              (record ()
                (if (logtest +evaluate-record-errors+ (job-flags job))
-                   (call-with-recorded-errors #'evaluate)
+                   (call-recording-errors #'evaluate)
                    (evaluate)))
              (measure ()
                (if (logtest +evaluate-timing+ (job-flags job))
@@ -367,3 +371,7 @@ host says that this evaluation has stayed in the foreground."
                (format nil "Still running: ~A. What ~:[they print~;it prints~] comes with later answers~
                             ~:[~*~;; reset-session ends ~:[them~;it~]~]."
                        (thread-list running) (null (rest running)) **resets** (null (rest running))))))))
+
+(define-job :evaluate (job)
+  "Evaluate code, or do an operation."
+  (run-evaluation job))

@@ -2,6 +2,28 @@
 
 (in-package "SBCL-HOST")
 
+(defglobal **error-details** '()
+  "The names of functions of a condition that push what its report adds to the condition's own, in their order.")
+
+(defun add-error-details (function)
+  "Have the reports of errors add what FUNCTION, a symbol, pushes: a package above this one defines it."
+  (setf **error-details** (append (remove function **error-details**) (list function))))
+
+(defun push-error-details (condition)
+  "Push what the report of CONDITION adds to the condition's own."
+  (dolist (function **error-details**)
+    (funcall (the symbol function) condition)))
+
+(define-hook push-unhandled (condition)
+  "Push that nothing handled CONDITION, if it was recorded where it was signalled.")
+
+(define-hook hold (condition frames)
+  "Answer that this evaluation failed with CONDITION and is held; do what the host asks of it. Return to release it.")
+
+(define-hook hold-interruption (reason hook)
+  "Hold this evaluation, which was interrupted for REASON below the function with frame pointer HOOK. Return true when it is to
+go on, and NIL when it cannot be held.")
+
 (defun report-thread-error (condition hook)
   "Print CONDITION, which nothing in this thread handled and which entered the debugger through the function with frame
 pointer HOOK."
@@ -55,8 +77,7 @@ hold it here. What has been interrupted stays so."
       (capture (type-name-text (class-name-of condition))
                (lambda ()
                  (push-report (event-code :error-text) condition)
-                 (push-hints condition)
-                 (push-load-failure condition)
+                 (push-error-details condition)
                  (when (typep condition 'sb-sys:memory-fault-error)
                    (event *job-id* (event-code :notice) 0
                           (format nil "A memory fault: the image may be damaged.~:[~; reset-session gives a fresh one.~]"

@@ -58,6 +58,12 @@
 (defconstant +interrupt-heap+ 3
   "Flag of :INTERRUPT: the heap is nearly used up.")
 
+(defconstant +job-signalled+ (ash 1 48)
+  "SBCL_JOB_SIGNALLED: added to the job of events that tell of an error which the code may handle.")
+
+(defparameter *exported-functions* '(sbcl-host-start sbcl-host-stack-lost)
+  "The functions that a core exports: start.lisp defines them.")
+
 (deftype text ()
   "Text as it crosses: UTF-32."
   '(simple-array character (*)))

@@ -218,3 +218,12 @@ of the file; if FUNCTION does not return, those that it made."
       (if file
           (call-noting-definitions file #'load-stream)
           (load-stream)))))
+
+(defun component-system-name (component)
+  "Return the name of the system that COMPONENT of ASDF's belongs to, or NIL."
+  (guarded (asdf:primary-system-name component) (failure) nil))
+
+(defun component-file (component)
+  "Return the native namestring of COMPONENT of ASDF's if it is a source file, or NIL."
+  (and (typep component 'asdf:cl-source-file)
+       (guarded (sb-ext:native-namestring (asdf:component-pathname component)) (failure) nil)))

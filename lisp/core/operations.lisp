@@ -1,6 +1,6 @@
-;;;; What the host asks of the image by name, in the order it likes: queries, which the inspection lane answers while the
-;;;; user's code may run, and operations, each of which is an evaluation of its own. They answer with records of named
-;;;; fields. src/session/operation.rs has the other half.
+;;;; What the host asks of the image: jobs, by their kind; and by name, in the order it likes: queries, which the inspection
+;;;; lane answers while the user's code may run, and operations, each of which is an evaluation of its own. They answer with
+;;;; records of named fields. src/session/operation.rs has the other half.
 
 (in-package "SBCL-HOST")
 
@@ -9,6 +9,26 @@
 
 (defglobal **operations** (make-hash-table :test 'eq)
   "The functions of operations by name, a keyword.")
+
+(defglobal **job-functions** (make-hash-table :test 'eq)
+  "The functions that do jobs, by kind.")
+
+(defmacro define-job (kind (job) documentation &body body)
+  "Define how JOB, of KIND, is done: BODY returns true when that succeeded. What is the user's runs with interrupts, all else
+without."
+  `(setf (gethash ,kind **job-functions**)
+         (sb-int:named-lambda (job ,kind) (,job)
+           ,documentation
+           (declare (ignorable ,job))
+           ,@body)))
+
+(defun run-guarded-inspection (function)
+  "Call FUNCTION, a question, and return true; when it fails, push the error and return false."
+  (nth-value 1 (call-until-abandoned
+                (lambda ()
+                  (with-interrupts
+                    (with-boundary ()
+                      (funcall (the function function))))))))
 
 (defmacro define-query (name lambda-list documentation &body body)
   "Define the query NAME, a keyword: a function of LAMBDA-LIST, keyword parameters all, that pushes records."
@@ -89,3 +109,7 @@ an image without that package it is not evaluated at all: elsewhere its names wo
   "Answer the query in TEXT."
   (multiple-value-bind (name arguments) (read-operation text)
     (apply (the function (gethash name **queries**)) arguments)))
+
+(define-job :query (job)
+  "Answer a query."
+  (run-guarded-inspection (lambda () (run-query (job-operation job)))))

@@ -1,16 +1,23 @@
-;;;; Every change to SBCL itself, and what is taken for granted of it. All of this is looked at when the core is built: an
-;;;; SBCL in which something has moved fails the build, with the name of that.
+;;;; Changes to SBCL itself, and what is taken for granted of it: how both are declared, and those that this package needs.
+;;;; Those of the packages above it are in their own patches.lisp. All of this is looked at when the core is built: an SBCL in
+;;;; which something has moved fails the build, with the name of that.
 
 (in-package "SBCL-HOST")
 
 ;;; What is taken for granted
 
 (defvar *assumptions* '()
-  "What is taken for granted of SBCL, newest first: lists of a name and a function that returns true where it holds.")
+  "What is taken for granted of SBCL, newest first: lists of a name, a function that returns true where it holds, and true if
+memory that is anybody's may be written where it does not.")
 
 (defmacro define-assumption (name &body body)
   "Have the build look whether BODY returns true. NAME, a string, says of what."
-  `(push (list ,name (lambda () ,@body)) *assumptions*))
+  `(push (list ,name (lambda () ,@body) nil) *assumptions*))
+
+(defmacro define-dangerous-assumption (name &body body)
+  "Do what DEFINE-ASSUMPTION does. The build looks at it after all others: where it does not hold, memory that is anybody's
+may be written."
+  `(push (list ,name (lambda () ,@body) t) *assumptions*))
 
 (defun assumption-problem (name holds-p)
   "Return why the assumption NAME, for which HOLDS-P is to return true, does not hold, or NIL when it does."
@@ -22,7 +29,8 @@
 
 (defun broken-assumptions ()
   "Return the names of the assumptions that do not hold in this SBCL, with the reason where there is one."
-  (loop for (name holds-p) in (reverse *assumptions*)
+  (loop for (name holds-p) in (append (reverse (remove-if #'third *assumptions*))
+                                      (reverse (remove-if-not #'third *assumptions*)))
         for problem = (assumption-problem name holds-p)
         when problem
           collect (format nil "~A: ~A" name problem)))
@@ -162,14 +170,11 @@ a file where it is another. What SBCL defines on the way counts as no definition
 
 (define-patch sb-c::%proclaim (raw-form location)
   (lambda (proclaim form location)
-    (unless (and *marking* (inline-proclamation-p form))
-      (multiple-value-prog1 (funcall proclaim form location)
-        (note-proclamation form)))))
+    (multiple-value-prog1 (funcall proclaim form location)
+      (note-proclamation form))))
 
 (define-patch asdf:perform-with-restarts (operation component)
-  (lambda (perform operation component)
-    (let ((*loading-system* (guarded (asdf:primary-system-name component) (failure) nil)))
-      (perform-action perform operation component))))
+  #'perform-for-system)
 
 ;;; Changes on disk
 
@@ -192,34 +197,6 @@ a file where it is another. What SBCL defines on the way counts as no definition
          (eql (with-open-file (in file :element-type '(unsigned-byte 8)) (file-length in))
               (file-state-size state))
          (>= (file-state-changed state) (content-date state)))))
-
-;;; What is found without evaluating
-
-(define-assumption "that a copy of a package gets its own symbols"
-  (let* ((package (find-package "SBCL-HOST"))
-         (copy (private-copy package))
-         (name "a name of no symbol"))
-    (and (eq 'private-copy (find-symbol "PRIVATE-COPY" copy))
-         (intern name copy)
-         (null (find-symbol name package)))))
-
-(define-assumption "the cells that full calls go through"
-  (member (linkage-index 'code-source) (linkage-indices (function-code #'system-code-p))))
-
-(define-assumption "the cross-references of code"
-  (let ((found nil))
-    (map-xrefs (lambda (kind name number)
-                 (declare (ignore number))
-                 (when (and (eq kind :calls) (eq name 'code-source))
-                   (setf found t)))
-               #'system-code-p)
-    found))
-
-;; Steps of an expansion are those of the form, not those of defining the macros of its MACROLET.
-(define-patch sb-walker::convert-macro-to-lambda (llist body env name)
-  (lambda (convert &rest arguments)
-    (let ((*noting-steps* nil))
-      (apply (the function convert) arguments))))
 
 ;; SBCL itself holds on to it, and would fall back to a deleted package.
 (define-patch delete-package (package-designator)
@@ -279,7 +256,7 @@ a file where it is another. What SBCL defines on the way counts as no definition
     (declare (type function compile))
     (flet ((compile-form () (apply compile form lexenv arguments)))
       (declare (dynamic-extent #'compile-form))
-      (call-in-unit lexenv (lambda () (call-with-closures-marked lexenv #'compile-form))))))
+      (call-in-unit lexenv #'compile-form))))
 
 ;; What they make is from a file, and not of the evaluation that called them.
 (macrolet ((define (function)
@@ -300,36 +277,18 @@ a file where it is another. What SBCL defines on the way counts as no definition
   (lambda (load stream &rest arguments)
     (load-noting-definitions load stream arguments)))
 
-(define-patch sb-di:debug-fun-closure-name (debug-fun frame)
-  #'closure-name)
-
 (define-patch sb-debug::frame-call (frame method-frame-style argument-limit replace-dynamic-extent-objects)
   (lambda (frame-call frame &rest options)
     (multiple-value-bind (name arguments info) (apply (the function frame-call) frame options)
       (multiple-value-call #'values (stood-for name arguments) info))))
-
-(define-patch sb-pcl::maybe-trace-method (gf method fun fmf-p)
-  #'wrap-traced-method)
 
 (define-patch sb-debug:map-backtrace (function start from count)
   #'map-user-backtrace)
 
 ;;; Errors, the end of the process and of the stack
 
-(define-patch sb-kernel::%signal (condition)
-  #'observe-signal)
-
 (define-patch invoke-debugger (condition)
   #'enter-debugger)
-
-(macrolet ((define (function)
-             `(define-patch ,function *
-                (lambda (exit &rest arguments)
-                  (if (host-started-p)
-                      (error 'exit-refused :embedded (plusp **program**))
-                      (apply (the function exit) arguments))))))
-  (define sb-ext:exit)
-  (define sb-ext:quit))
 
 ;; SBCL would also print a line on *ERROR-OUTPUT*.
 (macrolet ((define (function condition)
@@ -343,23 +302,11 @@ a file where it is another. What SBCL defines on the way counts as no definition
 
 ;;; Threads, the heap, programs, the user's home
 
-;; A timer belongs to the thread that made it. Where that is the program's, it is in no call most of the time, and could take
-;; an interruption only in the next one, which may be about anything.
-(define-patch sb-impl::run-timer (timer)
-  (lambda (run timer)
-    (if (idle-p (sb-impl::%timer-thread timer))
-        (sb-thread:make-thread (sb-impl::%timer-interrupt-function timer) :name "timer")
-        (funcall (the function run) timer))))
-
 (define-patch sb-thread::start-thread (thread function arguments)
   #'start-thread-of-job)
 
 (define-patch sb-thread::primitive-join (thread dispose)
   #'join-ended-thread)
-
-(define-patch sb-thread:list-all-threads ()
-  (lambda (list-all-threads)
-    (delete-if #'host-thread-p (funcall list-all-threads))))
 
 (define-patch sb-ext:bytes-consed-between-gcs ()
   #'read-nursery)
@@ -484,10 +431,6 @@ stack top hint there."
                   (equal "unused argument" (sb-debug::unprintable-object-string (first arguments)))))))
     (let ((function (compile nil '(lambda (x) (declare (ignore x) (optimize (debug 2))) (error "probe")))))
       (some #'identity (frames-at-error (lambda () (funcall function 1)) #'unused-argument-p)))))
-
-(define-assumption "where a method keeps its fast function"
-  (let ((method (find-method #'print-object '() (list (find-class 'restart) (find-class t)))))
-    (typep (sb-mop:method-function method) 'sb-pcl::%method-function)))
 
 (define-assumption "the frame that is named as the one of an error"
   (let ((hint (nth-value 1 (frames-at-error (lambda () (error "probe"))))))

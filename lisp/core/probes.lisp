@@ -1,5 +1,5 @@
 ;;;; Probes of how SBCL behaves, where the Lisp side relies on more than that a name is what it was: what each name is,
-;;;; sbcl-internals.sexp says. The build runs them all, as it does those in patches.lisp.
+;;;; sbcl-internals.sexp says. The build runs them all, as it does those in each patches.lisp.
 
 (in-package "SBCL-HOST")
 
@@ -93,13 +93,6 @@
                   t)
     (simple-condition () nil)))
 
-(define-assumption "the handlers in *HANDLER-CLUSTERS*, by which it is told whether SBCL's own handles an error"
-  (let ((condition (make-condition 'simple-error)))
-    (flet ((handled-by-system-p () (system-handles-p condition (butlast sb-kernel:*handler-clusters*))))
-      (and (handler-bind ((warning #'muffle-warning) (simple-error #'princ-to-string)) (handled-by-system-p))
-           (handler-bind ((simple-error (compile nil '(lambda (condition) condition)))) (not (handled-by-system-p)))
-           (not (system-handles-p condition sb-kernel::**initial-handler-clusters**))))))
-
 (define-assumption "a restart that is made and bound by hand is found, reported and invoked"
   (let* ((restart (sb-kernel::make-restart 'probe (lambda (value) (list :invoked value))
                                            (lambda (stream) (write-string "Probe." stream))))
@@ -124,36 +117,6 @@
     (and (= (frame-address caller) (sap-ref-word (sb-di::frame-pointer frame) 0))
          (equal (frame-name caller) (frame-name (frame-below (frame-address frame)))))))
 
-(defun compiled-as-submitted (form)
-  "Return the value of FORM, compiled as submitted code is."
-  (let* ((*evaluation-lexenv* nil)
-         (lexenv (cached-lexenv-lexenv (evaluation-lexenv))))
-    (call-with-closures-marked lexenv (lambda () (sb-impl::eval-tlf form 0 lexenv)))))
-
-(define-assumption "code that is compiled as submitted code is keeps its closures in its frames, and what *SOURCE-PLIST* was"
-  (let* ((sb-c::*source-plist* '(:probe 1))
-         (closure (compiled-as-submitted '(flet ((make (n) (lambda () (incf n) (error "probe ~D" n))))
-                                           (declare (notinline make))
-                                           (make 1)))))
-    (and (sb-kernel:closurep closure)
-         (eql 1 (getf (sb-c::debug-source-plist (code-source (sb-kernel:fun-code-header (sb-kernel:%closure-fun closure))))
-                      :probe))
-         (member closure (frames-at-error closure #'frame-closure) :test #'eq))))
-
-(define-assumption "what the frames of methods are called"
-  (flet ((name-of (function) (sb-kernel:%fun-name (sb-kernel:%fun-fun function))))
-    (let ((method (find-method #'print-object '() (list (find-class 'restart) (find-class t)))))
-      (and (method-name-p (name-of (method-fast-function method)))
-           (eq 'sb-pcl::fast-method (first (name-of (sb-pcl::safe-method-fast-function method))))
-           (eq method (frame-method (name-of (method-fast-function method))))))))
-
-(define-assumption "how the effective method function of some methods is called, with the arguments as a list"
-  (let* ((function #'make-load-form)
-         (arguments (list (find-class 'restart)))
-         (methods (compute-applicable-methods function arguments)))
-    (equal (multiple-value-list (apply function arguments))
-           (multiple-value-list (call-effective-method function methods arguments)))))
-
 (define-assumption "the context of a compiler's warning has the form that it is about"
   (let ((forms '()))
     (handler-bind ((warning (lambda (condition)
@@ -165,20 +128,3 @@
     (member '(car 1 2) forms :test #'equal)))
 
 ;;; Unwinding: last, for where this has changed memory may be written that is anybody's
-
-#+x86-64
-(defun stop-and-resume (function)
-  "Return the values of FUNCTION. What unwinds it is stopped here, as where the program's frames are left, and resumed."
-  (let ((*unwinding* nil))
-    (stopping-unwind (funcall (the function function))
-        ((frame-pointer-here))
-      (go-on-unwinding))))
-
-#+x86-64
-(define-assumption "UNWIND as STOPPING-UNWIND relies on it: how a non-local exit is stopped, and resumed with its values"
-  (loop for values in '(() (1) (nil) (1 2) (1 2 3 4 5 6 7))
-        always (equal values (multiple-value-list
-                              (catch 'probe (stop-and-resume (lambda () (throw 'probe (values-list values)))))))
-        always (equal values (multiple-value-list
-                              (block probe (stop-and-resume (lambda () (return-from probe (values-list values)))))))
-        always (equal values (multiple-value-list (stop-and-resume (lambda () (values-list values)))))))

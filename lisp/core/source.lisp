@@ -515,6 +515,12 @@ function is called that is meant, or NIL."
   "True when NAMESTRING is of a file of SBCL's own."
   (eql 4 (mismatch "SYS:" namestring)))
 
+(defun code-source (code)
+  "Return the SB-DI:DEBUG-SOURCE of the component CODE, or NIL when it has none."
+  (let ((info (sb-kernel:%code-debug-info code)))
+    (and (typep info 'sb-c::compiled-debug-info)
+         (sb-c::debug-info-source info))))
+
 ;;; Code locations
 
 (defun known-location (location)

@@ -9,9 +9,12 @@
 (defun thread-variables ()
   "Return what **THREAD-VARIABLES** is in a core."
   (cons 'sb-thread::*interrupt-handler*
-        (loop for symbol being the present-symbols of "SBCL-HOST"
-              when (and (eq :special (sb-int:info :variable :kind symbol)) (boundp symbol))
-                collect symbol)))
+        (loop for package in (host-packages)
+              append (loop for symbol being the present-symbols of package
+                           when (and (eq package (symbol-package symbol))
+                                     (eq :special (sb-int:info :variable :kind symbol))
+                                     (boundp symbol))
+                             collect symbol))))
 
 (defun call-with-thread-variables (function)
   "Call FUNCTION, which is all that this thread does, with **THREAD-VARIABLES** bound to their global values. An

@@ -1,6 +1,6 @@
 ;;;; The function that a frame is a call of, and its arguments, so that it can be called again.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/DEBUGGER")
 
 (defun frame-code (frame)
   "Return the code component that FRAME runs in, or NIL."

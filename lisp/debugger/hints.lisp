@@ -1,6 +1,6 @@
 ;;;; What the report of an error adds to the condition's own: near names, and what SBCL leaves its reader to guess.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/DEBUGGER")
 
 (defun symbol-text (symbol)
   "Return SYMBOL as one types it in the current package."
@@ -80,7 +80,7 @@ those with near names that are accessible in PACKAGE."
               (search "attempt to redefine the ~S class ~S incompatibly" control)
               (second (simple-condition-format-arguments condition))))))
 
-(defun hint (condition)
+(defun condition-hint (condition)
   "Return what the report of CONDITION adds to the condition's own, or NIL."
   (typecase condition
     (undefined-function
@@ -98,11 +98,11 @@ those with near names that are accessible in PACKAGE."
      (multiple-value-bind (file line column form) (unreadable-file-place condition)
        (declare (ignore column))
        (format nil "In ~A~:[:~D~;~*~]~@[, in ~A~].~@[~%~A~]"
-               file (zerop line) line form (hint (sb-int:encapsulated-condition condition)))))
+               file (zerop line) line form (condition-hint (sb-int:encapsulated-condition condition)))))
     ;; A system's definition cannot be read; else FILE-HINT says where that fails.
     (asdf:load-system-definition-error
      (let ((cause (asdf/find-system:error-condition condition)))
-       (and (typep cause 'sb-c::input-error-in-load) (hint cause))))
+       (and (typep cause 'sb-c::input-error-in-load) (condition-hint cause))))
     (sb-pcl::obsolete-structure (old-layout-hint (sb-pcl::obsolete-structure-datum condition)))
     (type-error
      (cond ((old-layout-p (type-error-datum condition)) (old-layout-hint (type-error-datum condition)))
@@ -157,7 +157,10 @@ those with near names that are accessible in PACKAGE."
 
 (defun push-hints (condition)
   "Push what the report of CONDITION adds to the condition's own, as lines of their own."
-  (dolist (function '(reader-position-hint quicklisp-hint hint file-hint))
+  (dolist (function '(reader-position-hint quicklisp-hint condition-hint file-hint))
     (let ((hint (guarded (funcall function condition) (failure) nil)))
       (when hint
         (event *job-id* (event-code :error-text) 0 (format nil "~%~A" hint))))))
+
+(provide-hook hint #'condition-hint)
+(add-error-details 'push-hints)

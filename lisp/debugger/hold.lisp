@@ -1,6 +1,6 @@
 ;;;; A failed evaluation held where it failed: looking at its frames, changing things, and going on.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/DEBUGGER")
 
 (defvar *held-condition* nil
   "The condition of the evaluation that is held.")
@@ -47,7 +47,7 @@ the job."
          (lambda () (with-hold () (with-interrupts nil)))))
       job)))
 
-(defun hold (condition frames)
+(defun hold-evaluation (condition frames)
   "Answer the failed evaluation and do what the host asks of it, until that makes it go on or releases it. Return to
 release it. Nothing else leaves the hold: what would, as a timer's function that throws, comes back to it."
   (let ((*held-condition* condition)
@@ -115,7 +115,7 @@ does between them."
        (not sb-kernel:*gc-inhibit*)
        (not (in-foreign-code-p frame))))
 
-(defun hold-interruption (reason hook)
+(defun hold-interrupted-evaluation (reason hook)
   "Hold the evaluation that was interrupted for REASON where it was, below the function with frame pointer HOOK, with a
 restart that has it go on from there. Return true when it is to go on, and NIL when it cannot be held, and nothing has
 been pushed. Does not return when it is released."
@@ -128,7 +128,7 @@ been pushed. Does not return when it is released."
                         'continue (lambda () (return-from go-on t))
                         (lambda (stream) (write-string "Go on." stream))))
              (sb-kernel:*restart-clusters* (cons (list continue) sb-kernel:*restart-clusters*)))
-        (hold nil (capture-interruption reason hook))
+        (hold-evaluation nil (capture-interruption reason hook))
         (abandon-evaluation :interrupted #'end-programs)))))
 
 (defun end-held-job (success)
@@ -295,7 +295,7 @@ of itself is all that tells: `Retry assertion with new values for A, (CAR B).'"
         *own-tty* sb-sys:*tty*
         sb-sys:*tty* (make-two-way-stream
                       (make-string-input-stream
-                       (format nil "~{~:[n~;y~%(|SBCL-HOST|::|ANSWER|)~]~%~}"
+                       (format nil "~{~:[n~;y~%(|SBCL-HOST/DEBUGGER|::|ANSWER|)~]~%~}"
                                (loop repeat count collect (and answers (progn (pop answers) t)))))
                       sb-sys:*tty*)))
 
@@ -434,3 +434,6 @@ and ends, and the package it was read in. Return a list of the last one's values
                                                        (lambda ()
                                                          (declare (optimize (debug 0)))
                                                          (apply (the function function) arguments))))))))))
+
+(provide-hook hold #'hold-evaluation)
+(provide-hook hold-interruption #'hold-interrupted-evaluation)

@@ -1,7 +1,7 @@
 ;;;; Errors where they are signalled, before any handler runs: those that the code handles itself, too, which never reach
 ;;;; the debugger.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/DEBUGGER")
 
 (defun observe-signal (signal condition)
   "What SBCL's %SIGNAL does (src/code/cold-error.lisp), after the thread's observer has seen CONDITION, if it is an error."
@@ -86,9 +86,6 @@ code and the program counter in it of the innermost frame that is not SBCL's own
 (defconstant +capture-seconds+ 1
   "How long all of it may take.")
 
-(defconstant +job-signalled+ (ash 1 48)
-  "SBCL_JOB_SIGNALLED: added to the job of events that tell of an error which the code may handle.")
-
 (defstruct (recorder (:copier nil) (:predicate nil))
   "What was recorded of the errors that an evaluation signals."
   (lock (sb-thread:make-mutex :name "recorded errors") :read-only t)
@@ -157,9 +154,12 @@ and place, but for what is SBCL's or ASDF's own business."
            (record-signalled-error recorder condition hook))))
      function)))
 
-(defun push-unhandled (condition)
+(defun push-unhandled-error (condition)
   "Push that nothing handled CONDITION, which is told of as what the evaluation fails with."
   (when *recorder*
     (let ((position (position condition (reverse (recorder-entries *recorder*)) :key #'first :test #'eq)))
       (when position
         (event *job-id* (event-code :unhandled) position)))))
+
+(provide-hook call-recording-errors #'call-with-recorded-errors)
+(provide-hook push-unhandled #'push-unhandled-error)

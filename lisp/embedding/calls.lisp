@@ -2,7 +2,7 @@
 ;;;; CALL-PROGRAM how Lisp calls the program. Both nest. What unwinds in Lisp never crosses the program's frames: GATE stops
 ;;;; it and says so, the program returns, and CALL-PROGRAM goes on unwinding.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/EMBEDDING")
 
 (defpackage "RUST"
   (:use)

@@ -1,7 +1,7 @@
 ;;;; The functions that an embedding program calls by handle, and the threads that work for it. src/lisp/enter.rs numbers the
 ;;;; same functions in the same order.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/EMBEDDING")
 
 ;;; The threads
 
@@ -584,6 +584,8 @@ a property list or an association list."
         **values** (vector)
         **free-value** nil
         **scratches** '()))
+
+(pushnew 'forget-program **save-functions**)
 
 (defun start-for-program (library)
   "Make this image ready for the program with LIBRARY, a struct sbcl_library."

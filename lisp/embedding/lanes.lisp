@@ -1,6 +1,6 @@
 ;;;; The Lisp threads that pull jobs from the host.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/EMBEDDING")
 
 (defglobal **lane-threads** (make-array 4 :initial-element nil)
   "The threads of the lanes for inspection, control and signals; those that evaluate are **EVALUATION-THREADS**.")
@@ -61,14 +61,6 @@ thread that it runs in, and those that it made."
                    (*print-pprint-dispatch* (copy-pprint-dispatch nil))
                    (t value)))))
 
-(defun run-guarded-inspection (function)
-  "Call FUNCTION, a question, and return true; when it fails, push the error and return false."
-  (nth-value 1 (call-until-abandoned
-                (lambda ()
-                  (with-interrupts
-                    (with-boundary ()
-                      (funcall (the function function))))))))
-
 (defun thread-of-job (job-id)
   "Return the thread that does JOB-ID, or NIL when there is none within 10 ms: it may be about to begin."
   (loop repeat 10
@@ -117,10 +109,6 @@ that thread takes the interruption, or that there is none."
         (event (job-argument job) (event-code :refused) 0
                (with-server-syntax () (format nil "No thread could be started in its place: ~A" failure)))))))
 
-(defun definition-mutexes ()
-  "Return the mutexes that threads hold which compile, intern, or define classes: what those change is not whole meanwhile."
-  (list sb-kernel::**world-lock** sb-impl::*package-graph-lock*))
-
 (defun world-mutexes ()
   "Return the mutexes of SBCL's own without which nothing can be compiled or defined, and no thread started."
   (list* sb-thread::*make-thread-lock* **collecting** (definition-mutexes)))
@@ -140,25 +128,37 @@ that thread takes the interruption, or that there is none."
 
 (defun run-job (job)
   "Do JOB for its connection. Return true when it succeeded."
-  (call-for-connection (job-connection job) (lambda () (run-job-here job))))
+  (let ((function (gethash (job-kind job) **job-functions**)))
+    (declare (type (or null function) function))
+    (call-for-connection (job-connection job)
+                         (lambda ()
+                           (if function
+                               (funcall function job)
+                               (refuse "No evaluation is held."))))))
 
-(defun run-job-here (job)
-  "Do JOB. Return true when it succeeded. What is the user's runs with interrupts, all else without."
-  (case (job-kind job)
-    (:evaluate (run-evaluation job))
-    (:reset (with-interrupts (run-reset)))
-    (:definitions
-     (run-guarded-inspection (lambda () (push-definitions (job-flags job) (job-argument job) (job-name job)))))
-    (:describe
-     (run-guarded-inspection (lambda ()
-                               (push-description (job-text job) (job-name job)
-                                                 (logtest +describe-source+ (job-flags job))))))
-    (:query (run-guarded-inspection (lambda () (run-query (job-operation job)))))
-    (:interrupt (run-interrupt job) t)
-    (:start-thread (run-start-thread) t)
-    (:abandon (run-abandon job) t)
-    (:look (run-look) t)
-    (t (refuse "No evaluation is held."))))
+(define-job :reset (job)
+  "Remove what the session defined."
+  (with-interrupts (run-reset)))
+
+(define-job :interrupt (job)
+  "Interrupt another job."
+  (run-interrupt job)
+  t)
+
+(define-job :start-thread (job)
+  "Start a thread that evaluates."
+  (run-start-thread)
+  t)
+
+(define-job :abandon (job)
+  "Give up the thread of a job."
+  (run-abandon job)
+  t)
+
+(define-job :look (job)
+  "Look whether an abandoned thread holds a lock of SBCL's."
+  (run-look)
+  t)
 
 (defun contain-interruption (function)
   "Call FUNCTION, which interrupts a thread of the server's that has nothing to do, as a timer does. Wherever it unwinds

@@ -1,6 +1,6 @@
-;;;; The beginning: what the core is like when it is saved, and what is done when a host starts it.
+;;;; The beginning: what is done when a host starts the image.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/EMBEDDING")
 
 (defun start-image (&key seed user-init scratch library)
   "Start the Lisp threads; when LIBRARY is a struct sbcl_library, those of a program that embeds the image as well."
@@ -76,25 +76,6 @@ of here: the caller is foreign, and would take for the answer what happens to be
     (when (probe-file file)
       (load file))))
 
-(defun note-core-contents ()
-  "Note which systems and packages are SBCL's and this one's: what comes later is the user's."
-  (check-assumptions)
-  (preload-contribs)
-  (forget-builder)
-  (setf **core-systems** (already-loaded-systems)
-        **system-packages** (remove **user-package** (list-all-packages))))
-
-(defun prepare-core ()
-  "Make of a stock SBCL with this system, and perhaps others, the image that is saved."
-  ;; What ASDF found on the machine that built the core is not to be looked for on the one that runs it.
-  (asdf:clear-configuration)
-  (setf uiop:*user-cache* nil
-        *compile-verbose* nil
-        *compile-print* nil)
-  (pushnew 'clear-up-after-threads sb-ext:*after-gc-hooks*)
-  (setf **thread-variables** (thread-variables))
-  (install-patches))
-
 (define-alien-callable sbcl-host-stack-lost void ()
   "Unwind from the end of the control stack."
   (unwind-from-stack-end))
@@ -114,10 +95,3 @@ of here: the caller is foreign, and would take for the answer what happens to be
              +contract+
              0))
         (t +contract+)))
-
-(defun save-core (file)
-  "End this SBCL and save what it has become, after NOTE-CORE-CONTENTS, as the core FILE, a native namestring."
-  (prepare-core)
-  (sb-ext:lock-package "SBCL-HOST")
-  (sb-ext:save-lisp-and-die (sb-ext:parse-native-namestring file)
-                            :callable-exports '(sbcl-host-start sbcl-host-stack-lost)))

@@ -2,7 +2,7 @@
 ;;;; read. A message is a sequence of tokens, each a word (its tag in the low byte, a number in the others) and the words
 ;;;; and tokens that this one announces. src/image/message.rs has the same.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/EMBEDDING")
 
 ;;; Handles: places in a table, each of which keeps an object alive until the host gives it back.
 

@@ -1,6 +1,6 @@
 ;;;; Which code runs: what is loaded for that marks its forms (SB-COVER). For an image of its own, beside the session's.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/TESTING")
 
 ;;; Loading
 

@@ -1,6 +1,6 @@
 ;;;; FiveAM.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/TESTING")
 
 (define-framework "FiveAM" ("IT.BESE.FIVEAM")
   :entries (("RUN" . fiveam-tests-of)) :streams (("*TEST-DRIBBLE*" . "IT.BESE.FIVEAM"))

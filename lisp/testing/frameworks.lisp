@@ -2,7 +2,7 @@
 ;;;; its own functions. None of them is in the image when this is compiled: their symbols are looked up when they are
 ;;;; needed, and one that a version lacks is an error that names it.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/TESTING")
 
 (defstruct (framework (:copier nil) (:predicate nil))
   "A test framework."

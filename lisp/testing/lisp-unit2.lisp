@@ -1,6 +1,6 @@
 ;;;; lisp-unit2.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/TESTING")
 
 (define-framework "lisp-unit2" ("LISP-UNIT2")
   :entries (("RUN-TESTS" . unit2-tests-of)) :streams (("*TEST-STREAM*" . "LISP-UNIT2"))

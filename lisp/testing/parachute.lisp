@@ -1,6 +1,6 @@
 ;;;; Parachute, by a report of our own that watches and collects its tests, as its manual has it.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/TESTING")
 
 (define-framework "Parachute" ("ORG.SHIRAKUMO.PARACHUTE" "PARACHUTE")
   :entries (("TEST" . parachute-tests-of))

@@ -1,6 +1,6 @@
 ;;;; Rove.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/TESTING")
 
 (define-framework "Rove" ("ROVE" "ROVE/CORE/RESULT" "ROVE/CORE/ASSERTION" "ROVE/CORE/TEST")
   :entries (("RUN" . rove-tests-of-systems) ("RUN-SUITE" . rove-tests-of-suite))

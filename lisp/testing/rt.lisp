@@ -1,6 +1,6 @@
 ;;;; sb-rt, and the RT that it comes from.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/TESTING")
 
 (define-framework "sb-rt" ("SB-RT")
   :entries (("DO-TESTS" . rt-tests-of))

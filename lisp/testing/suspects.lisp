@@ -1,6 +1,6 @@
 ;;;; Suspects: the functions that a failing test ran and few passing tests did, with the lines that make the difference.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/TESTING")
 
 (defstruct (marked-form (:copier nil) (:predicate nil))
   "A top-level form with marks."

@@ -1,6 +1,6 @@
 ;;;; The operation RUN-TESTS: which tests are meant, and what they came to, as records.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/TESTING")
 
 ;;; Systems
 

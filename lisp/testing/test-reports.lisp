@@ -1,7 +1,7 @@
 ;;;; What a test operation of no known framework prints: whether it says that a test failed, and, under coverage, what ran
 ;;;; before each report.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/TESTING")
 
 ;;; Words
 

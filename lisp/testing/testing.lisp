@@ -1,6 +1,6 @@
 ;;;; Running tests: every test under a limit of its own, whatever it does, with what it came to as a verdict.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/TESTING")
 
 ;;; What a test comes to
 
@@ -442,8 +442,7 @@ NIL."
                 (t (push-bounded-report condition)
                    ;; It is no test, and may be about what was loaded for one.
                    (when (string= "" (verdict-framework verdict))
-                     (push-hints condition)
-                     (push-load-failure condition))))
+                     (push-error-details condition))))
           (event *job-id* (event-code :frames) (signalled-total signalled))
           ;; What takes too long is left out, and so is what comes after it.
           (call-with-time-limit

@@ -5,7 +5,7 @@
 ;;;; through, whatever their names; and constants. All code is looked through at each question, which takes some
 ;;;; milliseconds: so there is no index that could be out of date, hold on to garbage, or grow.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/TOOLS")
 
 ;;; Code
 
@@ -27,12 +27,6 @@
       (setf **code-count** end)
       (when (<= end (length all))
         (return (sb-kernel:%shrink-vector all end))))))
-
-(defun code-source (code)
-  "Return the SB-DI:DEBUG-SOURCE of the component CODE, or NIL when it has none."
-  (let ((info (sb-kernel:%code-debug-info code)))
-    (and (typep info 'sb-c::compiled-debug-info)
-         (sb-c::debug-info-source info))))
 
 (defun code-functions (code)
   "Return the simple functions of the component CODE."

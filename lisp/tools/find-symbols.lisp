@@ -1,6 +1,6 @@
 ;;;; find-symbols: the symbols and packages whose names are like what is asked for, the best first.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/TOOLS")
 
 ;;; Patterns
 ;;;
@@ -393,7 +393,7 @@ would type them."
         (symbols (make-hash-table :test 'equal)))
     (when (<= (length name) +near-name+)
       (dolist (package (if package (list package) (list-all-packages)))
-        (unless (or (eq package (find-package "KEYWORD")) (eq package (find-package "SBCL-HOST")))
+        (unless (or (eq package (find-package "KEYWORD")) (host-package-p package))
           (with-package-iterator (next (list package) :internal :external)
             (loop
               (multiple-value-bind (more symbol status) (next)
@@ -442,7 +442,7 @@ PACKAGE-NAME, of KIND, or EXTERNAL ones, unless these are NIL. Then how many mor
       (cond ((equal kind "package"))
             (package (search-package package matcher kinds external t result))
             (t (dolist (package (list-all-packages))
-                 (unless (or (eq package (find-package "KEYWORD")) (eq package (find-package "SBCL-HOST")))
+                 (unless (or (eq package (find-package "KEYWORD")) (host-package-p package))
                    (search-package package matcher kinds external nil result)))))
       (when (and (null package) (or (eq kinds :any) (equal kind "package")))
         (search-packages matcher result))

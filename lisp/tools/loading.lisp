@@ -1,7 +1,7 @@
 ;;;; Loading systems and files: the operation LOAD, and what the report of an error adds that happened while something was
 ;;;; loaded.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/TOOLS")
 
 ;;; What is done
 
@@ -26,8 +26,8 @@
   (when (<= (incf (report-told *load-report*)) +told-progress+)
     (push-record "progress" :message (format nil "~A ~A" verb what))))
 
-(defun note-action (operation namestring)
-  "Note that ASDF is about to perform OPERATION with the source file NAMESTRING."
+(defun note-action (operation component namestring)
+  "Note that ASDF is about to perform OPERATION with COMPONENT, the source file NAMESTRING."
   (let ((report *load-report*))
     (when report
       (typecase operation
@@ -36,26 +36,22 @@
          (push-progress "compiling" (shown-path namestring)))
         ((or asdf:load-op asdf:load-source-op)
          (incf (report-files report))
-         (pushnew *loading-system* (report-systems report) :test #'equal)
+         (pushnew (component-system-name component) (report-systems report) :test #'equal)
          (push-progress "loading" (shown-path namestring)))))))
 
 (defvar *action* nil
   "What ASDF is doing: a cons of an operation and a component; or NIL.")
 
 (defun perform-action (perform operation component)
-  "What ASDF's PERFORM-WITH-RESTARTS, PERFORM, does, and notes what that defines and how far it is."
+  "What ASDF's PERFORM-WITH-RESTARTS, PERFORM, does, and notes how far it is."
   (declare (type function perform))
-  (let ((file (and (typep component 'asdf:cl-source-file)
-                   (guarded (sb-ext:native-namestring (asdf:component-pathname component)) (failure) nil)))
+  (let ((file (component-file component))
         (*action* (cons operation component))
         ;; In other answers they are told as warnings alone.
         (*compile-failures* (and *load-report* (list nil))))
-    (flet ((perform () (funcall perform operation component)))
-      (when file
-        (note-action operation file))
-      (if (and file (typep operation 'asdf:load-op))
-          (call-noting-definitions file #'perform)
-          (perform)))))
+    (when file
+      (note-action operation component file))
+    (funcall perform operation component)))
 
 ;;; What was loaded before and is no more as it was
 
@@ -472,3 +468,5 @@ where else SYSTEM was looked for."
     (let ((defined (and *load-report* (guarded (definitions-so-far) (failure) '()))))
       (when defined
         (push-line "What ~A had defined before stays: ~A." (shown-path *loaded-file*) (first-names defined))))))
+
+(add-error-details 'push-load-failure)

@@ -1,6 +1,6 @@
 ;;;; macroexpand: what a form expands to, as source. Nothing of it is evaluated but macro functions.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/TOOLS")
 
 ;;; Reading without interning
 

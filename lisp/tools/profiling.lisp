@@ -1,6 +1,6 @@
 ;;;; profile: where an evaluation spends its time, or allocates, by SBCL's statistical profiler (contrib/sb-sprof).
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/TOOLS")
 
 (defconstant +profile-stacks+ 5000
   "How many different stacks are told of for a flame graph; the rarest go first.")

@@ -5,7 +5,7 @@
 ;;;; (src/code/debug-int.lisp), which are safe as long as one thread runs there: an instruction is put back, done, and
 ;;;; replaced again. The rest is global, so calls in all threads are seen.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/TOOLS")
 
 (defconstant +traced-functions+ 2000
   "How many functions are traced at once, at most.")
@@ -259,7 +259,7 @@ ends there."
   (if functions
       (remove-duplicates (mapcar #'target-of-text functions) :test #'equal :key #'target-name)
       (let ((found (find-user-package package)))
-        (when (or (sb-ext:package-locked-p found) (eq found (find-package "SBCL-HOST")))
+        (when (or (sb-ext:package-locked-p found) (host-package-p found))
           (error "Package ~A is SBCL's own (it is locked): name the functions of it that are to be traced."
                  (package-name found)))
         (let ((names (functions-of-package found)))

@@ -2,7 +2,7 @@
 ;;;;
 ;;;; What traced-functions.lisp knows how to trace has its calls recorded here, in all threads.
 
-(in-package "SBCL-HOST")
+(in-package "SBCL-HOST/TOOLS")
 
 ;;; Short texts
 

@@ -45,7 +45,7 @@ fn assert_untraced(server: &mut Server) {
                               for info = (sb-impl::encapsulation-info (sb-kernel:%symbol-function name))
                               when (and info (not (eq 'trace (sb-impl::encapsulation-info-type info)))) collect name)
                         (sb-pcl::generic-function-encapsulations #'area)
-                        sbcl-host::**traced-methods** sbcl-host::**broken-functions** sbcl-host::**before-threads**)";
+                        sbcl-host/tools::**traced-methods** sbcl-host/tools::**broken-functions** sbcl-host::**before-threads**)";
     // In whatever case the user prints.
     assert_eq!(good(server, "evaluate-lisp", json!({"code": code})).to_uppercase(), "=> NIL");
 }

@@ -104,12 +104,12 @@ fn test_that_kills_the_process_is_named_in_image_lost() {
 fn timed_out_step_of_a_test_run_is_named() {
     let mut server = ready();
     good(&mut server, "configure-limits", json!({"timeout": 0}));
-    let code = "(unwind-protect (progn (sbcl-host::announce-step \"the loading of demo\" 100) (loop))
-                  (sbcl-host::announce-test nil))";
+    let code = "(unwind-protect (progn (sbcl-host/testing::announce-step \"the loading of demo\" 100) (loop))
+                  (sbcl-host/testing::announce-test nil))";
     let text = bad(&mut server, "evaluate-lisp", json!({"code": code}));
     assert!(text.starts_with("[ERROR] TIMEOUT\nThe time limit of the loading of demo has passed.\n"), "{text}");
     // Nor is anything limited when that is over.
-    let code = "(progn (sbcl-host::announce-step \"the loading of demo\" 100) (sbcl-host::announce-test nil)
+    let code = "(progn (sbcl-host/testing::announce-step \"the loading of demo\" 100) (sbcl-host/testing::announce-test nil)
                   (sleep 0.3) 1)";
     assert_eq!(server.evaluate(code), "=> 1");
 }
@@ -189,7 +189,7 @@ fn cancelling_run_tests_ends_the_run_and_restores_the_framework() {
     // Nothing of the framework stays changed.
     let text = good(&mut server, "run-tests", json!({"name": "after"}));
     assert!(text.starts_with("=> all pass  1 passed"), "{text}");
-    assert_eq!(server.evaluate("(sb-int:encapsulated-p 'sb-rt:do-tests 'sbcl-host::run-tests)"), "=> NIL");
+    assert_eq!(server.evaluate("(sb-int:encapsulated-p 'sb-rt:do-tests 'sbcl-host/testing::run-tests)"), "=> NIL");
 }
 
 #[test]
