@@ -3,8 +3,8 @@
  * Lisp threads pull jobs from the host and push events back; the host never calls into Lisp for an evaluation. All
  * text crosses as UTF-32 in native byte order, the way SBCL holds strings, so that neither side encodes anything.
  *
- * src/image/bindings.rs is generated from this file (cargo feature `bindgen`); lisp/core/host.lisp declares the same by
- * hand. Whoever changes one changes all three, and SBCL_HOST_CONTRACT with them.
+ * src/image/bindings.rs is generated from this file (cargo feature `bindgen`); lisp/core/contract.lisp reads it when
+ * the core is built. Whoever changes it makes the bindings anew and counts up SBCL_HOST_CONTRACT.
  */
 #ifndef SBCL_HOST_H
 #define SBCL_HOST_H

@@ -18,7 +18,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A directory of this test's own, with a copy of the Lisp side; removed with it.
+/// A directory of this test's own, with a copy of the Lisp side and of its contract; removed with it.
 struct Copy(PathBuf);
 
 impl Copy {
@@ -26,6 +26,7 @@ impl Copy {
         let copy = Self(std::env::temp_dir().join(format!("sbcl-internals-{name}-{}", std::process::id())));
         std::fs::create_dir_all(copy.0.join("fasls")).unwrap();
         copy_directory(&root().join("lisp"), &copy.lisp());
+        copy_directory(&root().join("ffi"), &copy.0.join("ffi"));
         copy
     }
 

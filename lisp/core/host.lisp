@@ -3,65 +3,57 @@
 
 (in-package "SBCL-HOST")
 
-(defconstant +contract+ 17
-  "SBCL_HOST_CONTRACT: bump it with the header.")
+(defconstant +contract+ (declared-number "SBCL_HOST_CONTRACT")
+  "The version of the contract.")
 
-;;; enum sbcl_lane
-(defconstant +evaluation-lane+ 0)
-(defconstant +inspection-lane+ 1)
-(defconstant +control-lane+ 2)
-(defconstant +signal-lane+ 3)
+(defconstant +evaluation-lane+ (declared-number "SBCL_LANE_EVALUATION"))
+(defconstant +inspection-lane+ (declared-number "SBCL_LANE_INSPECTION"))
+(defconstant +control-lane+ (declared-number "SBCL_LANE_CONTROL"))
+(defconstant +signal-lane+ (declared-number "SBCL_LANE_SIGNALS"))
 
-(macrolet ((define-codes (type documentation &rest codes)
-             `(progn
-                (eval-when (:compile-toplevel :load-toplevel :execute)
-                  (defun ,(intern (format nil "~A-CODE" type)) (name)
-                    ,documentation
-                    (or (getf ',codes name) (error "no ~A ~S" ',type name))))
-                (define-compiler-macro ,(intern (format nil "~A-CODE" type)) (&whole form name)
-                  (if (keywordp name) (getf ',codes name) form)))))
-  (define-codes event "Return the number of an sbcl_event."
-    :done 0 :stdout 1 :stderr 2 :warning 3 :warning-text 4 :value 5 :value-text 6
-    :error 7 :error-text 8 :restart 9 :restart-text 10 :frame 11 :frame-text 12
-    :frame-source 13 :frames 14 :time-real 15 :time-run 16 :time-gc 17 :bytes-consed 18
-    :item 19 :item-text 20 :notice 21 :defined 22 :form 23
-    :slot 24 :slot-text 25 :local 26 :local-text 27 :held 28 :refused 29 :released 30
-    :heap 31 :warning-place 32 :warning-form 33 :frame-code 34 :frame-machinery 35
-    :record 36 :field 37 :field-text 38 :unhandled 39 :foreground 40 :thread-ended 41 :definitions 42 :step 43
-    :interrupted 44 :unwinding 45 :blocked 46 :thread-refused 47)
-  (define-codes item "Return the number of an sbcl_item."
-    :function 1 :variable 2 :macro 3 :class 4 :package 5 :system 6 :role 7 :detail 8 :not-found 9 :more 10))
+(macrolet ((define-codes (name enum prefix documentation)
+             (let ((codes (enum-codes enum prefix)))
+               `(progn
+                  (eval-when (:compile-toplevel :load-toplevel :execute)
+                    (defun ,name (name)
+                      ,documentation
+                      (or (getf ',codes name) (error "no ~A of ~A" name ,enum))))
+                  (define-compiler-macro ,name (&whole form name)
+                    (if (keywordp name) (getf ',codes name) form))))))
+  (define-codes event-code "sbcl_event" "SBCL_EVENT_" "Return the number of an sbcl_event.")
+  (define-codes item-code "sbcl_item" "SBCL_ITEM_" "Return the number of an sbcl_item."))
 
 (declaim (type simple-vector *job-kinds*))
 (defparameter *job-kinds*
-  #(nil :evaluate :reset :definitions :describe :interrupt :invoke-restart :frame-locals :eval-in-frame
-    :return-from-frame :restart-frame :release :query :start-thread :abandon :look)
+  (let* ((codes (enum-codes "sbcl_job_kind" "SBCL_JOB_"))
+         (kinds (make-array (1+ (loop for (nil number) on codes by #'cddr maximize number)) :initial-element nil)))
+    (loop for (kind number) on codes by #'cddr do (setf (svref kinds number) kind))
+    kinds)
   "What an sbcl_job_kind asks for, by number. Jobs have these names on this side.")
 
-(defconstant +evaluate-timing+ 1
+(defconstant +evaluate-timing+ (declared-number "SBCL_EVALUATE_TIMING")
   "Flag of :EVALUATE: measure it.")
-(defconstant +evaluate-hold+ 2
+(defconstant +evaluate-hold+ (declared-number "SBCL_EVALUATE_HOLD")
   "Flag of :EVALUATE: hold it where it fails.")
-(defconstant +evaluate-record-errors+ 4
+(defconstant +evaluate-record-errors+ (declared-number "SBCL_EVALUATE_RECORD_ERRORS")
   "Flag of :EVALUATE: record the errors that it handles.")
-(defconstant +evaluate-detached+ 8
+(defconstant +evaluate-detached+ (declared-number "SBCL_EVALUATE_DETACHED")
   "Flag of :EVALUATE: it may be in the background when it ends.")
-(defconstant +evaluate-background+ 16
+(defconstant +evaluate-background+ (declared-number "SBCL_EVALUATE_BACKGROUND")
   "Flag of :EVALUATE: it is in the background from its beginning.")
-(defconstant +describe-source+ 1
+(defconstant +describe-source+ (declared-number "SBCL_DESCRIBE_SOURCE")
   "Flag of :DESCRIBE: with the text of definitions.")
-(defconstant +interrupt-timeout+ 1
+(defconstant +interrupt-timeout+ (declared-number "SBCL_INTERRUPT_TIMEOUT")
   "Flag of :INTERRUPT: the time limit has passed.")
-
-(defconstant +interrupt-cancel+ 2
+(defconstant +interrupt-cancel+ (declared-number "SBCL_INTERRUPT_CANCEL")
   "Flag of :INTERRUPT: the client does not want it any more.")
-(defconstant +interrupt-heap+ 3
+(defconstant +interrupt-heap+ (declared-number "SBCL_INTERRUPT_HEAP")
   "Flag of :INTERRUPT: the heap is nearly used up.")
 
-(defconstant +job-signalled+ (ash 1 48)
+(defconstant +job-signalled+ (declared-number "SBCL_JOB_SIGNALLED")
   "SBCL_JOB_SIGNALLED: added to the job of events that tell of an error which the code may handle.")
 
-(defparameter *exported-functions* '(sbcl-host-start sbcl-host-stack-lost)
+(defparameter *exported-functions* (exported-functions)
   "The functions that a core exports: start.lisp defines them.")
 
 (deftype text ()
@@ -143,22 +135,27 @@ host is served, nothing happens."
 (defun next-job (lane &optional (held 0))
   "Wait for the next job of LANE and return it, or NIL when the lane is to end. HELD is the number of the job that this
 thread did last, if it holds an evaluation."
-  (let ((words (make-array 11 :element-type '(unsigned-byte 64) :initial-element 0)))
-    (setf (aref words 0) held)
-    (when (eql 1 (with-pinned-objects (words)
-                   (calling-host
-                    (alien-funcall (sap-alien (int-sap **next-job**)
-                                              (function (signed 32) (unsigned 32) system-area-pointer))
-                                   lane (vector-sap words)))))
-      (make-job :id (aref words 0)
-                :kind (svref *job-kinds* (ldb (byte 32 0) (aref words 1)))
-                :flags (ldb (byte 32 32) (aref words 1))
-                :argument (aref words 2)
-                :text (copy-text (aref words 3) (aref words 4))
-                :name (copy-text (aref words 5) (aref words 6))
-                :evaluation (aref words 7)
-                :operation (copy-text (aref words 8) (aref words 9))
-                :connection (aref words 10)))))
+  (let ((words (make-array (/ (structure-size "sbcl_job") 8) :element-type '(unsigned-byte 64) :initial-element 0)))
+    (macrolet ((word (field)
+                 `(aref words (/ (field-offset "sbcl_job" ,field) 8)))
+               (half (field)
+                 `(multiple-value-bind (word octets) (floor (field-offset "sbcl_job" ,field) 8)
+                    (ldb (byte 32 (* 8 octets)) (aref words word)))))
+      (setf (word "id") held)
+      (when (eql 1 (with-pinned-objects (words)
+                     (calling-host
+                      (alien-funcall (sap-alien (int-sap **next-job**)
+                                                (function (signed 32) (unsigned 32) system-area-pointer))
+                                     lane (vector-sap words)))))
+        (make-job :id (word "id")
+                  :kind (svref *job-kinds* (half "kind"))
+                  :flags (half "flags")
+                  :argument (word "argument")
+                  :text (copy-text (word "text") (word "text_length"))
+                  :name (copy-text (word "name") (word "name_length"))
+                  :evaluation (word "evaluation")
+                  :operation (copy-text (word "operation") (word "operation_length"))
+                  :connection (word "connection"))))))
 
 (defun prefer-large-pages ()
   "Have the kernel give the heap its memory in large pieces (madvise(2), MADV_HUGEPAGE): getting it page by page is a

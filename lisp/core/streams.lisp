@@ -19,8 +19,8 @@
 (defconstant +buffer-size+ 1024
   "Characters that a stream keeps back before it hands them over.")
 
-(defconstant +program-job+ (ash 1 62)
-  "SBCL_JOB_PROGRAM: the job that threads of the program's, and those that they make, print into.")
+(defconstant +program-job+ (declared-number "SBCL_JOB_PROGRAM")
+  "The job that threads of the program's, and those that they make, print into.")
 
 (declaim (type (unsigned-byte 64) *job-id*))
 (defvar *job-id* 0

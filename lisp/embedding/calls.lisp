@@ -23,14 +23,14 @@
                      (rust:host-error-function condition) (rust:host-error-message condition))))
   (:documentation "A function written in Rust panicked."))
 
-;;; Functions of the program's that are there from the beginning: enum sbcl_program_function.
-(defconstant +run+ 0
+;;; Functions of the program's that are there from the beginning.
+(defconstant +run+ (declared-number "SBCL_PROGRAM_RUN")
   "Run the closure that the argument, an integer, stands for.")
-(defconstant +ask+ 1
+(defconstant +ask+ (declared-number "SBCL_PROGRAM_ASK")
   "Ask the handler of this thread's call about a condition.")
-(defconstant +read-input+ 2
+(defconstant +read-input+ (declared-number "SBCL_PROGRAM_READ_INPUT")
   "Return the next characters of the program's standard input, or NIL at its end.")
-(defconstant +defined+ 3
+(defconstant +defined+ (declared-number "SBCL_PROGRAM_DEFINED")
   "Note that the function of the first argument, a number, is called from now on, and that of the second, unless it is 0,
 no more.")
 
@@ -275,7 +275,7 @@ address and the number of words of its answer. Its second word is how many answe
           (let* ((status (call-address function scratch (vector-sap reply)))
                  (address (ldb (byte 62 0) (aref reply 0)))
                  (count (ldb (byte 48 0) (aref reply 1))))
-            (cond ((or (> status 2) (zerop count)) (values status nil))
+            (cond ((or (> status (declared-number "SBCL_CALL_PANICKED")) (zerop count)) (values status nil))
                   ((integer-answer-p address count) (values status (read-integer-answer address)))
                   (t
                    ;; Bound before interrupts are enabled: an interruption may call the program again.
@@ -309,10 +309,11 @@ MISSING, a function, returns where the program has no such function any more."
       (when *unwinding*
         (go-on-unwinding))
       (ecase status
-        (0 (if (typep answer 'several) (values-list (several-values answer)) answer))
-        (1 (fail-program-call 'rust:host-error answer))
-        (2 (fail-program-call 'rust:host-panic answer))
-        (4 (funcall missing))))))
+        (#.(declared-number "SBCL_CALL_VALUES")
+         (if (typep answer 'several) (values-list (several-values answer)) answer))
+        (#.(declared-number "SBCL_CALL_FAILED") (fail-program-call 'rust:host-error answer))
+        (#.(declared-number "SBCL_CALL_PANICKED") (fail-program-call 'rust:host-panic answer))
+        (#.(declared-number "SBCL_CALL_MISSING") (funcall missing))))))
 
 (defun call-program (function write &optional (missing #'fail-without-function))
   "Call the program's FUNCTION with what WRITE, a function of a scratch, writes, and return its values; what MISSING, a
@@ -402,13 +403,13 @@ choice cannot be had, or NIL."
   (find name (restarts-for condition)
         :test (lambda (name restart) (and (restart-name restart) (string-equal name (restart-name restart))))))
 
-(defconstant +release-entry+ 6
-  "The handle of RELEASE-HANDLES, as *PROGRAM-ENTRIES* numbers it.")
+(defconstant +release-entry+ (declared-number "SBCL_ENTRY_RELEASE")
+  "The handle of RELEASE-HANDLES.")
 
 (declaim (inline enter-gate gate))
 (defun enter-gate (function shape address end)
   "Call FUNCTION, a handle, with the arguments from ADDRESS up to END, and write its values in SHAPE, or the condition that
-it fails with. Return 0 or 1."
+it fails with. Return SBCL_CALL_VALUES or SBCL_CALL_FAILED."
   (declare (type (unsigned-byte 32) function) (type (unsigned-byte 16) shape) (type (unsigned-byte 62) address end))
   (let ((report
           (block failed
@@ -461,22 +462,23 @@ it fails with. Return 0 or 1."
              (clear-up-after-call))
            (begin-message *scratch*)
            (put-report *scratch* report)
-           1)
-          (t 0))))
+           (declared-number "SBCL_CALL_FAILED"))
+          (t (declared-number "SBCL_CALL_VALUES")))))
 
 (defun gate (function shape address count reply)
   "Call FUNCTION, a handle, as ENTER-GATE does, with the arguments in the COUNT words at ADDRESS, and store where its answer
-is at the address REPLY, two words. Return 0: its values, 1: the condition that it failed with, 3: something unwinds further out, and the program is to return."
+is at the address REPLY, a struct sbcl_message. Return an sbcl_call_status. SBCL_CALL_UNWINDING: something unwinds further out,
+and the program is to return."
   (declare (type (unsigned-byte 62) function shape address count reply))
-  (cond (*unwinding* 3)
+  (cond (*unwinding* (declared-number "SBCL_CALL_UNWINDING"))
         (t
          (let ((status (stopping-unwind (enter-gate function shape address (+ address (* 8 (ldb (byte 48 0) count))))
                            ((frame-pointer-here))
-                         3))
+                         (declared-number "SBCL_CALL_UNWINDING")))
                (scratch *scratch*)
                (reply (int-sap reply)))
            (declare (type scratch scratch))
            (finish-message scratch)
-           (setf (sap-ref-64 reply 0) (scratch-address scratch)
-                 (sap-ref-64 reply 8) (scratch-fill scratch))
+           (setf (sap-ref-64 reply (field-offset "sbcl_message" "words")) (scratch-address scratch)
+                 (sap-ref-64 reply (field-offset "sbcl_message" "count")) (scratch-fill scratch))
            status))))

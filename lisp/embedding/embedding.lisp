@@ -1,5 +1,4 @@
-;;;; The functions that an embedding program calls by handle, and the threads that work for it. src/lisp/enter.rs numbers the
-;;;; same functions in the same order.
+;;;; The functions that an embedding program calls by handle, and the threads that work for it.
 
 (in-package "SBCL-HOST/EMBEDDING")
 
@@ -562,13 +561,40 @@ a property list or an association list."
   (values-list objects))
 
 (defparameter *program-entries*
-  '(nil run-under-conditions evaluate-text load-text load-program-file find-named-function release-handles
-    interrupt-program-call define-program-function printed-for-program type-of-object same-objects-p octet-count
-    copy-octets-out size-of-object slot-of-object slots-of-object element-of-object objects-of symbol-named start-spare-thread
-    make-local-function borrow-octets save-for-program callee-of current-thread)
-  "What the first handles keep: functions that the program calls, by name, as enum sbcl_entry numbers them.")
-
-(assert (eql +release-entry+ (position 'release-handles *program-entries*)))
+  (macrolet ((entries (&rest functions)
+               (let ((codes (enum-codes "sbcl_entry" "SBCL_ENTRY_")))
+                 (loop for (entry) on functions by #'cddr
+                       unless (getf codes entry) do (error "~A is no sbcl_entry." entry))
+                 `'(nil ,@(loop for (entry number) on codes by #'cddr
+                                for expected from 1
+                                unless (eql number expected) do (error "~A is not number ~D." entry expected)
+                                collect (or (getf functions entry) (error "Nothing is the sbcl_entry ~A." entry)))))))
+    (entries :run-under-conditions run-under-conditions
+             :evaluate-text evaluate-text
+             :load-text load-text
+             :load-file load-program-file
+             :find-function find-named-function
+             :release release-handles
+             :interrupt interrupt-program-call
+             :define-function define-program-function
+             :print printed-for-program
+             :type-of type-of-object
+             :same same-objects-p
+             :octet-count octet-count
+             :copy-octets copy-octets-out
+             :size size-of-object
+             :slot slot-of-object
+             :slots slots-of-object
+             :element element-of-object
+             :objects objects-of
+             :symbol symbol-named
+             :start-thread start-spare-thread
+             :local-function make-local-function
+             :borrow-octets borrow-octets
+             :save save-for-program
+             :callee callee-of
+             :current-thread current-thread))
+  "What the first handles keep: functions that the program calls, as enum sbcl_entry numbers them.")
 
 (define-alien-callable sbcl-host-gate (signed 32)
     ((function (unsigned 64)) (shape (unsigned 64)) (address (unsigned 64)) (count (unsigned 64)) (reply (unsigned 64)))
@@ -596,6 +622,8 @@ a property list or an association list."
   (dolist (entry *program-entries*)
     (make-handle entry))
   (setf **program-input** (make-program-input)
-        **program** (sap-ref-64 library 16)
-        (sap-ref-64 library 24) (sap-int (alien-sap (sb-alien:alien-callable-function 'sbcl-host-gate))))
-  (start-program-threads (sap-ref-32 library 0) (sap-ref-64 library 8)))
+        **program** (sap-ref-64 library (field-offset "sbcl_library" "call"))
+        (sap-ref-64 library (field-offset "sbcl_library" "gate"))
+        (sap-int (alien-sap (sb-alien:alien-callable-function 'sbcl-host-gate))))
+  (start-program-threads (sap-ref-32 library (field-offset "sbcl_library" "threads"))
+                         (sap-ref-64 library (field-offset "sbcl_library" "serve"))))

@@ -82,16 +82,18 @@ of here: the caller is foreign, and would take for the answer what happens to be
 
 (define-alien-callable sbcl-host-start (unsigned 32) ((host system-area-pointer))
   "Start the Lisp threads for HOST, a struct sbcl_host, and return the core's contract version, or 0 when that failed."
-  (cond ((eql +contract+ (sap-ref-32 host 0))
-         (setf **next-job** (sap-ref-64 host 24)
-               **event** (sap-ref-64 host 32))
-         (if (start-image-or-refuse
-              :seed (sap-ref-64 host 8)
-              :user-init (eql 1 (sap-ref-64 host 16))
-              :scratch (let ((length (sap-ref-64 host 48)))
-                         (and (plusp length) (copy-text (sap-ref-64 host 40) length)))
-              :library (let ((library (sap-ref-sap host 56)))
-                         (and (plusp (sap-int library)) library)))
-             +contract+
-             0))
-        (t +contract+)))
+  (macrolet ((field (reader name)
+               `(,reader host (field-offset "sbcl_host" ,name))))
+    (cond ((eql +contract+ (field sap-ref-32 "contract"))
+           (setf **next-job** (field sap-ref-64 "next_job")
+                 **event** (field sap-ref-64 "event"))
+           (if (start-image-or-refuse
+                :seed (field sap-ref-64 "seed")
+                :user-init (eql 1 (field sap-ref-64 "user_init"))
+                :scratch (let ((length (field sap-ref-64 "scratch_length")))
+                           (and (plusp length) (copy-text (field sap-ref-64 "scratch") length)))
+                :library (let ((library (field sap-ref-sap "library")))
+                           (and (plusp (sap-int library)) library)))
+               +contract+
+               0))
+          (t +contract+))))

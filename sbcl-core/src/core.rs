@@ -16,6 +16,9 @@ const REVISION: &str = "2";
 /// [`OUTPUT`] names.
 const BUILD_FILE: &str = "build/build.lisp";
 
+/// The contract of the Lisp side with its host, which is read when the Lisp side is compiled.
+const HEADER: &str = "sbcl_host.h";
+
 /// Tells the build file where the core goes.
 const OUTPUT: &str = "SBCL_MCP_CORE_OUTPUT";
 
@@ -44,12 +47,20 @@ pub(crate) struct Core {
 const KEPT: usize = 5;
 
 /// Finds the core in the cache or saves it.
-pub(crate) fn build(cache: &Cache, sbcl: &Sbcl, lisp: &Path, progress: &Progress) -> Result<Core, Error> {
+pub(crate) fn build(
+    cache: &Cache,
+    sbcl: &Sbcl,
+    lisp: &Path,
+    include: &Path,
+    progress: &Progress,
+) -> Result<Core, Error> {
+    let header = files::list(include, |name| name == Path::new(HEADER))?;
     let key = KeyBuilder::new("core")
         .text("revision", REVISION)
         .text("sbcl", &sbcl.key.to_string())
         .text("heap", HEAP_MEGABYTES)
         .files(lisp, &inputs(lisp)?)?
+        .files(include, &header)?
         .finish();
     let directory = cache.stage("core", &key, progress, |work| {
         progress.say(format_args!("saving the core; log: {}", work.log.path().display()));

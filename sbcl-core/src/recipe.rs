@@ -78,7 +78,7 @@ impl Recipe {
         let sbcl = self.build_sbcl(&cache, &toolchain)?;
         let shim = Shim { source: &self.shim, include: &self.include_dir };
         let library = library::build(&cache, &sbcl, shim, &toolchain, &self.target, &self.progress)?;
-        let core = core::build(&cache, &sbcl, &self.lisp_dir, &self.progress)?;
+        let core = core::build(&cache, &sbcl, &self.lisp_dir, &self.include_dir, &self.progress)?;
         Ok(Built { library, core: core.core, bare: Some(sbcl.bare()), host: Some(core.host) })
     }
 

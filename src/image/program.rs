@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use once_cell::sync::OnceCell;
 
 use super::bindings::{sbcl_call_status, sbcl_library, sbcl_message};
+pub(crate) use super::bindings::{sbcl_entry, sbcl_program_function};
 use super::float_traps::{self, Masked};
 use super::message::Writer;
 use super::protocol::Event;

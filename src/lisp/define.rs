@@ -16,10 +16,11 @@ use super::error::Error;
 use super::function::Function;
 use super::options::Options;
 use super::pool::{self, Failure};
+use crate::image::program::sbcl_program_function;
 use crate::panics::Contained;
 
-/// Numbers below are those of functions that are there from the beginning: `SBCL_PROGRAM_FIRST`.
-const FIRST: u64 = 16;
+/// Numbers below are those of functions that are there from the beginning.
+const FIRST: u64 = sbcl_program_function::SBCL_PROGRAM_FIRST as u64;
 
 /// The functions that were defined, by number. A function that is defined again gets another one: what Lisp's function writes is for the
 /// closure that it was compiled for, and for no other.

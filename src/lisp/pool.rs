@@ -20,7 +20,7 @@ use super::output;
 use super::value::Value;
 use crate::clock::Clock;
 use crate::helper_threads;
-use crate::image::program::{self, CallStatus, End, Inside, Place, Program, Rest, Task};
+use crate::image::program::{self, CallStatus, End, Inside, Place, Program, Rest, Task, sbcl_program_function};
 use crate::image::{Event, message};
 use crate::interruption::{self, Interruption};
 use crate::panics::{self, Contained};
@@ -916,10 +916,10 @@ impl Program for Pool {
 }
 
 /// Numbers of the functions that are there from the beginning: `enum sbcl_program_function`.
-const RUN: u64 = 0;
-const ASK: u64 = 1;
-const READ_INPUT: u64 = 2;
-const DEFINED: u64 = 3;
+const RUN: u64 = sbcl_program_function::SBCL_PROGRAM_RUN as u64;
+const ASK: u64 = sbcl_program_function::SBCL_PROGRAM_ASK as u64;
+const READ_INPUT: u64 = sbcl_program_function::SBCL_PROGRAM_READ_INPUT as u64;
+const DEFINED: u64 = sbcl_program_function::SBCL_PROGRAM_DEFINED as u64;
 
 /// Why a function of the program's has no value.
 pub(super) enum Failure {
