@@ -954,7 +954,8 @@ fn a_call_that_is_unwound_and_goes_on_nevertheless_changes_nothing() {
 /// interruptions, too seldom to wait for.
 #[test]
 fn interruption_reads_no_variable_whose_outermost_binding_is_in_the_making() {
-    const UNBOUND: &str = "(loop for variable in (cons 'sbcl-host/embedding::*program-calls* sbcl-host::**thread-variables**)
+    const UNBOUND: &str =
+        "(loop for variable in (cons 'sbcl-host/embedding::*program-calls* sbcl-host::**thread-variables**)
                                  unless (nth-value 1 (sb-thread:symbol-value-in-thread
                                                       variable sb-thread:*current-thread* nil))
                                    collect variable)";

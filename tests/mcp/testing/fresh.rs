@@ -109,7 +109,8 @@ fn timed_out_step_of_a_test_run_is_named() {
     let text = bad(&mut server, "evaluate-lisp", json!({"code": code}));
     assert!(text.starts_with("[ERROR] TIMEOUT\nThe time limit of the loading of demo has passed.\n"), "{text}");
     // Nor is anything limited when that is over.
-    let code = "(progn (sbcl-host/testing::announce-step \"the loading of demo\" 100) (sbcl-host/testing::announce-test nil)
+    let code =
+        "(progn (sbcl-host/testing::announce-step \"the loading of demo\" 100) (sbcl-host/testing::announce-test nil)
                   (sleep 0.3) 1)";
     assert_eq!(server.evaluate(code), "=> 1");
 }
