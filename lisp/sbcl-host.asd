@@ -1,18 +1,18 @@
-;;;; The Lisp side as systems: they load into a stock SBCL of the pinned version, from an editor or a REPL. There they serve
-;;;; no host and change nothing; (asdf:test-system "sbcl-host") runs the tests. Each file serves those after it only, and a
-;;;; system knows nothing of those that depend on it.
+;;;; The systems of the Lisp side. They load into a stock SBCL of the pinned version, from an editor or a REPL; there they
+;;;; serve no host and change nothing. (asdf:test-system "sbcl-host") runs the tests. Each file depends only on files
+;;;; before it, and no system depends on a system that is defined below it.
 
 (asdf:defsystem "sbcl-host"
   :description "The Lisp side of sbcl-mcp."
   :licence "MIT OR Apache-2.0"
-  ;; Every contrib is in the image, for its users.
+  ;; The image contains every contrib, for its users.
   :depends-on ("sb-bsd-sockets" "sb-cltl2" "sb-concurrency" "sb-cover" "sb-grovel" "sb-introspect" "sb-md5" "sb-posix"
                "sb-queue" "sb-rotate-byte" "sb-rt" "sb-sprof"
                "sbcl-host/core" "sbcl-host/embedding" "sbcl-host/debugger" "sbcl-host/tools" "sbcl-host/testing")
   :in-order-to ((asdf:test-op (asdf:test-op "sbcl-host/tests"))))
 
 (asdf:defsystem "sbcl-host/core"
-  :description "What every image has: it evaluates code for a host program and tells it all that comes of that."
+  :description "The part that every image contains: evaluates code for a host program and reports the results to it."
   :depends-on ("sb-introspect" "sb-posix")
   :pathname "core/"
   :serial t
@@ -24,7 +24,7 @@
                (:file "probes") (:file "image")))
 
 (asdf:defsystem "sbcl-host/embedding"
-  :description "The threads that work for the host, and what programs call Lisp by."
+  :description "The threads that work for the host, and the interface through which programs call Lisp."
   :depends-on ("sbcl-host/core")
   :pathname "embedding/"
   :serial t
@@ -32,7 +32,7 @@
                (:file "patches")))
 
 (asdf:defsystem "sbcl-host/debugger"
-  :description "What is told of errors and frames, and evaluations that are held where they failed."
+  :description "Reports of errors and frames, and held evaluations."
   :depends-on ("sbcl-host/embedding")
   :pathname "debugger/"
   :serial t
@@ -40,7 +40,7 @@
                (:file "hold") (:file "patches")))
 
 (asdf:defsystem "sbcl-host/tools"
-  :description "What MCP tools ask: symbols, references, expansions; loading, tracing and profiling."
+  :description "The Lisp side of MCP tools: symbols, references, expansions; loading, tracing and profiling."
   :depends-on ("sb-cltl2" "sb-introspect" "sb-sprof" "sbcl-host/debugger")
   :pathname "tools/"
   :serial t
@@ -48,7 +48,7 @@
                (:file "tracing") (:file "traced-functions") (:file "profiling") (:file "patches")))
 
 (asdf:defsystem "sbcl-host/testing"
-  :description "Running tests of any framework, and what may be at fault where they fail."
+  :description "Running tests of any framework, and finding the code suspected when they fail."
   :depends-on ("sb-cover" "sb-rt" "sbcl-host/tools")
   :pathname "testing/"
   :serial t

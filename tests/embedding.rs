@@ -1076,7 +1076,7 @@ fn core_save_and_boot_failures_return_distinct_errors() {
         // One that is interrupted when there is a copy, whose number nobody learns.
         lisp.load_str(
             "(sb-int:encapsulate
-              'sbcl-host::fork-free-image 'interrupted
+              'sbcl-host::fork-when-unblocked 'interrupted
               (lambda (function &rest arguments)
                 (multiple-value-bind (process stopped) (apply function arguments)
                   (when (typep process '(integer 1))
@@ -1086,7 +1086,7 @@ fn core_save_and_boot_failures_return_distinct_errors() {
         .expect("it is loaded");
         let interrupted = lisp.save(&core).expect_err("it is interrupted");
         assert!(interrupted.condition().is_some_and(|one| one.message() == "interrupted"), "{interrupted:?}");
-        lisp.eval::<()>("(sb-int:unencapsulate 'sbcl-host::fork-free-image 'interrupted)").expect("it is reset");
+        lisp.eval::<()>("(sb-int:unencapsulate 'sbcl-host::fork-when-unblocked 'interrupted)").expect("it is reset");
         assert_eq!(std::fs::read_to_string(&core).expect("it is there"), "what was there");
         assert_eq!(std::fs::read_dir(core.parent().expect("one")).expect("it is there").count(), 1, "no draft is left");
         // SAFETY: it takes numbers, and reads nothing.

@@ -1,6 +1,6 @@
-;;;; Compiles and loads the Lisp side and saves the core. Run by the build with a plain SBCL; SBCL_MCP_CORE_OUTPUT
-;;;; names the core to write, SBCL_MCP_HOST_OUTPUT the file that all that was compiled is put into (for cores with more in
-;;;; them), SBCL_MCP_FASL_DIR a directory for compiled files.
+;;;; Compiles and loads the Lisp side and saves the core. The build runs this with a plain SBCL. Environment variables:
+;;;; SBCL_MCP_CORE_OUTPUT names the core to write; SBCL_MCP_HOST_OUTPUT names the file that will contain all compiled
+;;;; code, from which cores with additional code are made; SBCL_MCP_FASL_DIR names a directory for compiled files.
 
 (in-package "COMMON-LISP-USER")
 
@@ -9,14 +9,14 @@
 
 (defvar *systems* (remove-if-not (lambda (name) (eql 0 (search "sbcl-host/" name)))
                                  (asdf:system-depends-on (asdf:find-system "sbcl-host")))
-  "The names of the systems of the Lisp side, each after those that it depends on.")
+  "The names of the Lisp side's systems, each after those that it depends on.")
 
 (defvar *contribs* (set-difference (asdf:system-depends-on (asdf:find-system "sbcl-host")) *systems* :test #'string=)
-  "The contribs of the core: those left out are in contribs.lisp.")
+  "The contribs in the core. contribs.lisp lists the omitted ones.")
 
 (mapc #'require *contribs*)
 
-;;; The check names each internal name of SBCL that has moved, before code that relies on it fails.
+;;; Check first: it names each internal name of SBCL that has changed, before code that relies on it fails.
 (load (merge-pathnames "sbcl-internals.lisp" *load-truename*))
 (handler-case (funcall (intern "CHECK-TABLE" "SBCL-INTERNALS") (merge-pathnames "sbcl-internals.sexp" *load-truename*))
   (error (failure)
@@ -33,20 +33,20 @@
                  (warning (lambda (warning)
                             (setf clean nil)
                             (format *error-output* "~&~A: ~A~%" (type-of warning) warning))))
-    ;; What is compiled is loaded where only SBCL is.
+    ;; The compiled code is also loaded into an SBCL that has none of the contribs.
     (let ((source (make-pathname :name "build-requirements" :type "lisp" :defaults fasls)))
       (with-open-file (file source :direction :output)
         (format file "(in-package \"COMMON-LISP-USER\")~%(mapc #'require '~S)~%" *contribs*))
       (push (compile-file source) compiled))
-    ;; Not by ASDF, and each file a compilation unit of its own: what a later file, or system, serves is undefined here.
+    ;; Not by ASDF, and each file is a compilation unit of its own, so that a use of a later file's names is a warning.
     (dolist (system *systems*)
       (dolist (component (asdf:component-children (asdf:find-system system)))
         (let* ((folder (subseq system (length "sbcl-host/")))
                (name (asdf:component-name component))
                (fasl (make-pathname :name (format nil "~A-~A" folder name) :type "fasl" :defaults fasls))
-               ;; A name under SYS: makes the frames of this code count as the system's.
+               ;; A name under SYS: makes the frames of this code count as system frames.
                (sb-c::*source-namestring* (format nil "SYS:HOST;~:@(~A;~A~).LISP" folder name)))
-          ;; A form that cannot be compiled is an error where it is called, and no warning.
+          ;; COMPILE-FILE turns a form that it cannot compile into a run-time error, without a warning.
           (multiple-value-bind (output warned failed)
               (compile-file (asdf:component-pathname component) :output-file fasl)
             (declare (ignore warned))
@@ -57,11 +57,11 @@
   (unless clean
     (format *error-output* "~&The Lisp side does not compile without a warning.~%")
     (sb-ext:exit :code 1 :abort t))
-  ;; Fasls one after another are a fasl.
+  ;; Concatenated fasls are a fasl.
   (uiop:concatenate-files (reverse compiled)
                           (sb-ext:parse-native-namestring (sb-posix:getenv "SBCL_MCP_HOST_OUTPUT"))))
 
-;;; The image that is saved does not know where this was.
+;;; The saved image must not know where the sources were.
 (mapc #'asdf:clear-system (list* "sbcl-host" "sbcl-host/tests" *systems*))
 (mapc #'unintern '(*systems* *contribs*))
 (funcall (intern "NOTE-CORE-CONTENTS" "SBCL-HOST"))

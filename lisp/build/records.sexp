@@ -1,185 +1,186 @@
-;;;; The records by which Lisp answers queries and operations, for both languages: PUSH-RECORD compiles no other names, and
-;;;; the build makes a Rust structure of each (src/outcome/records.rs). A record is its kind, the structure's name, what it
-;;;; tells, and its fields: each its name, its type, what it is, and what it is called in structured results, if it is called
-;;;; something else there. `?`: it may be missing; a number is one from 0; a flag is 1 for true.
+;;;; The records with which Lisp answers queries and operations, for both languages: PUSH-RECORD compiles no other names,
+;;;; and the build generates a Rust structure from each (src/outcome/records.rs). An entry consists of the record's kind,
+;;;; the name of the structure, its documentation, and the fields. A field consists of its name, its type, its
+;;;; documentation, and its name in structured results if that differs. `?` marks an optional field; a number is not
+;;;; negative; a flag is 1 for true.
 
-(system System "What is about one of several systems whose tests are run begins."
- (name text "The system, as it was asked for.")
- (printed number "The characters that the evaluation had printed by then."))
+(system System "Introduces the results of one of several tested systems."
+ (name text "The name of the system, as requested.")
+ (printed number "The number of characters that the evaluation had printed by then."))
 
-(run RunCounts "The counts of a run of tests."
- (system text? "The system, where there are several.")
- (passed number "All their checks held.")
- (failed number "A check did not hold, or the test took too long.")
- (errors number "An error ended the test.")
- (skipped number "It was not run, or checked nothing for a reason that it gave.")
- (milliseconds number "How long all of them took."))
+(run RunCounts "The counts of a test run."
+ (system text? "The system, if several are tested.")
+ (passed number "The number of tests whose checks all passed.")
+ (failed number "The number of tests with a failed check, or that exceeded their time limit.")
+ (errors number "The number of tests that an error ended.")
+ (skipped number "The number of tests that were not run, or that checked nothing and gave a reason.")
+ (milliseconds number "The duration of the run."))
 
-(test TestResult "A test. What is told of its checks comes after it."
- (system text? "The system, where there are several.")
+(test TestResult "The result of a test. Records about its checks follow."
+ (system text? "The system, if several are tested.")
  (name text "The name of the test.")
- (framework text "The library that it is written with; `ASDF` for a test operation of none that is known.")
- (status test-status "What it came to.")
- (milliseconds number "How long it took.")
- (checks number? "How many checks held, where that is known.")
- (message text? "What its framework says of it.")
- (error number? "The error that ended it: its place among those of the outcome, from 0.")
- (file text? "Where it is defined.")
- (line number? "The line there, from 1.")
+ (framework text "The framework of the test; `ASDF` for a test operation of an unknown framework.")
+ (status test-status "The outcome of the test.")
+ (milliseconds number "The duration of the test.")
+ (checks number? "The number of checks that passed, if known.")
+ (message text? "The framework's message about the test.")
+ (error number? "The index, from 0, of the error that ended the test among the errors of the outcome.")
+ (file text? "The file that defines the test.")
+ (line number? "The line of the definition, from 1.")
  (code text? "The text of that line."))
 
-(check Check "A check that did not hold, of the test before it."
+(check Check "A failed check of the preceding test."
  (form text? "The form that was checked.")
- (expected text? "The value that it was to have.")
- (actual text? "The value that it had.")
- (message text? "What was said of it.")
- (file text? "Where it is.")
- (line number? "The line there, from 1."))
+ (expected text? "The expected value.")
+ (actual text? "The actual value.")
+ (message text? "The message of the check.")
+ (file text? "The file that contains the check.")
+ (line number? "The line of the check, from 1."))
 
-(more-checks MoreChecks "How many more checks of the test before it did not hold."
- (count number "The number."))
+(more-checks MoreChecks "The number of further failed checks of the preceding test."
+ (count number "The number of checks."))
 
-(suspects Suspects "The suspects of a test follow."
- (system text? "The system, where there are several.")
+(suspects Suspects "Introduces the suspects of a test."
+ (system text? "The system, if several are tested.")
  (name text "The name of the test.")
- (printed text? "What a test operation printed of the failure that they are for.")
- (more number "How many more reports of that operation are like it."))
+ (printed text? "The failure report, printed by a test operation, to which the suspects belong.")
+ (more number "The number of similar failure reports of that operation."))
 
-(suspect Suspect "A function that may be at fault."
+(suspect Suspect "A function that may cause a failure."
  (name text "The name of the function.")
- (file text? "Where it is defined.")
- (line number "The line there, from 1.")
- (passing number "How many passing tests ran what makes the difference.")
- (macros text? "The macros that it expands, with commas between."))
+ (file text? "The file that defines the function.")
+ (line number "The line of the definition, from 1.")
+ (passing number "The number of passing tests that ran the suspected code.")
+ (macros text? "The macros that the suspected code expands, separated by commas."))
 
-(line SuspectLine "A line of the suspect before it."
+(line SuspectLine "A line of the preceding suspect."
  (line number "The line in the file, from 1.")
  (code text "The text of the line.")
- (passing number? "How many passing tests ran it, where these are more than of other lines."))
+ (passing number? "The number of passing tests that ran the line, if larger than for other lines."))
 
-(no-suspects NoSuspects "Suspects were looked for, and there are none."
- (system text? "The system, where there are several."))
+(no-suspects NoSuspects "The search for suspects found none."
+ (system text? "The system, if several are tested."))
 
-(differs Difference "A test passes in one of two images alone."
- (system text? "The system, where there are several.")
+(differs Difference "A test that passes in only one of two images."
+ (system text? "The system, if several are tested.")
  (name text "The name of the test.")
- (passes passing-image "The image in which it passes."))
+ (passes passing-image "The image in which the test passes."))
 
 (directory Directory "A directory in which another image finds systems."
- (system text? "The system, where there are several.")
+ (system text? "The system, if several are tested.")
  (name text "The path of the directory."))
 
-(load SystemToLoad "A system that another image loads to find the tests."
- (system text? "The system that is tested, where there are several.")
+(load SystemToLoad "A system that another image must load to find the tests."
+ (system text? "The tested system, if several are tested.")
  (name text "The name of the system to load."))
 
-(loading Loading "A load has begun."
+(loading Loading "The start of a load."
  (name text "The name of the system or file."))
 
-(progress LoadProgress "How far a load is."
- (message text "A sentence."))
+(progress LoadProgress "The progress of a load."
+ (message text "A sentence about the progress."))
 
-(loaded Loaded "What was loaded."
+(loaded Loaded "The result of a load."
  (name text "The name of the system or file.")
- (files number "How many files were loaded.")
- (compiled number "How many of them were compiled.")
- (present number? "How many files it has, when none had to be loaded.")
- (definition text? "The file with the definition of the system, where that was looked for.")
- (systems text? "The other systems that were loaded, with commas between.")
- (milliseconds number "How long it took."))
+ (files number "The number of loaded files.")
+ (compiled number "The number of compiled files among them.")
+ (present number? "The number of files of the system, if none had to be loaded.")
+ (definition text? "The file with the system definition, if it was searched for.")
+ (systems text? "The other loaded systems, separated by commas.")
+ (milliseconds number "The duration of the load."))
 
-(read ReadUpTo "How much of the code was read."
- (end number "The number of the first character that was not."))
+(read ReadUpTo "The end of the code that was read."
+ (end number "The number of characters read."))
 
-(trace Trace "What was traced."
- (functions number "How many functions were traced.")
- (calls number "How many calls there were.")
- (recorded number "How many of them were recorded.")
- (omitted number "How many of them were not.")
- (stopped flag "A thread was started, and local functions were traced no further."))
+(trace Trace "The summary of a trace."
+ (functions number "The number of traced functions.")
+ (calls number "The number of calls.")
+ (recorded number "The number of recorded calls.")
+ (omitted number "The number of calls that were not recorded.")
+ (stopped flag "Tracing of local functions stopped because a thread was started."))
 
 (call TracedCall "A call of a traced function."
- (thread text? "The thread that made it, other than the one that evaluates.")
- (depth number "How many recorded calls it is in.")
+ (thread text? "The thread that made the call, if not the evaluating thread.")
+ (depth number "The number of recorded calls that enclose the call.")
  (text text "The call, printed.")
- (end call-end "How it ended.")
+ (end call-end "How the call ended.")
  (result text "The values or the error, printed.")
- (nanoseconds number? "How long it took.")
- (deeper number? "How many deeper calls in it were not recorded."))
+ (nanoseconds number? "The duration of the call.")
+ (deeper number? "The number of deeper calls within the call that were not recorded."))
 
-(profile ProfileSummary "What a profiler has seen."
- (mode text "What it counted: `cpu`, `alloc` or `time`.")
- (samples number "How many samples it has taken.")
- (threads number "How many threads these are of.")
- (milliseconds number "How long it ran.")
- (functions number "How many functions it has seen."))
+(profile ProfileSummary "The summary of a profile."
+ (mode text "The profiling mode: `cpu`, `alloc` or `time`.")
+ (samples number "The number of samples.")
+ (threads number "The number of threads with samples.")
+ (milliseconds number "The duration of profiling.")
+ (functions number "The number of functions in the samples."))
 
-(function ProfiledFunction "A function that a profiler has seen."
+(function ProfiledFunction "A function in a profile."
  (name text "The name of the function.")
- (place text? "Where it is defined.")
- (own number "The samples in which it ran itself." "self")
- (total number "The samples in which it, or what it called, ran."))
+ (place text? "The source location of the definition.")
+ (own number "The number of samples in the function itself." "self")
+ (total number "The number of samples in the function or in functions that it called."))
 
-(stack Stack "Calls in each other that a profiler has seen."
- (count number "The number of samples.")
- (frames text "The names of the functions, outermost first, with semicolons between."))
+(stack Stack "A call stack in a profile."
+ (count number "The number of samples with this stack.")
+ (frames text "The names of the functions, outermost first, separated by semicolons."))
 
-(symbol FoundSymbol "A symbol or a package that a search found."
- (name text "As one would type it.")
- (kind text "What it means.")
- (lambda-list text? "The lambda list; of a package, what it exports.")
- (documentation text? "The first line of its documentation.")
- (exported flag "Its package exports it."))
+(symbol FoundSymbol "A symbol or package that a search found."
+ (name text "The name, as a user would type it.")
+ (kind text "What the symbol names.")
+ (lambda-list text? "The lambda list; for a package, its exported symbols.")
+ (documentation text? "The first line of the documentation.")
+ (exported flag "Its package exports the symbol."))
 
-(nothing Nothing "A search found nothing."
- (text text "Sentences that say so, with near names."))
+(nothing Nothing "A search without results."
+ (text text "The message, with similar names."))
 
-(relation Relation "The relation of what a search found to a name."
+(relation Relation "The relation of the following references to a name."
  (name text "The name of the relation."))
 
-(reference Reference "What stands in a relation to a name."
- (name text "What it is in.")
- (place text "The file and the line, or that they are not known." "where")
+(reference Reference "A reference to a name."
+ (name text "The definition that contains the reference.")
+ (place text "The file and the line, or a note that they are unknown." "where")
  (code text? "The text of that line.")
- (how text? "How it refers to the name."))
+ (how text? "The way in which the definition refers to the name."))
 
-(note Note "What is to be said of what was found."
+(note Note "A remark about search results."
  (text text "A sentence."))
 
-(more More "How many more there are than were asked for."
- (count number "The number."))
+(more More "The number of further results beyond the requested number."
+ (count number "The number of results."))
 
-(omitted Omitted "How many more there are than are kept."
- (count number "The number."))
+(omitted Omitted "The number of further results that were not kept."
+ (count number "The number of results."))
 
-(step ExpansionStep "A step of an expansion."
- (operator text "The operator of the form that was expanded." "macro")
- (result text "The operator of what that became.")
- (count number "How many times in succession."))
+(step ExpansionStep "A step of a macro expansion."
+ (operator text "The operator of the expanded form." "macro")
+ (result text "The operator of the expansion.")
+ (count number "The number of consecutive repetitions of the step."))
 
 (expansion ExpansionPiece "A piece of an expansion."
- (text text "Its text."))
+ (text text "The text of the piece."))
 
-(error ExpansionError "A macro function, or the reader, failed."
+(error ExpansionError "An error in a macro function or in the reader."
  (class text "The class name of the condition." "type")
- (message text "Its report.")
- (during text "What was being done." "while"))
+ (message text "The report of the condition.")
+ (during text "The action during which it occurred." "while"))
 
-(saving Saving "The image is being saved by another process."
- (process number? "The number of that process.")
- (stopped number "How long the session stood still, in microseconds.")
- (timers number "How many timers are not in it."))
+(saving Saving "Another process is saving the image."
+ (process number? "The process number.")
+ (stopped number "The time for which the session was stopped, in microseconds.")
+ (timers number "The number of timers that the saved image lacks."))
 
-(thread SavedThread "A thread that is not in what is saved."
+(thread SavedThread "A thread that the saved image lacks."
  (name text "The name of the thread."))
 
 (image Image "The image."
- (name text? "The name of the checkpoint that it was booted from.")
+ (name text? "The name of the checkpoint from which the image was booted.")
  (package text "The package of the session."))
 
-(definitions DefinitionCount "How much of a kind the session has defined."
- (count number "The number.")
+(definitions DefinitionCount "The number of the session's definitions of one kind."
+ (count number "The number of definitions.")
  (kind text "The kind, in the singular."))
 
 (package Package "A package."
- (name text "A name of it."))
+ (name text "A name or nickname of the package."))

@@ -1,6 +1,6 @@
-;;;; Checks that each internal name of SBCL's which the Lisp side uses is still what it was. sbcl-internals.sexp has the
-;;;; names, each with a description from the pinned SBCL; write-internals.lisp makes that file from the sources.
-;;;; build.lisp runs the check before it compiles anything, and the saved core has none of this.
+;;;; Checks that each internal name of SBCL that the Lisp side uses is unchanged. sbcl-internals.sexp contains the names,
+;;;; each with a description taken from the pinned SBCL; write-internals.lisp generates that file from the sources.
+;;;; build.lisp runs the check before it compiles anything. The saved core contains none of this.
 
 (defpackage "SBCL-INTERNALS"
   (:use "COMMON-LISP")
@@ -8,14 +8,15 @@
 
 (in-package "SBCL-INTERNALS")
 
-;;; The description of a name is a list of facets, each a list of a kind and strings, so that the table interns nothing. A facet's last
-;;; element is a detail where *DETAILED* says so: a type or a number of values, which depends on the processor.
+;;; The description of a name is a list of facets. Each facet is a list of a kind and strings; strings, so that reading
+;;; the table interns nothing. For the kinds in *DETAILED-FACETS*, the last element is a detail that depends on the
+;;; processor: a type or a number of values.
 
-(defparameter *detailed* '(:function :open-coded :slot :special :global :constant :type)
-  "The kinds of facets whose last element is compared on the processor that the table was written on only.")
+(defparameter *detailed-facets* '(:function :open-coded :slot :special :global :constant :type)
+  "The kinds of facets whose last element is compared only on the kind of processor on which the table was written.")
 
-(defun plain (object)
-  "Return OBJECT, a lambda list or type specifier, as text without package prefixes."
+(defun specifier-text (object)
+  "Return the text of OBJECT, a lambda list or type specifier, without package prefixes."
   (labels ((bare (object)
              (typecase object
                (cons (cons (bare (car object)) (bare (cdr object))))
@@ -29,13 +30,13 @@
         (prin1-to-string (bare object))))))
 
 (defun full-name (name)
-  "Return NAME, a symbol or a list, with its package, as text."
+  "Return the text of NAME, a symbol or a list; a symbol with its package."
   (if (symbolp name)
       (format nil "~A::~A" (package-name (symbol-package name)) (symbol-name name))
-      (plain name)))
+      (specifier-text name)))
 
 (defun value-count (type)
-  "Return how many values a function of TYPE returns, :ANY when that is not known, :NONE when it does not return."
+  "Return the number of values of functions of TYPE; :ANY when it is unknown, and :NONE when they do not return."
   (let ((returns (if (typep type 'sb-kernel:fun-type) (sb-kernel:fun-type-returns type) sb-kernel:*wild-type*)))
     (cond ((eq returns sb-kernel:*wild-type*) :any)
           ((eq returns sb-kernel:*empty-type*) :none)
@@ -50,25 +51,25 @@
         (type (sb-int:global-ftype name)))
     (cond ((eq kind :special-form) '((:special-operator)))
           ((and (symbolp name) (macro-function name))
-           `((:macro ,(plain (sb-introspect:function-lambda-list name)))))
+           `((:macro ,(specifier-text (sb-introspect:function-lambda-list name)))))
           ((and (consp structure) (typep (cdr structure) 'sb-kernel:defstruct-slot-description))
            (destructuring-bind (description . slot) structure
              `((,(if (sb-kernel:dsd-read-only slot) :read-only-slot :slot)
                 ,(full-name (sb-kernel:dd-name description)) ,(string (sb-kernel:dsd-name slot))
-                ,(plain (sb-kernel:dsd-type slot))))))
+                ,(specifier-text (sb-kernel:dsd-type slot))))))
           ((consp structure) `((:structure-function ,(full-name (sb-kernel:dd-name (car structure)))
-                                                    ,(plain (cdr structure)))))
+                                                    ,(specifier-text (cdr structure)))))
           ((fboundp name)
-           `((:function ,(plain (sb-introspect:function-lambda-list (fdefinition name))) ,(value-count type))))
-          ;; The compiler knows it, and only the compiler.
+           `((:function ,(specifier-text (sb-introspect:function-lambda-list (fdefinition name))) ,(value-count type))))
+          ;; Only the compiler knows the function.
           ((and (sb-int:info :function :info name) (typep type 'sb-kernel:fun-type))
-           `((:open-coded ,(plain (length (sb-kernel:fun-type-required type))) ,(value-count type)))))))
+           `((:open-coded ,(specifier-text (length (sb-kernel:fun-type-required type))) ,(value-count type)))))))
 
 (defun setf-facets (symbol)
-  "Return the facets of SYMBOL as a place, except those of a structure slot."
+  "Return the facets of SYMBOL as a place, except for structure slots."
   (append (when (sb-int:info :setf :expander symbol) '((:setf-expander)))
           (when (and (fboundp `(setf ,symbol)) (not (consp (sb-int:info :function :source-transform symbol))))
-            `((:setf-function ,(plain (sb-introspect:function-lambda-list (fdefinition `(setf ,symbol)))))))))
+            `((:setf-function ,(specifier-text (sb-introspect:function-lambda-list (fdefinition `(setf ,symbol)))))))))
 
 (defun variable-facets (symbol)
   "Return the facets of SYMBOL as a variable."
@@ -77,10 +78,11 @@
       (:unknown '())
       (:macro '((:symbol-macro)))
       (:alien '((:alien-variable)))
-      (:constant `((:constant ,(plain (let ((type (type-of (symbol-value symbol)))) (if (consp type) (first type) type))))))
+      (:constant `((:constant ,(specifier-text (let ((type (type-of (symbol-value symbol))))
+                                                 (if (consp type) (first type) type))))))
       ((:special :global :always-bound)
        `((,(if (eq kind :special) :special :global)
-          ,(plain (sb-kernel:type-specifier (sb-int:info :variable :type symbol)))))))))
+          ,(specifier-text (sb-kernel:type-specifier (sb-int:info :variable :type symbol)))))))))
 
 (defun slot-names (class)
   "Return the names of the slots of CLASS, sorted."
@@ -103,27 +105,29 @@
     (append (cond (class (class-facets class))
                   ((sb-int:info :type :expander symbol)
                    (let ((parameters (sb-introspect:deftype-lambda-list symbol)))
-                     `((:type ,(plain parameters) ,(plain (if parameters '* (sb-ext:typexpand-1 symbol))))))))
+                     `((:type ,(specifier-text parameters)
+                              ,(specifier-text (if parameters '* (sb-ext:typexpand-1 symbol))))))))
             (unless (eq :unknown (sb-int:info :alien-type :kind symbol)) '((:alien-type))))))
 
 (defun included-slot-facets (symbol slots)
-  "Return facets for SLOTS, names of slots of the structure SYMBOL that a structure of ours has other initial values for."
+  "Return the facets of SLOTS, the names of slots of the structure SYMBOL to which a structure of ours gives other initial
+values."
   (let ((description (sb-kernel:find-defstruct-description symbol nil)))
     (loop for name in slots
           for slot = (and description
                           (find name (sb-kernel:dd-slots description) :key #'sb-kernel:dsd-name :test #'string=))
           when slot
-            collect `(:included-slot ,name ,(plain (sb-kernel:dsd-type slot))))))
+            collect `(:included-slot ,name ,(specifier-text (sb-kernel:dsd-type slot))))))
 
 (defun sbcl-symbol-p (symbol)
-  "True when SYMBOL is of one of SBCL's packages."
+  "Return true when SYMBOL belongs to one of SBCL's packages."
   (let ((package (symbol-package symbol)))
     (and package
          (or (eq package (find-package "COMMON-LISP"))
              (eql 0 (search "SB-" (package-name package)))))))
 
 (defun condition-slots ()
-  "Return a table of the names of slots of SBCL's conditions to the names of the conditions that they are slots of."
+  "Return a hash table from slot names of SBCL's conditions to the names of the conditions that have them."
   (let ((slots (make-hash-table :test #'eq))
         (seen (make-hash-table :test #'eq)))
     (labels ((visit (class)
@@ -137,30 +141,31 @@
     slots))
 
 (defvar *condition-slots* nil
-  "What CONDITION-SLOTS returns, while many names are described.")
+  "The value of CONDITION-SLOTS, cached while many names are described.")
 
 (defun word-facets (symbol)
-  "Return the facets of SYMBOL as a word of a language: of OPTIMIZE, of lambda lists, or a name of slots."
+  "Return the facets of SYMBOL as a word of another kind: a policy quality, a lambda list keyword, or a slot name."
   (let ((conditions (gethash symbol *condition-slots*)))
     (append (when (sb-c::policy-quality-name-p symbol) '((:policy-quality)))
             (when (member symbol lambda-list-keywords) '((:lambda-list-keyword)))
             (when conditions `((:slot-name ,@(sort (copy-list conditions) #'string<)))))))
 
 (defun describe-symbol (symbol included)
-  "Return the facets of SYMBOL. INCLUDED are names of its slots, where a structure of ours includes it."
+  "Return the facets of SYMBOL. INCLUDED lists the names of slots to which a structure of ours that includes SYMBOL gives
+other initial values."
   (or (append (function-facets symbol) (setf-facets symbol) (variable-facets symbol) (type-facets symbol)
               (included-slot-facets symbol included) (word-facets symbol))
       '((:symbol))))
 
 (defun find-internal (package name)
-  "Return the symbol that NAME is in PACKAGE, both strings, and whether there is one."
+  "Return the symbol called NAME in PACKAGE, both strings, and true if there is one."
   (if (find-package package)
       (multiple-value-bind (symbol status) (find-symbol name package)
         (values symbol (and status t)))
       (values nil nil)))
 
 (defun describe-name (package name &optional included)
-  "Return the facets of what NAME is in PACKAGE, or in the C runtime where PACKAGE is \"C\"; NIL where it is nothing."
+  "Return the facets of NAME in PACKAGE, or in the C runtime if PACKAGE is \"C\"; NIL if there is no such name."
   (if (string= package "C")
       (when (sb-sys:find-foreign-symbol-address name) '((:foreign)))
       (multiple-value-bind (symbol found) (find-internal package name)
@@ -170,8 +175,8 @@
 ;;; The check
 
 (defun read-table (file)
-  "Return the machine that FILE, the table, was written on, and its entries: lists of a package, a name, the feature
-expression under which the sources use that, and its facets."
+  "Return the entries of FILE, the table, and the machine on which it was written. Entries are lists of a package, a name,
+the feature expression under which the sources use the name, and its facets."
   (with-open-file (stream file)
     (with-standard-io-syntax
       (let ((*read-eval* nil))
@@ -179,7 +184,7 @@ expression under which the sources use that, and its facets."
           (values entries machine))))))
 
 (defun facet-text (facet)
-  "Return FACET in words."
+  "Return the phrase that describes FACET."
   (if (null facet)
       "nothing of that kind"
       (destructuring-bind (kind &rest details) facet
@@ -199,8 +204,8 @@ expression under which the sources use that, and its facets."
           (:included-slot (format nil "the included slot ~A, a ~A" (first details) (second details)))
           (t (format nil "~(~A~)~@[ (~{~A~^, ~})~]" (substitute #\Space #\- (string kind)) details))))))
 
-(defun category (facet)
-  "Return which part of a name's meaning FACET is about: one of another kind may have taken its place."
+(defun facet-category (facet)
+  "Return the aspect of a name that FACET describes. A facet of the same category may have replaced FACET in another SBCL."
   (case (first facet)
     ((:function :open-coded :macro :special-operator :slot :read-only-slot :structure-function) :operator)
     ((:special :global :constant :symbol-macro) :variable)
@@ -208,14 +213,14 @@ expression under which the sources use that, and its facets."
     (:included-slot (list :included-slot (second facet)))
     (t (first facet))))
 
-(defun comparable (facet same-machine)
-  "Return what has to be equal of FACET: all of it on SAME-MACHINE, else not the detail."
-  (if (and (not same-machine) (or (member (first facet) *detailed*) (eq :read-only-slot (first facet))))
+(defun comparable-part (facet same-machine)
+  "Return the part of FACET to compare: all of it on the SAME-MACHINE, else without the detail."
+  (if (and (not same-machine) (or (member (first facet) *detailed-facets*) (eq :read-only-slot (first facet))))
       (butlast facet)
       facet))
 
 (defun name-problems (entry same-machine)
-  "Return what is no longer as ENTRY of the table says, as texts."
+  "Return a list of texts that describe how a name differs from ENTRY of the table."
   (destructuring-bind (package name features &rest facets) entry
     (declare (ignore features))
     (handler-case
@@ -225,14 +230,14 @@ expression under which the sources use that, and its facets."
           (if (null found)
               (list (format nil "there is no such ~:[symbol~;symbol in the C runtime~]" (string= package "C")))
               (loop for facet in facets
-                    for now = (find (category facet) found :key #'category :test #'equal)
+                    for now = (find (facet-category facet) found :key #'facet-category :test #'equal)
                     unless (or (eq :symbol (first facet))
-                               (equal (comparable facet same-machine) (comparable now same-machine)))
+                               (equal (comparable-part facet same-machine) (comparable-part now same-machine)))
                       collect (format nil "was ~A; is ~A" (facet-text facet) (facet-text now)))))
       (error (failure) (list (format nil "cannot be described: ~A" failure))))))
 
 (defun moved-names (entries machine)
-  "Return what is no longer as ENTRIES of a table say that was written on MACHINE: lists of a name and the problems."
+  "Return the names that differ from ENTRIES of a table that was written on MACHINE, each in a list with its problems."
   (loop with same-machine = (string= machine (machine-type))
         with *condition-slots* = (condition-slots)
         for entry in entries
@@ -242,9 +247,9 @@ expression under which the sources use that, and its facets."
           collect (cons (if (string= package "C") name (format nil "~A::~A" package name)) problems)))
 
 (defun check-table (file)
-  "Signal an error that names all of SBCL's internals in FILE, the table, that are no longer what they were."
+  "Signal an error that lists the internal names in FILE, the table, that have changed, if there are any."
   (let ((moved (multiple-value-call #'moved-names (read-table file))))
     (when moved
-      (error "This is SBCL ~A, in which internal names have moved that the Lisp side uses:~%~:{  ~A ~@{~A~^~%    and ~}~%~}~
+      (error "This is SBCL ~A, in which internal names that the Lisp side uses have moved:~%~:{  ~A ~@{~A~^~%    and ~}~%~}~
               Adapt the sources to each and write the table anew: CONTRIBUTING.md, Moving the pin."
              (lisp-implementation-version) moved))))

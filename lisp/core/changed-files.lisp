@@ -1,27 +1,28 @@
-;;;; Changes on disk. ASDF compares dates alone, in whole seconds: it takes a file for up to date that was edited
-;;;; within the second in which its fasl was made, or that came back with an older date. Here dates are compared to the
-;;;; nanosecond, and files with what they were when this image compiled or loaded them.
+;;;; Changes on disk. ASDF compares only dates, in whole seconds. It therefore misses an edit within the second in which
+;;;; the fasl was made, and a file that was restored with an older date. This file compares dates to the nanosecond, and
+;;;; compares files with their state when this image compiled or loaded them.
 
 (in-package "SBCL-HOST")
 
 ;;; The state of a file
 
 (defstruct (file-state (:copier nil) (:predicate nil))
-  "A file's dates, size and inode at some moment."
-  ;; When its content was written, by its date, and when anything of the file was changed last, which no program can set: both
-  ;; in nanoseconds of universal time.
+  "A file's dates, size and inode at a certain time."
+  ;; The dates, in nanoseconds of universal time: of the last change of the content (mtime), and of the last change of
+  ;; anything about the file (ctime), which no program can set.
   (written 0 :type integer :read-only t)
   (changed 0 :type integer :read-only t)
   (size 0 :type integer :read-only t)
   (inode 0 :type integer :read-only t))
 
 (defun universal-nanoseconds (seconds &optional (nanoseconds 0))
-  "Return the nanoseconds of universal time at SECONDS and NANOSECONDS of Unix time."
+  "Convert Unix time in SECONDS and NANOSECONDS to nanoseconds of universal time."
   (+ (* 1000000000 (+ seconds sb-impl::unix-to-universal-time)) nanoseconds))
 
 #+linux
 (defun exact-file-state (namestring)
-  "Return the FILE-STATE of the file NAMESTRING, native; NIL when there is no such file, or statx(2) is not to be had."
+  "Return the FILE-STATE of the file NAMESTRING, native, to the nanosecond. Return NIL when the file does not exist or
+statx(2) is not available."
   (let ((words (make-array 32 :element-type '(signed-byte 64) :initial-element 0)))
     (when (eql 0 (with-pinned-objects (words)
                    (alien-funcall (extern-alien "statx" (function int int c-string int unsigned-int system-area-pointer))
@@ -44,14 +45,14 @@
                               :changed (universal-nanoseconds changed))))))
 
 (defun content-date (state)
-  "Return when the content of the file in STATE was written last, at the latest: a date later than the last change of the
-file itself comes from another clock."
+  "Return the latest time at which the content of the file in STATE can have been written. A modification date later than
+the last change of the file itself comes from another clock."
   (min (file-state-written state) (file-state-changed state)))
 
 (defun file-changed-p (before namestring)
-  "True when the file NAMESTRING, native, is not as it was in the state BEFORE. Programs that copy files set the date of the
-content; the inode and the date of the last change tell such a file from its predecessor. A file whose mode was changed
-counts as changed, and so does each file after its image was moved to another machine: it is loaded once more than needed."
+  "Return true when the file NAMESTRING, native, no longer has the state BEFORE. Programs that copy files set the date of
+the content, but the inode and the date of the last change differ. A file counts as changed when its mode was changed, or
+when the image was moved to another machine; then it is loaded once more than necessary."
   (let ((now (file-state namestring)))
     (not (and now
               (= (file-state-written before) (file-state-written now))
@@ -60,11 +61,10 @@ counts as changed, and so does each file after its image was moved to another ma
               (= (file-state-size before) (file-state-size now))))))
 
 (defconstant +clock-tick+ 11000000
-  "The nanoseconds after which what is written into a file is sure to give it a later date: kernels count dates in ticks of
-10 ms or less.")
+  "Nanoseconds after which a write is certain to give a file a later date. Kernels count dates in ticks of 10 ms or less.")
 
-(defun await-later-dates (state)
-  "Wait until what is made of the file in STATE has a later date, if the file was written within the last tick."
+(defun await-clock-tick (state)
+  "If the file in STATE was written within the last tick, wait until files written from now on get a later date."
   (flet ((age ()
            (multiple-value-bind (seconds nanoseconds) (sb-unix:clock-gettime sb-unix:clock-realtime)
              (- (universal-nanoseconds seconds nanoseconds) (content-date state)))))
@@ -75,15 +75,16 @@ counts as changed, and so does each file after its image was moved to another ma
 ;;; Source files as this image loaded them
 
 (defglobal **loaded-states** (make-hash-table :test 'equal :synchronized t)
-  "The FILE-STATEs of source files when they were loaded last, or when the fasl was made that was, by native namestring.")
+  "The FILE-STATE of each source file, by native namestring, when it was last loaded or when the fasl that was loaded was
+made.")
 
 (defun note-loaded-state (namestring state)
-  "Record that the source file NAMESTRING, native, is in STATE, a FILE-STATE or NIL, where this image loads it."
+  "Record STATE, a FILE-STATE or NIL, as the state of the source file NAMESTRING, native, that this image loads."
   (when state
     (setf (gethash namestring **loaded-states**) state)))
 
 (defun note-source-state (source)
-  "Record the state of SOURCE, which COMPILE-FILE is about to compile."
+  "Record the state of the file SOURCE, which COMPILE-FILE is about to compile."
   (guarded (let ((namestring (sb-ext:native-namestring
                               (truename (merge-pathnames source (make-pathname :type "lisp"
                                                                                :defaults *default-pathname-defaults*))))))
@@ -92,8 +93,8 @@ counts as changed, and so does each file after its image was moved to another ma
     nil))
 
 (defun source-changed-p (namestring created date)
-  "True when the source file NAMESTRING, native, written at DATE, is not what code was compiled from that was written at
-CREATED. Both are universal times; within the second this image's own record decides."
+  "Return true when the source file NAMESTRING, native, written at DATE, is not the version, written at CREATED, from
+which the code was compiled. Both are universal times. Within the same second, this image's own record decides."
   (or (not (eql created date))
       (let ((loaded (gethash namestring **loaded-states**)))
         (and loaded
@@ -103,11 +104,12 @@ CREATED. Both are universal times; within the second this image's own record dec
 ;;; ASDF's actions: an operation on a component
 
 (defglobal **action-states** (make-hash-table :test 'eq :weakness :key :synchronized t)
-  "By component, what its files were when this image performed an operation on the component: lists of the operation's class
-name and conses of native namestring and FILE-STATE.")
+  "The state of each component's files when this image last performed operations on it: lists of the class name of the
+operation, and an alist from native namestrings to FILE-STATEs.")
 
 (defvar *performing* nil
-  "The action that ASDF performs: a list of operation, component and what its files were before, as in **ACTION-STATES**.")
+  "The action that ASDF is performing: a list of the operation, the component, and the states of its files before, as in
+**ACTION-STATES**.")
 
 (defun native-names (pathnames)
   "Return the native namestrings of PATHNAMES."
@@ -116,8 +118,8 @@ name and conses of native namestring and FILE-STATE.")
           collect (sb-ext:native-namestring (merge-pathnames (translate-logical-pathname pathname)))))
 
 (defun action-files (operation component)
-  "Return the native namestrings of the files that OPERATION on COMPONENT reads; first the one that it compiles, if any. A
-load reads the source as well, since the fasl stands for that."
+  "Return the native namestrings of the files that OPERATION on COMPONENT reads, beginning with the one that it compiles,
+if any. A load operation includes the source, which the fasl stands for."
   (remove-duplicates
    (native-names (append (asdf:input-files operation component)
                          (and (typep operation 'asdf/lisp-action:basic-load-op)
@@ -126,25 +128,25 @@ load reads the source as well, since the fasl stands for that."
    :test #'string= :from-end t))
 
 (defun action-states (operation component)
-  "Return what the files are that OPERATION on COMPONENT reads: conses of native namestring and FILE-STATE."
+  "Return an alist from native namestrings to FILE-STATEs for the files that OPERATION on COMPONENT reads."
   (loop for name in (action-files operation component)
         for state = (file-state name)
         when state
           collect (cons name state)))
 
 (defun compiles-source-p (operation component)
-  "True when OPERATION on COMPONENT makes a fasl of a source file."
+  "Return true when OPERATION on COMPONENT compiles a source file to a fasl."
   (and (typep operation 'asdf:compile-op) (typep component 'asdf:cl-source-file)))
 
-(defun as-new-as-p (source fasl)
-  "True when the file SOURCE, native, is not older than the file FASL."
+(defun at-least-as-new-p (source fasl)
+  "Return true when the file SOURCE, native, is not older than the file FASL."
   (let ((source (file-state source))
         (fasl (file-state fasl)))
     (and source fasl
          (>= (content-date source) (content-date fasl)))))
 
-(defun made-since-p (outputs files)
-  "True when OUTPUTS, native namestrings, were written after anything was changed of FILES."
+(defun outputs-newer-p (outputs files)
+  "Return true when OUTPUTS were written after the last change of any of FILES. Both are lists of native namestrings."
   (flet ((states (names) (mapcar #'file-state names)))
     (let ((made (states outputs))
           (read (states files)))
@@ -155,8 +157,8 @@ load reads the source as well, since the fasl stands for that."
                               always (> (content-date made) (file-state-changed read))))))))
 
 (defun changed-files (operation component files)
-  "Return those of FILES, native namestrings, that are not what they were when OPERATION on COMPONENT was performed; all
-operations count on COMPONENT if OPERATION is NIL."
+  "Return those of FILES, native namestrings, that have changed since OPERATION on COMPONENT, or any operation on it if
+OPERATION is NIL, was performed."
   (loop for (name . states) in (gethash component **action-states**)
         when (or (null operation) (eq name (type-of operation)))
           append (loop for (file . state) in states
@@ -164,19 +166,20 @@ operations count on COMPONENT if OPERATION is NIL."
                          collect file)))
 
 (defun stale-action-p (operation component)
-  "True when OPERATION on COMPONENT must be performed since its files are not what they were: what ASDF does not see."
+  "Return true when OPERATION on COMPONENT must be performed because its files have changed in a way that ASDF does not
+detect."
   (let ((files (action-files operation component))
         (outputs (native-names (asdf:output-files operation component))))
     (cond ((null files) nil)
           ((null outputs) (changed-files operation component files))
           (t (or (and (compiles-source-p operation component)
-                      (as-new-as-p (first files) (first outputs)))
+                      (at-least-as-new-p (first files) (first outputs)))
                  (and (changed-files nil component files)
-                      ;; Another image may have done it.
-                      (not (made-since-p outputs files))))))))
+                      ;; Another image may have performed the action since.
+                      (not (outputs-newer-p outputs files))))))))
 
 (defun note-performed (operation component)
-  "Record that OPERATION on COMPONENT was performed, and of which files."
+  "Record that OPERATION on COMPONENT was performed, and the states of its files."
   (let ((states (if (and (eq operation (first *performing*)) (eq component (second *performing*)))
                     (third *performing*)
                     (action-states operation component))))
@@ -186,8 +189,8 @@ operations count on COMPONENT if OPERATION is NIL."
                    (remove (type-of operation) (gethash component **action-states**) :key #'car))))))
 
 (defun note-loaded-source (states)
-  "Record that a fasl is about to be loaded, the first of STATES, as in **ACTION-STATES**, and what its source is, the last of
-them; unless that was edited since the fasl was made."
+  "Record the state of the source of a fasl that is about to be loaded, unless the source was edited after the fasl was
+made. STATES, as in **ACTION-STATES**, begins with the fasl and ends with the source."
   (destructuring-bind ((fasl . made) &rest others) states
     (declare (ignore fasl))
     (destructuring-bind (source . state) (first (last others))
@@ -195,12 +198,13 @@ them; unless that was edited since the fasl was made."
         (note-loaded-state source state)))))
 
 (defun perform-noting-files (perform operation component)
-  "What ASDF's PERFORM does. What its files are is known from before, in case they are edited meanwhile."
+  "Perform OPERATION on COMPONENT by PERFORM, ASDF's function, and record the states that the files had before, in case
+they are edited meanwhile."
   (declare (type function perform))
   (let* ((states (guarded (action-states operation component) (failure) '()))
          (source (and states (compiles-source-p operation component) (cdr (first states)))))
     (when source
-      (await-later-dates source)
+      (await-clock-tick source)
       (setf states (guarded (action-states operation component) (failure) '())))
     (when (and (typep operation 'asdf:load-op) (typep component 'asdf:cl-source-file) (rest states))
       (note-loaded-source states))
@@ -208,8 +212,8 @@ them; unless that was edited since the fasl was made."
       (funcall perform operation component))))
 
 (defun compute-exact-stamp (compute plan operation component just-done)
-  "What ASDF's COMPUTE-ACTION-STAMP, COMPUTE, does: return when the action was done and whether that was in this image, or NIL
-and NIL when it is to be done."
+  "Return the values of COMPUTE, ASDF's COMPUTE-ACTION-STAMP: the time stamp of the action and whether this image
+performed it. Return NIL and NIL when the action is stale."
   (declare (type function compute))
   (multiple-value-bind (stamp done) (funcall compute plan operation component :just-done just-done)
     (cond (just-done
@@ -220,7 +224,7 @@ and NIL when it is to be done."
           (t (values stamp done)))))
 
 (defun exact-file-stamp (namestring)
-  "Return ASDF's time stamp of the file NAMESTRING: when its content was written, in nanoseconds; or NIL when there is no
-such file."
+  "Return ASDF's time stamp of the file NAMESTRING, the date of its content in nanoseconds; or NIL when there is no such
+file."
   (let ((state (guarded (file-state (first (native-names (list (parse-namestring namestring))))) (failure) nil)))
     (and state (content-date state))))

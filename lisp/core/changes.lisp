@@ -7,10 +7,10 @@
 (defvar *loading-system* nil
   "The name of the system that ASDF is compiling or loading, or NIL.")
 
-(defconstant +changes+ 50
+(defconstant +max-changes+ 50
   "The maximum number of names that a form reports. A form that defines or removes more names reports none.")
 
-(defconstant +change-line+ 1000
+(defconstant +max-change-line+ 1000
   "The maximum length of a line: symbols may have names of any length.")
 
 (defun change-line (sign kind name)
@@ -18,14 +18,14 @@
   (with-server-syntax (:length nil)
     (let* ((*package* (load-time-value (find-package "KEYWORD")))
            (line (format nil "~A~A ~:[~S~;~A~]" sign kind (eq kind :package) name)))
-      (substitute #\Space #\Newline (subseq line 0 (min (length line) +change-line+))))))
+      (substitute #\Space #\Newline (subseq line 0 (min (length line) +max-change-line+))))))
 
 (defun recording-changes-p ()
   "Return true when the changes of a form are recorded. A system's definitions are not: the form that loads the system
 stands for all of them."
   (and *evaluation*
        (not *loading-system*)
-       (<= (length (evaluation-changes *evaluation*)) +changes+)))
+       (<= (length (evaluation-changes *evaluation*)) +max-changes+)))
 
 (defun note-change (line)
   "Record LINE with the form that is being evaluated."
@@ -42,14 +42,14 @@ stands for all of them."
 
 ;;; Roles of forms
 
-(defconstant +visited+ 10000
+(defconstant +max-visited+ 10000
   "The maximum number of conses and atoms that are visited in a form, which may be circular.")
 
 (defun map-symbols (function form)
   "Call FUNCTION with the symbols in FORM, within lists and backquotes. Return true if all of FORM was visited."
   (declare (type function function))
   (let ((pending (list form)))
-    (loop repeat +visited+
+    (loop repeat +max-visited+
           while pending
           do (let ((object (pop pending)))
                (cond ((symbolp object) (funcall function object))
@@ -60,8 +60,8 @@ stands for all of them."
     (null pending)))
 
 (defun runs-when-called-p (form text)
-  "Return true when no code in FORM, a function's definition that was read from TEXT, runs before the function is called. The
-code of macros that are defined elsewhere does not count."
+  "Return true when no code in FORM, a function's definition that was read from TEXT, runs before the function is called.
+The code of macros that are defined elsewhere does not count."
   (let ((early nil))
     (and (map-symbols (lambda (symbol)
                         (when (member symbol '(eval-when load-time-value macrolet symbol-macrolet))
@@ -71,8 +71,8 @@ code of macros that are defined elsewhere does not count."
          (not (search "#." (the text text))))))
 
 (defun form-role (form text)
-  "Return the role of FORM, which was read from TEXT: \"in-package\"; \"defun\" or \"defmethod\" when all its code runs when the
-function is called; or \"other\"."
+  "Return the role of FORM, which was read from TEXT: \"in-package\"; \"defun\" or \"defmethod\" when all its code runs
+when the function is called; or \"other\"."
   (let ((role (case (and (consp form) (first form))
                 (in-package "in-package")
                 (defun "defun")
@@ -109,16 +109,16 @@ names with a slash after one of these names.")
     modules))
 
 (defun changes-text (form role)
-  "Return the lines that describe the changes that FORM has just made: = and ROLE (a value of FORM-ROLE, or \"failed\" for a
-form that failed after it had defined something), + and a defined name, - and a removed name, ? and a module."
+  "Return the lines that describe the changes that FORM has just made: = and ROLE (a value of FORM-ROLE, or \"failed\" for
+a form that failed after it had defined something), + and a defined name, - and a removed name, ? and a module."
   (let ((changes (evaluation-changes *evaluation*)))
     (format nil "=~A~{~%~A~}~{~%?~A~}"
             role
-            (and (<= (length changes) +changes+) (reverse changes))
+            (and (<= (length changes) +max-changes+) (reverse changes))
             (form-modules form))))
 
 (defun perform-for-system (perform operation component)
-  "What ASDF's PERFORM-WITH-RESTARTS, PERFORM, does, and notes what that defines."
+  "Perform OPERATION on COMPONENT by PERFORM, ASDF's PERFORM-WITH-RESTARTS, and record the definitions that a load makes."
   (declare (type function perform))
   (let ((*loading-system* (component-system-name component))
         (file (component-file component)))

@@ -1,14 +1,15 @@
-;;;; How evaluated code is compiled, and what the compiler has to say of it.
+;;;; Compiling evaluated code, and recording the compiler's warnings.
 
 (in-package "SBCL-HOST")
 
-;;; The policy of evaluated code: callers are not lost to tail calls and locals stay visible, at no cost in speed (the
-;;; step conditions of debug 3 are what would cost), and a frame keeps the closure that it is a call of. It applies
-;;; lexically, so that it does not leak into a nested COMPILE-FILE or LOAD. Where the user asks for more speed than
-;;; debugging it would cost: SBCL makes calls of a function in its own definition local then, but not under debug 3.
+;;; The policy of evaluated code prevents tail calls from losing callers, keeps locals visible, and makes a frame keep its
+;;; closure, at no cost in speed: of debug 3, only the step conditions would cost something, and they are off. The policy
+;;; applies lexically, so that it does not leak into a nested COMPILE-FILE or LOAD. Where the user asks for more speed
+;;; than debugging, it would cost something, because SBCL makes self-calls of a function local then, but not under debug
+;;; 3. There the user's own policy applies.
 
 (defstruct (cached-lexenv (:copier nil) (:predicate nil))
-  "The lexical environment for evaluating, and what it was made from: it is good while these are the same."
+  "A lexical environment for evaluation, and the values that it was made from. It is valid while these are the same."
   (policy nil :read-only t)
   (handled-conditions nil :read-only t)
   (disabled-package-locks nil :read-only t)
@@ -16,16 +17,15 @@
 
 (declaim (type (or null cached-lexenv) *evaluation-lexenv*))
 (defvar *evaluation-lexenv* nil
-  "The lexical environment of the form that this thread evaluates. The global value is a cache: the environment that was
-made last, by whichever thread.")
+  "The CACHED-LEXENV of the form that this thread evaluates. The global value is a cache: the one made last by any thread.")
 
 (defun speed-matters-p (policy debug)
-  "True when POLICY, under which the user's own code has DEBUG for the debug quality, asks for more speed than that."
+  "Return true when POLICY asks for more speed than DEBUG, the debug quality of the user's own code under POLICY."
   (> (sb-c::policy-quality policy 'speed) debug))
 
 (defun make-evaluation-lexenv ()
-  "Make the lexical environment in which the user's forms are evaluated. Its policy is an object of its own, by which
-EVALUATED-FORM-P knows it and those made from it."
+  "Return a new lexical environment for evaluating the user's forms. Its policy is a fresh object, by which
+EVALUATED-FORM-P recognises this environment and those derived from it."
   (let* ((policy sb-c::*policy*)
          (own (or **debug-declaimed** (speed-matters-p policy (sb-c::policy-quality policy 'debug)))))
     (sb-c::make-lexenv :default (sb-kernel:make-null-lexenv)
@@ -33,19 +33,20 @@ EVALUATED-FORM-P knows it and those made from it."
                                         (if own
                                             '(optimize (sb-c::store-closure-debug-pointer 3))
                                             '(optimize (debug 3) (sb-c:insert-step-conditions 0)
-                                              ;; As good as 3: by this POLICY-AS-DECLARED knows it.
+                                              ;; Has the same effect as 3, and lets POLICY-AS-DECLARED recognise this
+                                              ;; policy.
                                               (sb-c::store-closure-debug-pointer 2)))
                                         policy)))))
 
 (defun policy-as-declared (process declaration policy)
-  "Return what PROCESS, which is SB-C::PROCESS-OPTIMIZE-DECL, makes of DECLARATION, of the user's code, and POLICY. Where
-that has the debug quality from MAKE-EVALUATION-LEXENV, and asks for more speed than the user for debugging, it is what it
-would be under bare SBCL."
+  "Return the policy that PROCESS, SB-C::PROCESS-OPTIMIZE-DECL, makes of DECLARATION, from the user's code, and POLICY. If
+POLICY has the debug quality of MAKE-EVALUATION-LEXENV and the declaration asks for more speed than debugging, the result
+has the debug quality that it would have under bare SBCL."
   (declare (type function process))
   (flet ((quality (name) (sb-c::policy-quality policy name)))
     (multiple-value-bind (declared qualities) (funcall process declaration policy)
       (let* ((cached *evaluation-lexenv*)
-             ;; The compiler binds *POLICY* to that of the form.
+             ;; The compiler binds *POLICY* to the form's policy, so the user's own debug quality comes from the cache.
              (debug (and cached (sb-c::policy-quality (cached-lexenv-policy cached) 'debug))))
         (values (cond ((not (and debug policy
                                  (eql 3 (quality 'debug)) (eql 2 (quality 'sb-c::store-closure-debug-pointer))))
@@ -58,7 +59,7 @@ would be under bare SBCL."
                 qualities)))))
 
 (defun evaluation-lexenv ()
-  "Return the CACHED-LEXENV for the next form of the user's."
+  "Return the CACHED-LEXENV for the user's next form."
   (let ((cached *evaluation-lexenv*))
     (if (and cached
              (eq (cached-lexenv-policy cached) sb-c::*policy*)
@@ -70,74 +71,75 @@ would be under bare SBCL."
                                                       :disabled-package-locks sb-c::*disabled-package-locks*
                                                       :lexenv (make-evaluation-lexenv))))))
 
-;; Inline: no frame of its own between the form and what it is called by.
+;; Inline, so that it adds no frame between the form and its caller.
 (declaim (inline evaluate-in-lexenv))
 (defun evaluate-in-lexenv (form)
-  "Evaluate FORM of the user's. Until it is done, what this thread compiles belongs to the same lexical environment, whatever
-other threads declaim meanwhile."
+  "Evaluate FORM, from the user. Everything that this thread compiles meanwhile belongs to the same lexical environment,
+even if other threads change the global policy."
   (let ((*evaluation-lexenv* (evaluation-lexenv)))
     (sb-impl::eval-tlf form 0 (cached-lexenv-lexenv *evaluation-lexenv*))))
 
 ;;; Warnings
 
-(defvar *recording* nil
+(defvar *recording-warnings* nil
   "True in a thread whose warnings are recorded.")
 
-(defvar *recorded* nil
-  "The warning or compiler error that was recorded last: handlers may signal it again.")
+(defvar *last-recorded-condition* nil
+  "The warning or compiler error that was recorded last. Handlers may signal it again.")
 
-(defvar *warned* nil
-  "The condition that WARN-RECORDED signals.")
+(defvar *condition-from-warn* nil
+  "The condition that WARN-RECORDED is signalling.")
 
-(defvar *severities* nil
-  "True when warnings are told by how severe they are, and not by the names of SBCL's own classes; what ASDF says of files
-that had warnings, which are told of already, is left out then.")
+(defvar *report-severities* nil
+  "True when warnings of SBCL's own classes are reported as WARNING or STYLE-WARNING instead of their class names. ASDF's
+summaries of files with warnings, which were reported before, are then omitted.")
 
 (defvar *compile-failures* nil
-  "A list of what makes the compilation of a file fail that is being compiled, newest first, with a NIL at its end: lists of
-the condition's type as told, the condition or what it reports, file, line, column and form. NIL when nobody asks.")
+  "The conditions that make the compilation of the current file fail, newest first, with a NIL at the end: lists of the
+reported type, the condition or its report, file, line, column and form. NIL when they are not recorded.")
 
-(defconstant +compile-failures+ 5
-  "How many of them are kept.")
+(defconstant +max-compile-failures+ 5
+  "The maximum number of entries in *COMPILE-FAILURES*.")
 
 (defun warning-type (condition)
-  "Return what type CONDITION, a warning, is told to be of."
+  "Return the type under which CONDITION, a warning, is reported."
   (let ((name (class-name-of condition)))
-    (cond ((not (and *severities* (system-symbol-p name))) (type-name-text name))
+    (cond ((not (and *report-severities* (system-symbol-p name))) (type-name-text name))
           ((typep condition 'style-warning) "STYLE-WARNING")
           (t "WARNING"))))
 
 (defun reader-report (condition)
-  "Return what CONDITION reports if it is one of SBCL's reader: later it would say where else the stream is by then."
+  "Return the report of CONDITION if it is a reader error of SBCL's; else NIL. Printed later, the report would name the
+wrong position, because the stream has moved on by then."
   (and (typep condition 'sb-c::input-error-in-compile-file)
        (system-symbol-p (class-name-of (sb-int:encapsulated-condition condition)))
        (guarded (with-server-syntax () (let ((*print-escape* nil)) (princ-to-string condition))) (failure) nil)))
 
 (defun note-compile-failure (type condition place)
-  "Note that CONDITION, which is told to be of TYPE and to be at PLACE, makes the compilation of a file fail."
+  "Record that CONDITION, reported as TYPE at PLACE, makes the compilation of a file fail."
   (when (and *compile-failures*
              (not (typep condition 'style-warning))
-             (<= (length *compile-failures*) +compile-failures+))
+             (<= (length *compile-failures*) +max-compile-failures+))
     (push (list* type (or (reader-report condition) condition) place) *compile-failures*)))
 
 (defun record-warning (condition)
-  "Push a warning that no handler of the user's has handled, the first time that it comes here, unless it is one that
-SBCL muffles or a redefinition alone. What comes of it is left to whoever signalled it: SBCL's own handlers signal again
-what they see before they count it, and the compiler's verdict is theirs."
-  (unless (or (not *recording*)
-              (eq condition *recorded*)
+  "Push CONDITION, a warning that the user's handlers have declined, the first time that it gets here. Skip warnings that
+SBCL muffles and mere redefinitions. Leave the control flow to the signaller: SBCL's handlers signal a warning again
+before they count it, and the compiler's verdict is based on that count."
+  (unless (or (not *recording-warnings*)
+              (eq condition *last-recorded-condition*)
               (typep condition '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p)))
-              (and *severities* (typep condition '(or uiop:compile-warned-warning uiop:compile-failed-warning))))
-    (setf *recorded* condition)
+              (and *report-severities* (typep condition '(or uiop:compile-warned-warning uiop:compile-failed-warning))))
+    (setf *last-recorded-condition* condition)
     (push-warning (warning-type condition) condition))
-  (unless (or (not *recording*) (eq condition *warned*))
+  (unless (or (not *recording-warnings*) (eq condition *condition-from-warn*))
     (muffle-direct-warning condition)))
 
 (defun muffle-direct-warning (condition)
-  "Muffle CONDITION if it is signalled by a call of WARN that does not go by its name, of which SBCL has some: those do
-not come to WARN-RECORDED."
+  "Muffle CONDITION if it comes from one of SBCL's calls of WARN that bypass the function's name. Such calls do not get to
+WARN-RECORDED, which omits the text on *ERROR-OUTPUT*."
   (let ((restart (and (error-output-is-stderr-p)
-                      ;; The compiler signals it again, and muffles it itself.
+                      ;; While compiling, the compiler signals the warning again and muffles it itself.
                       (not (boundp 'sb-c::*compiler-error-bailout*))
                       (find-restart 'muffle-warning condition))))
     (when (and restart
@@ -146,22 +148,22 @@ not come to WARN-RECORDED."
       (invoke-restart restart))))
 
 (defun warn-recorded (warn class default datum arguments)
-  "What WARN does (src/code/warm-error.lisp), but for its text on *ERROR-OUTPUT* when that is the host's stderr and the
-warning is recorded."
-  ;; This frame stands for the call of WARN: its arguments are shown.
+  "Do as WARN does (src/code/warm-error.lisp), but without its text on *ERROR-OUTPUT* when that is the host's stderr and
+warnings are recorded."
+  ;; Debug 2, because this frame represents the call of WARN in backtraces, with its arguments.
   (declare (optimize (debug 2)))
-  (let ((condition (when (and *recording* (error-output-is-stderr-p))
+  (let ((condition (when (and *recording-warnings* (error-output-is-stderr-p))
                      (apply #'sb-kernel::coerce-to-condition datum default 'warn arguments))))
     (if (typep condition class)
-        (let ((*recorded* nil)
-              (*warned* condition))
+        (let ((*last-recorded-condition* nil)
+              (*condition-from-warn* condition))
           (restart-case (sb-kernel::%signal condition)
             (muffle-warning () :report "Skip warning."))
           nil)
         (apply (the function warn) datum arguments))))
 
 (defun push-warning (type condition)
-  "Push CONDITION as a warning of TYPE, a string, with where it is."
+  "Push CONDITION as a warning of TYPE, a string, with its place in the source."
   (with-quiet-debugger ()
     (multiple-value-bind (file line column form) (warning-place condition)
       (note-compile-failure type condition (list file line column form))
@@ -172,13 +174,13 @@ warning is recorded."
     (push-report (event-code :warning-text) condition)))
 
 (define-hook hint (condition)
-  "Return what the report of CONDITION adds to the condition's own, or NIL.")
+  "Return the hint that the report of CONDITION adds to the condition's own text, or NIL.")
 
 (defun record-compiler-error (condition)
-  "Push what the compiler will turn into a run-time error, the first time that it comes here."
+  "Push CONDITION, an error that the compiler turns into a run-time error, the first time that it gets here."
   (let ((cause (sb-int:encapsulated-condition condition)))
-    (when (and *recording* (boundp 'sb-c::*compiler-error-bailout*) (not (eq cause *recorded*)))
-      (setf *recorded* cause)
+    (when (and *recording-warnings* (boundp 'sb-c::*compiler-error-bailout*) (not (eq cause *last-recorded-condition*)))
+      (setf *last-recorded-condition* cause)
       (push-warning "COMPILE-TIME-ERROR" cause)
       (when (typep cause 'sb-int:encapsulated-condition)
         (let ((hint (guarded (hint (sb-int:encapsulated-condition cause)) (failure) nil)))
@@ -187,53 +189,54 @@ warning is recorded."
 
 ;;; The compilation unit
 
-(defvar *unit* nil
-  "What the forms of this evaluation are compiled in, once one is.")
+(defvar *evaluation-unit* nil
+  "The compilation unit of this evaluation's forms; NIL until the first form is compiled.")
 
 (defun evaluated-form-p (lexenv)
-  "True when LEXENV is that of a form of the submitted code, or of a part of one."
+  "Return true when LEXENV is the environment of a submitted form or of a part of one."
   (let ((cached *evaluation-lexenv*))
     (and cached
          (eq (sb-c::lexenv-policy lexenv) (sb-c::lexenv-policy (cached-lexenv-lexenv cached))))))
 
 (defun call-in-unit (lexenv compile)
-  "Call COMPILE, which compiles a form in LEXENV: if that is of the submitted code, in one compilation unit. What that
-calls when it runs, COMPILE or ASDF, has its own, and so the verdict that it has under bare SBCL."
+  "Call COMPILE, which compiles a form in LEXENV. If the form is part of the submitted code, do so in the evaluation's one
+compilation unit. When that code calls COMPILE or ASDF at run time, they have units of their own, and give the same
+verdict as under bare SBCL."
   (declare (type function compile))
-  (if (and *recording* (null sb-c::*compilation-unit*) (evaluated-form-p lexenv))
-      (let ((sb-c::*compilation-unit* (or *unit* (setf *unit* (sb-c::make-compilation-unit)))))
+  (if (and *recording-warnings* (null sb-c::*compilation-unit*) (evaluated-form-p lexenv))
+      (let ((sb-c::*compilation-unit* (or *evaluation-unit* (setf *evaluation-unit* (sb-c::make-compilation-unit)))))
         (handler-bind ((sb-kernel:parse-unknown-type
                          (lambda (condition)
                            (sb-c::note-undefined-reference (sb-kernel:parse-unknown-type-specifier condition) :type))))
           (funcall compile)))
       (funcall compile)))
 
-(defun defined-by-now-p (undefined)
-  "True when UNDEFINED, an UNDEFINED-WARNING of the compiler's, is of something that has been defined since."
+(defun defined-since-p (undefined)
+  "Return true when UNDEFINED, an SB-C::UNDEFINED-WARNING, is about something that has been defined since."
   (let ((name (sb-c::undefined-warning-name undefined)))
     (ecase (sb-c::undefined-warning-kind undefined)
       (:function (and (sb-int:legal-fun-name-p name) (fboundp name)))
-      ;; Where it was compiled it was undefined all the same.
+      ;; The code was compiled with an undefined variable; defining it later does not change that code.
       (:variable nil)
       (:type (and (symbolp name) (sb-int:info :type :kind name))))))
 
 (defun finish-unit ()
-  "Warn of what the forms of this evaluation use and nothing has defined so far."
-  (when *unit*
-    (setf sb-c::*undefined-warnings* (delete-if #'defined-by-now-p sb-c::*undefined-warnings*))
+  "Warn of everything that the forms of this evaluation use and that is still undefined."
+  (when *evaluation-unit*
+    (setf sb-c::*undefined-warnings* (delete-if #'defined-since-p sb-c::*undefined-warnings*))
     (when (or sb-c::*undefined-warnings* sb-c::*argument-mismatch-warnings*)
-      (let ((sb-c::*compilation-unit* *unit*))
+      (let ((sb-c::*compilation-unit* *evaluation-unit*))
         (sb-c::summarize-compilation-unit nil)
         (setf sb-c::*undefined-warnings* '()
               sb-c::*argument-mismatch-warnings* '())))))
 
 (defun call-with-recorded-warnings (function)
-  "Call FUNCTION, which evaluates submitted code, and push its warnings; at the end those of what its forms use and is still
+  "Call FUNCTION, which evaluates submitted code, and push its warnings. At the end push the warnings about what is still
 undefined."
   (declare (type function function))
-  (let ((*recording* t)
-        (*recorded* nil)
-        (*unit* nil)
+  (let ((*recording-warnings* t)
+        (*last-recorded-condition* nil)
+        (*evaluation-unit* nil)
         (sb-c::*undefined-warnings* '())
         (sb-c::*argument-mismatch-warnings* '()))
     (handler-bind ((warning #'record-warning)

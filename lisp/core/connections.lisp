@@ -1,11 +1,10 @@
-;;;; What each connection to the session has of its own: *PACKAGE*, and the variables of the REPL, the printer and the
-;;;; reader. Those of the session's own connection are the global values; those of the others are bound while a thread
-;;;; works for one of them.
+;;;; The state of each connection: *PACKAGE* and the variables of the REPL, the printer and the reader. The session's own
+;;;; connection uses the global values. Values of other connections are bound while a thread works for them.
 
 (in-package "SBCL-HOST")
 
 (defparameter *repl-variables* '(*package* * ** *** + ++ +++ / // /// -)
-  "What an evaluation that may be in the background has of its own, too.")
+  "The variables of which an evaluation that may go to the background has its own copies.")
 
 (defparameter *connection-variables*
   (append *repl-variables*
@@ -13,20 +12,20 @@
             *print-level* *print-lines* *print-miser-width* *print-pprint-dispatch* *print-pretty* *print-radix*
             *print-readably* *print-right-margin* *read-base* *read-default-float-format* *read-eval* *read-suppress*
             *readtable*))
-  "What a connection has of its own.")
+  "The variables of which each connection has its own values.")
 
 (defglobal **user-variables** '()
-  "Printer and reader variables with the values that a session begins with.")
+  "An alist from printer and reader variables to their values at the start of a session.")
 
 (defglobal **connections** (make-hash-table :synchronized t)
-  "The values of *CONNECTION-VARIABLES*, a vector, of each connection but the session's own, by its number.")
+  "The values of *CONNECTION-VARIABLES*, a vector, for each connection except the session's own, by connection number.")
 
 (declaim (type (or null simple-vector) *connection*))
 (defvar *connection* nil
-  "The vector of the connection that this thread works for, or NIL: it is the session's own.")
+  "The vector of values of the connection that this thread works for, or NIL for the session's own connection.")
 
-(defun first-value (variable)
-  "Return what VARIABLE, one of *CONNECTION-VARIABLES*, is for a connection that begins."
+(defun initial-value (variable)
+  "Return the value of VARIABLE, one of *CONNECTION-VARIABLES*, in a new connection."
   (case variable
     (*package* **user-package**)
     (*readtable* (copy-readtable nil))
@@ -34,10 +33,10 @@
     (t (cdr (assoc variable **user-variables**)))))
 
 (defun connection-values (number)
-  "Return the vector of the connection NUMBER, which may be new."
+  "Return the vector of values of the connection NUMBER. Create it for a new connection."
   (or (gethash number **connections**)
       (setf (gethash number **connections**)
-            (map 'simple-vector #'first-value *connection-variables*))))
+            (map 'simple-vector #'initial-value *connection-variables*))))
 
 (defun call-for-connection (number function)
   "Call FUNCTION with the variables of the connection NUMBER."
@@ -49,30 +48,31 @@
           (funcall function)))))
 
 (defun keep-variables ()
-  "Make the present values of the variables those of the connection that this thread works for."
+  "Store the current values of the variables as those of this thread's connection."
   (when *connection*
     (map-into *connection* #'symbol-value *connection-variables*)))
 
 (define-query :forbid-resets (&key)
-  "Have no text name the tool reset-session, which is not listed."
-  (setf **resets** nil))
+  "Stop messages from mentioning the tool reset-session, which is not listed."
+  (setf **resets-available** nil))
 
 (define-query :forget-connection (&key connection)
   "Forget the variables of the connection with the number CONNECTION, which has ended."
   (remhash connection **connections**))
 
-;;; What one defines, for the others
+;;; Announcing definitions to other connections
 
 (defun definition-text (entry)
-  "Return what to call ENTRY, an element of EVALUATION-DEFINED."
+  "Return the phrase that names ENTRY, an element of EVALUATION-DEFINED."
   (destructuring-bind (kind name before) entry
     (declare (ignore before))
     (if (eq kind :system)
         (format nil "the system ~A" name)
         (guarded (format nil "~:[~S~;~A~]" (eq kind :package) name) (failure) "(unprintable name)"))))
 
-(defun tell-definitions ()
-  "Have the other connections told, if there are any, what this evaluation has defined since it was told last."
+(defun announce-definitions ()
+  "Send other connections, if there are any, a message about the definitions that this evaluation has made since the last
+one."
   (let ((defined (reverse (evaluation-defined *evaluation*))))
     (when defined
       (setf (evaluation-defined *evaluation*) '())
@@ -86,9 +86,9 @@
                              (mapcar #'definition-text new)
                              (and new old)
                              (mapcar #'definition-text old)
-                             (>= (length defined) +told-definitions+))))))))))
+                             (>= (length defined) +max-announced-definitions+))))))))))
 
-;;; Whoever checks source wants to know what there is
+;;; For the checker of source text
 
 (define-query :packages (&key)
   "Push a record `package` with a `name` for each package and each of its nicknames."

@@ -1,10 +1,11 @@
-;;;; The numbers and structures of the contract with the host: read from ffi/sbcl_host.h when this is compiled.
+;;;; The numbers and structure layouts of the contract with the host, read from ffi/sbcl_host.h at compile time.
 
 (in-package "SBCL-HOST")
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun header-tokens (text)
-    "Return the tokens of TEXT, a C header without directives but #define: strings. A line's end is one after a directive."
+    "Return the tokens of TEXT, a C header whose only directives are #define, as strings. A directive's newline becomes
+the token \";\"."
     (let ((tokens '()) (directive nil) (position 0))
       (flet ((token (end)
                (push (subseq text position end) tokens)
@@ -27,7 +28,7 @@
       (nreverse tokens)))
 
   (defun header-integer (tokens)
-    "Return the integer that TOKENS write: a number, or one that is shifted to the left, in parentheses; or NIL."
+    "Return the integer that TOKENS denote: a number, or a parenthesised left shift of one. Return NIL for anything else."
     (flet ((parse (token) (parse-integer token :junk-allowed t)))
       (cond ((null tokens) nil)
             ((null (rest tokens)) (parse (first tokens)))
@@ -35,7 +36,7 @@
              (ash (parse (second tokens)) (parse (fifth tokens)))))))
 
   (defun split-tokens (tokens separator)
-    "Return the lists of tokens between those of TOKENS that are SEPARATOR, but for empty ones."
+    "Split TOKENS at each SEPARATOR and return the non-empty parts, as lists."
     (loop for end = (position separator tokens :test #'string=)
           for part = (subseq tokens 0 end)
           when part collect part
@@ -43,14 +44,14 @@
           do (setf tokens (nthcdr (1+ end) tokens))))
 
   (defun enum-numbers (body)
-    "Return the names in BODY, the tokens of an enum, each with its number."
+    "Return an alist of the members of an enum and their numbers. BODY is the list of tokens between its braces."
     (let ((number -1))
       (loop for (name nil value) in (split-tokens body ",")
             collect (cons name (setf number (if value (header-integer (list value)) (1+ number)))))))
 
   (defun structure-fields (body)
-    "Return the names in BODY, the tokens of a struct of numbers of 32 and 64 bits and pointers, each with its offset; and
-:SIZE with its size, in octets."
+    "Return an alist of the fields of a struct and their offsets in octets, with :SIZE for the size of the struct. BODY is
+the list of tokens between its braces. Fields may be 32-bit and 64-bit integers and pointers."
     (let ((offset 0) (depth 0) (field '()) (fields '()))
       (dolist (token body)
         (cond ((string= token "(") (incf depth) (push token field))
@@ -69,8 +70,8 @@
       (nreverse (cons (cons :size (* 8 (ceiling offset 8))) fields))))
 
   (defun read-header (file)
-    "Return what FILE, the header, declares: lists of :CONSTANT, a name and an integer; of :ENUM or :STRUCT, a name and the
-names in it, each with its number or offset; of :FUNCTION and the name of one that the core exports."
+    "Return the declarations in FILE, the header, as lists: (:CONSTANT name integer); (:ENUM name members) and (:STRUCT
+name fields), each with an alist of numbers or offsets; and (:FUNCTION name) for each function that the core exports."
     (let ((tokens (header-tokens (with-open-file (stream file)
                                    (let ((text (make-string (file-length stream))))
                                      (subseq text 0 (read-sequence text stream)))))))
@@ -89,46 +90,46 @@ names in it, each with its number or offset; of :FUNCTION and the name of one th
               collect (list :function (fifth tokens))
             do (setf tokens (nthcdr (1+ end) tokens)))))
 
-  (defparameter *header*
+  (defparameter *header-declarations*
     (macrolet ((header ()
                  `',(read-header (merge-pathnames "../../ffi/sbcl_host.h" (or *compile-file-truename* *load-truename*)))))
       (header))
-    "What READ-HEADER returns for ffi/sbcl_host.h.")
+    "The declarations in ffi/sbcl_host.h, as READ-HEADER returns them.")
 
-  (defun declared (kind name)
-    "Return what the header declares as KIND under NAME."
-    (or (third (find-if (lambda (entry) (and (eq kind (first entry)) (string= name (second entry)))) *header*))
+  (defun header-declaration (kind name)
+    "Return the members or fields that the header declares for the KIND (:ENUM or :STRUCT) called NAME."
+    (or (third (find-if (lambda (entry) (and (eq kind (first entry)) (string= name (second entry)))) *header-declarations*))
         (error "ffi/sbcl_host.h declares no ~(~A~) ~A." kind name)))
 
   (defun member-keyword (name prefix)
-    "Return the keyword for NAME, a member of an enum whose members begin with PREFIX."
+    "Return the keyword for NAME, an enum member whose name begins with PREFIX."
     (intern (substitute #\- #\_ (string-left-trim "_" (subseq name (mismatch prefix name)))) "KEYWORD"))
 
   (defun enum-codes (enum prefix)
-    "Return a property list of the members of ENUM, without PREFIX, as keywords, and their numbers."
-    (loop for (name . number) in (declared :enum enum)
+    "Return a property list from the members of ENUM to their numbers. The members are keywords, without PREFIX."
+    (loop for (name . number) in (header-declaration :enum enum)
           collect (member-keyword name prefix)
           collect number)))
 
 (defmacro declared-number (name)
-  "Return the number that the header gives NAME."
-  (or (loop for (kind known members) in *header*
+  "Expand to the number that the header gives NAME, a constant or an enum member."
+  (or (loop for (kind known members) in *header-declarations*
               thereis (case kind
                         (:constant (and (string= known name) members))
                         (:enum (cdr (assoc name members :test #'string=)))))
       (error "ffi/sbcl_host.h has no number ~A." name)))
 
 (defmacro field-offset (structure field)
-  "Return the offset of FIELD in STRUCTURE in octets, as the header declares both."
-  (or (cdr (assoc field (declared :struct structure) :test #'equal))
+  "Expand to the offset in octets of FIELD in STRUCTURE, as the header declares it."
+  (or (cdr (assoc field (header-declaration :struct structure) :test #'equal))
       (error "struct ~A has no field ~A." structure field)))
 
 (defmacro structure-size (structure)
-  "Return the size of STRUCTURE in octets, as the header declares it."
-  (cdr (assoc :size (declared :struct structure))))
+  "Expand to the size of STRUCTURE in octets, as the header declares it."
+  (cdr (assoc :size (header-declaration :struct structure))))
 
 (defmacro exported-functions ()
-  "Return the names of the functions that the header says a core exports, as symbols."
-  `'(,@(loop for (kind name) in *header*
+  "Expand to the names of the functions that the header declares for a core to export, as symbols."
+  `'(,@(loop for (kind name) in *header-declarations*
              when (eq kind :function)
                collect (intern (substitute #\- #\_ (string-upcase name)) "SBCL-HOST"))))

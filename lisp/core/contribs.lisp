@@ -1,12 +1,12 @@
-;;;; SBCL's contribs, which the core carries: ASDF and REQUIRE are not to look for their files, and no path of the machine
-;;;; that built the core stays in it.
+;;;; SBCL's contribs, which are part of the core. ASDF and REQUIRE must not look for their files, and the core must not
+;;;; contain paths of the build machine.
 
 (in-package "SBCL-HOST")
 
 (defglobal **contribs** '()
-  "The names of the contribs that the core carries, as ASDF names systems.")
+  "The names of the contribs in the core, as ASDF names systems.")
 
-(defglobal **contribs-left-out**
+(defglobal **omitted-contribs**
     '(("sb-aclrepl" . "it is a REPL for a terminal")
       ("sb-capstone" . "it needs the foreign library capstone")
       ("sb-executable" . "it writes programs for the command sbcl")
@@ -15,13 +15,13 @@
       ("sb-perf" . "it is for Linux perf and a process of its own")
       ("sb-simd" . "it would take several megabytes in every image")
       ("sb-simple-streams" . "it would replace the streams of the whole image"))
-  "The contribs that the core does not carry, each with the reason.")
+  "The contribs that the core does not contain, each with the reason.")
 
-(defun contrib-left-out (name)
-  "Return a sentence that says why the system NAME, a string designator, is not here when it is a contrib that the core
-does not carry, or called like one; or NIL."
+(defun omitted-contrib-reason (name)
+  "Return a sentence that says why this image lacks the system NAME, a string designator, if NAME is, or looks like, the
+name of a contrib; else NIL."
   (when (typep name '(or string symbol character))
-    (let ((reason (cdr (assoc name **contribs-left-out** :test #'string-equal))))
+    (let ((reason (cdr (assoc name **omitted-contribs** :test #'string-equal))))
       (when (or reason (eql 3 (mismatch "sb-" (string name) :test #'char-equal)))
         (format nil "~:@(~A~) is ~A: ~{~A~^, ~}."
                 name
@@ -30,21 +30,21 @@ does not carry, or called like one; or NIL."
                     (format nil "no contrib of SBCL ~A. This image carries" (lisp-implementation-version)))
                 **contribs**)))))
 
-(defun require-contrib-left-out (name)
-  "A member of SB-EXT:*MODULE-PROVIDER-FUNCTIONS* that comes last: say why the module NAME is not here, if it is a
-contrib."
-  (let ((reason (contrib-left-out name)))
+(defun refuse-omitted-contrib (name)
+  "Signal an error that says why the module NAME is missing, if it is a contrib. The last member of
+SB-EXT:*MODULE-PROVIDER-FUNCTIONS*."
+  (let ((reason (omitted-contrib-reason name)))
     (when reason
       (error 'sb-int:extension-failure :format-control "~A" :format-arguments (list reason) :references '()))))
 
 (defmethod print-object :after ((condition asdf:missing-component) stream)
-  (let ((reason (contrib-left-out (asdf/find-component:missing-requires condition))))
+  (let ((reason (omitted-contrib-reason (asdf/find-component:missing-requires condition))))
     (when (and reason (not *print-escape*))
       (terpri stream)
       (write-string reason stream))))
 
 (defun preload-contribs ()
-  "Have REQUIRE and ASDF take the contribs that are loaded for loaded, wherever their files are."
+  "Make REQUIRE and ASDF treat the contribs in the core as loaded, wherever their files are."
   (let ((version (string-right-trim "." (subseq (lisp-implementation-version) 0
                                                 (position-if-not (lambda (character)
                                                                    (or (digit-char-p character)
@@ -55,22 +55,23 @@ contrib."
                                             (asdf:registered-systems))
                              #'string<))
     (dolist (name **contribs**)
-      ;; Under this name ASDF requires what REQUIRE knows in upper case, as with the .asd file of another SBCL.
+      ;; ASDF requires the contrib by this lower-case name, as the .asd file of another SBCL would; REQUIRE knows the
+      ;; upper-case name.
       (provide name)
       (asdf:clear-system name)
       (asdf:register-preloaded-system name :version version)))
   (setf sb-ext:*module-provider-functions*
-        (append sb-ext:*module-provider-functions* '(require-contrib-left-out))))
+        (append sb-ext:*module-provider-functions* '(refuse-omitted-contrib))))
 
-(defun builder-directories ()
-  "Return a list of conses of the name that a directory of the machine that builds the core gets, and its namestring:
-those of the contribs' sources, of what is loaded, and of this file, for methods that are combined while it is loaded."
+(defun build-directories ()
+  "Return an alist from logical namestrings to directories of the build machine: those of the contribs' sources, of loaded
+files, and of this file, which methods combined while it is loaded are named after."
   (list (cons "SYS:CONTRIB;" (directory-namestring (translate-logical-pathname "SYS:CONTRIB;X.LISP")))
         (cons "SYS:CONTRIB;" (directory-namestring (merge-pathnames "contrib/" (sb-int:sbcl-homedir-pathname))))
         (cons "SYS:SRC;" (directory-namestring *load-truename*))))
 
 (defun map-function-names (function)
-  "Call FUNCTION with what names the compiled functions in reports, and with other things."
+  "Call FUNCTION with the name of each compiled function that reports may show, and with other objects."
   (dolist (code (sb-vm:list-allocated-objects :all :type sb-vm:code-header-widetag))
     (dotimes (entry (sb-kernel:code-n-entries code))
       (funcall function (sb-kernel:%simple-fun-name (sb-kernel:%code-entry-point code entry))))
@@ -81,11 +82,11 @@ those of the contribs' sources, of what is loaded, and of this file, for methods
           (when (simple-vector-p functions)
             (map nil function functions)))))))
 
-(defun forget-builder ()
-  "Name the source files of the contribs by the logical host SYS, as SBCL names its own, where reports show them: in the
-names of functions that are called after their file, and as the sources of what .asd files define. SYS leads nowhere
-until SB-EXT:SET-SBCL-SOURCE-LOCATION says where the sources are."
-  (let ((directories (builder-directories)))
+(defun forget-build-paths ()
+  "Rename the source files of the contribs to logical pathnames of the host SYS, as SBCL names its own, wherever reports
+show them: in names of functions that are named after their file, and in the sources of definitions in .asd files. SYS
+leads nowhere until SB-EXT:SET-SBCL-SOURCE-LOCATION sets the location of the sources."
+  (let ((directories (build-directories)))
     (labels ((logical-name (name)
                (loop for (logical . directory) in directories
                        thereis (and (eql (mismatch directory name) (length directory))

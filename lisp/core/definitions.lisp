@@ -1,63 +1,66 @@
-;;;; What the session defines, learnt where SBCL makes definitions: no form is ever read for it.
+;;;; The session's definitions, observed where SBCL makes definitions. Forms are not parsed for this.
 
 (in-package "SBCL-HOST")
 
 (defglobal **definitions** (make-hash-table :test 'equal :synchronized t)
-  "What the session defined: keys are lists of a kind and a name; values are the name of the system that defined it, or
-NIL when the session itself did.")
+  "The session's definitions. Keys are lists of a kind and a name. Values are the name of the system that made the
+definition, or NIL for the session itself.")
 
 (defglobal **system-packages** '()
-  "The packages of the core but COMMON-LISP-USER: what is named by their symbols is the system's.")
+  "The packages of the core except COMMON-LISP-USER. Names whose symbols belong to them are the system's, not the
+session's.")
 
 (defglobal **core-systems** '()
-  "Names of the systems that are part of the core.")
+  "The names of the systems that are part of the core.")
 
 (defun already-loaded-systems ()
   "Return the names of the systems that ASDF has loaded."
   (guarded (copy-list (asdf:already-loaded-systems)) (failure) '()))
 
 (defglobal **debug-declaimed** nil
-  "True once the user has declaimed a debug quality of his own.")
+  "True once the user has proclaimed a debug quality.")
 
 (defun system-symbol-p (symbol)
-  "True when SYMBOL belongs to a package of the system's, or to none."
+  "Return true when SYMBOL belongs to a package of the system, or to no package."
   (let ((package (symbol-package symbol)))
     (or (null package)
         (and (member package **system-packages** :test #'eq) t)
         (eql 3 (mismatch "SB-" (package-name package))))))
 
 (defun function-name-symbol (name)
-  "Return the symbol in NAME, a function name; NIL when it is one of SBCL's own making, as of a method's function."
+  "Return the symbol in NAME, a function name; NIL for other names, which SBCL makes itself, for example for method
+functions."
   (cond ((atom name) name)
         ((member (first name) '(setf sb-ext:cas)) (second name))))
 
 (defun definition-name (kind name)
-  "Return the name of what is defined as KIND, when the function that defines it is told NAME, or what has that name."
+  "Return the name of the definition of KIND for NAME, the argument of SBCL's defining function: the name itself or an
+object that has it."
   (cond ((typep name 'sb-kernel:defstruct-description) (sb-kernel:dd-name name))
         ((and (eq kind :package) (packagep name)) (or (package-name name) ""))
         ((eq kind :package) (string name))
         (t name)))
 
-(defconstant +told-definitions+ 20
-  "How many definitions of an evaluation other connections are told.")
+(defconstant +max-announced-definitions+ 20
+  "The maximum number of definitions of one evaluation that are announced to other connections.")
 
 (defun note-definition-for-others (kind name)
-  "Take note that this evaluation defines NAME as KIND, as far as others are to be told."
+  "Record that this evaluation defines NAME as KIND, to announce it to other connections."
   (let* ((told (or *loading-system* name))
          (entry (if *loading-system*
                     (list :system told nil)
                     (list kind told (nth-value 1 (gethash (list kind name) **definitions**))))))
-    ;; The threads of an evaluation may define at once.
+    ;; Several threads of an evaluation may make definitions at the same time.
     (sb-ext:atomic-update (evaluation-defined *evaluation*)
                           (lambda (defined)
-                            (if (or (>= (length defined) +told-definitions+)
+                            (if (or (>= (length defined) +max-announced-definitions+)
                                     (member told defined :key #'second :test #'equal))
                                 defined
                                 (cons entry defined))))))
 
 (defun note-definition (kind name &optional (file-kind (and (not (eq kind :other)) kind)))
-  "Record that the session defined NAME, a symbol, function name or package name, as KIND; and the file that is being
-loaded, as FILE-KIND, unless that is NIL."
+  "Record that the session defined NAME (a symbol, function name or package name) as KIND, and that the file being loaded
+did so as FILE-KIND, unless that is NIL."
   (when *evaluation*
     (sb-ext:atomic-incf (evaluation-definitions *evaluation*)))
   (unless (or (and (eq kind :other) (null file-kind))
@@ -85,8 +88,8 @@ loaded, as FILE-KIND, unless that is NIL."
     (mapc #'note-change lines)))
 
 (defun note-proclamation (form)
-  "Take note of FORM, a declaration specifier that was proclaimed: of variables, for the file that is being loaded, and of a
-debug quality that the user has declaimed."
+  "Record FORM, a declaration specifier that was proclaimed: variables, as definitions of the file being loaded, and a
+debug quality from the user."
   (note-file-proclamation form)
   (when (and (eq (car form) 'optimize)
              (null *load-truename*)
@@ -95,10 +98,10 @@ debug quality that the user has declaimed."
 
 (declaim (type list **methods**))
 (defglobal **methods** '()
-  "The methods that the session defined, on whatever generic function.")
+  "The methods that the session defined, on any generic function.")
 
 (defun defined-p (kind name)
-  "True when NAME is still defined as KIND."
+  "Return true when NAME is still defined as KIND."
   (ecase kind
     (:function (and (fboundp name)
                     (not (and (symbolp name) (macro-function name)))))
@@ -111,9 +114,9 @@ debug quality that the user has declaimed."
     (:package (find-package name))))
 
 (defun map-definitions (function)
-  "Call FUNCTION with kind, name and system (or NIL) of each thing that the session defined and that is still there."
+  "Call FUNCTION with the kind, name and system (or NIL) of each definition of the session that still exists."
   (let ((entries '()))
-    ;; Other threads may define something meanwhile.
+    ;; The lock is for the copy only: other threads may make definitions at the same time.
     (sb-ext:with-locked-hash-table (**definitions**)
       (maphash (lambda (entry system) (push (cons system entry) entries)) **definitions**))
     (loop for (system kind name) in entries
@@ -125,7 +128,7 @@ debug quality that the user has declaimed."
 ;;; Removing them
 
 (defun remove-methods-of-session (generic-function)
-  "Remove from GENERIC-FUNCTION the methods that specialise on classes of the session."
+  "Remove the methods of GENERIC-FUNCTION that specialise on classes of the session."
   (dolist (method (sb-mop:generic-function-methods generic-function))
     (when (some (lambda (specializer)
                   (and (typep specializer 'class)
@@ -135,7 +138,7 @@ debug quality that the user has declaimed."
       (remove-method generic-function method))))
 
 (defun remove-class (name)
-  "Forget the class NAME and its methods."
+  "Remove the class NAME and its methods."
   (let ((class (find-class name nil)))
     (when class
       (when (typep class 'standard-class)
@@ -149,7 +152,7 @@ debug quality that the user has declaimed."
       (setf (find-class name) nil))))
 
 (defun remove-definition (kind name)
-  "Undo the definition of NAME as KIND."
+  "Remove the definition of NAME as KIND."
   (ecase kind
     (:function (fmakunbound name))
     (:macro (when (and (symbolp name) (macro-function name))
@@ -158,7 +161,7 @@ debug quality that the user has declaimed."
        (setf (compiler-macro-function name) nil))
      (when (and (symbolp name) (eq :macro (sb-int:info :variable :kind name)))
        (unintern name (symbol-package name))))
-    ;; A symbol that was proclaimed special stays so: another one takes its place.
+    ;; A special proclamation cannot be undone, so the symbol is uninterned and a new one will replace it.
     (:variable (unintern name (symbol-package name)))
     (:class (remove-class name))
     (:type (sb-int:clear-info :type :expander name)
@@ -170,7 +173,7 @@ debug quality that the user has declaimed."
                   (delete-package package))))))
 
 (defun remove-definitions ()
-  "Undo all that the session defined, packages last, and return what could not be undone as a list of names."
+  "Remove all definitions of the session, packages last. Return a list of the names whose removal failed."
   (setf *package* **user-package**
         **debug-declaimed** nil)
   (sb-ext:without-package-locks

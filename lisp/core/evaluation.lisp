@@ -13,14 +13,14 @@
   (changes '() :type list)
   ;; The definitions to report to other connections, newest first: lists of the kind, the name, and true for a redefinition.
   (defined '() :type list)
-  ;; Weak pointers to the threads that the evaluation started, newest first. After every 100 threads, pointers to threads that
-  ;; have ended are dropped.
+  ;; Weak pointers to the threads that the evaluation started, newest first. After every 100 threads, pointers to threads
+  ;; that have ended are dropped.
   (threads '() :type list)
   (thread-count 0 :type index)
   ;; The process groups of the programs that the evaluation started, as far as their processes may still run.
   (groups '() :type list)
   ;; True once the evaluation has been warned that a program's output is not captured.
-  (output-told nil))
+  (output-warning-given nil))
 
 (declaim (type (or null evaluation) *evaluation*))
 (defvar *evaluation* nil
@@ -58,39 +58,39 @@
              (sb-thread:list-all-threads)))
 
 (defun interrupt-once (thread function)
-  "Have THREAD call FUNCTION, by an interruption, unless THREAD is yet to take an earlier one with the same FUNCTION. SBCL
-ends the process when nine wait for one thread."
+  "Interrupt THREAD with FUNCTION, unless an earlier interruption with the same FUNCTION is still pending there. SBCL ends
+the process when nine are pending for one thread."
   (unless (find function (sb-thread::thread-interruptions thread) :test #'eq)
     (ignore-errors (sb-thread:interrupt-thread thread function))))
 
-(defun end-this-thread ()
-  "What TERMINATE-THREAD has a thread do."
+(defun abort-current-thread ()
+  "Abort this thread, as TERMINATE-THREAD does."
   (sb-thread:abort-thread :allow-exit t))
 
 (defun become-main-thread ()
-  "Have this thread be the main one to the user's code, as the thread that evaluates is in SBCL's REPL."
+  "Make this thread the main thread for the user's code, as the evaluating thread is in SBCL's REPL."
   (unless (eq sb-thread::*initial-thread* sb-thread:*current-thread*)
     (setf sb-thread::*initial-thread* sb-thread:*current-thread*
           (sb-thread:thread-name sb-thread:*current-thread*) "main thread")))
 
 (defun end-threads (threads)
-  "Have THREADS unwind and end."
+  "Interrupt THREADS so that they unwind and end."
   (dolist (thread threads)
-    (interrupt-once thread #'end-this-thread)))
+    (interrupt-once thread #'abort-current-thread)))
 
 (defun thread-title (thread)
-  "Return what to call THREAD in a sentence."
+  "Return the phrase that names THREAD in a sentence."
   (format nil "thread ~A" (or (sb-thread:thread-name thread) "(unnamed)")))
 
 (defun thread-list (threads)
-  "Return what to call THREADS in a sentence; of many, the first ones and how many more."
+  "Return the phrase that names THREADS in a sentence: at most ten of them, and the number of others."
   (let ((shown (min 10 (length threads))))
     (format nil "~{~A~^, ~}~@[ and ~D more~]"
             (mapcar #'thread-title (subseq threads 0 shown))
             (and (< shown (length threads)) (- (length threads) shown)))))
 
 (defun await-threads (threads)
-  "Give THREADS, which are being ended, one second to unwind."
+  "Wait until THREADS, which are being ended, have unwound; one second at most."
   (let ((end (+ (get-internal-real-time) internal-time-units-per-second)))
     (dolist (thread threads)
       (let ((left (/ (- end (get-internal-real-time)) internal-time-units-per-second)))
@@ -98,5 +98,5 @@ ends the process when nine wait for one thread."
 
 ;;; Files
 
-(defglobal **scratch** nil
-  "The native namestring of a directory that the host removes at the end, and that need not exist until then; or NIL.")
+(defglobal **scratch-directory** nil
+  "The native namestring of a directory that the host removes at the end, and that may not exist before; or NIL.")

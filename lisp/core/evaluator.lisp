@@ -1,4 +1,4 @@
-;;;; Evaluating code form by form, and telling the host all that comes of it.
+;;;; Evaluates code form by form and reports the results to the host.
 
 (in-package "SBCL-HOST")
 
@@ -8,7 +8,7 @@
   "True when an error of this evaluation is to be held where it happened.")
 
 (defun abort-evaluation ()
-  "What the restart ABORT does."
+  "Fail the evaluation on behalf of the restart ABORT."
   (let ((hook (frame-pointer-here)))
     (capture "ABORTED"
              (lambda ()
@@ -26,9 +26,10 @@
   (file-position stream))
 
 (defun read-form (stream end start)
-  "Read the form from STREAM that begins at START, or return END. What *PACKAGE* was may be deleted by now."
+  "Read from STREAM the form that begins at START, or return END at the end of the stream. Make *PACKAGE* valid first: the
+user's code may have deleted that package."
   (current-package)
-  (let ((*reading* stream))
+  (let ((*form-stream* stream))
     (setf *form-start* start)
     (with-boundary ()
       (read stream nil end))))
@@ -36,16 +37,17 @@
 ;;; Evaluating
 
 (defun evaluate-form (form end)
-  "Return a list of the values of FORM, whose text ends at END. What it defines remembers this evaluation."
-  (let ((sb-c::*source-plist* (note-evaluated-form form (evaluation-number *evaluation*) *code* *form-start* end)))
+  "Return a list of the values of FORM, whose text ends at END. Definitions that FORM makes record this evaluation as
+their source."
+  (let ((sb-c::*source-plist* (note-evaluated-form form (evaluation-number *evaluation*) *submitted-code* *form-start* end)))
     (multiple-value-list
      (with-boundary ()
        (evaluate-in-lexenv form)))))
 
 (defun call-with-form-restarts (function)
-  "Call FUNCTION, which reads and evaluates a form, with the two restarts that code evaluated here always has, and no
-others. The restarts are kept on the heap, for code may return them. RETRY's name is a symbol that no code comes upon:
-under bare SBCL there is no restart of that name to find."
+  "Call FUNCTION, which reads and evaluates a form, with exactly the two restarts that code evaluated here always has.
+They are allocated on the heap, because code may return them. RETRY's name is an internal symbol that no user code finds:
+bare SBCL has no restart of that name here."
   (declare (type function function))
   (loop
     (block retry
@@ -59,31 +61,31 @@ under bare SBCL there is no restart of that name to find."
         (return (funcall function))))))
 
 (defmacro with-settings ((&rest settings) &body body)
-  "Evaluate BODY with each of SETTINGS, names of local variables, bound to what forms are read by now, or names of files are
-found by."
+  "Evaluate BODY with the local variables SETTINGS bound to the current values of the variables that affect how forms are
+read and files are found."
   `(let ,(mapcar #'list settings
                  '(*package* *readtable* *read-base* *read-default-float-format* *features* *default-pathname-defaults*
                    asdf:*central-registry*))
      ,@body))
 
 (defun push-defining-form (form code start end package &optional (role (form-role form (subseq code start end))))
-  "Push FORM, which changed what another image must have: it stands from START to END in CODE and was read in PACKAGE. ROLE is
-as CHANGES-TEXT has it."
+  "Push FORM, which changed something that a restored image must have too. FORM extends from START to END in CODE and was
+read in PACKAGE. ROLE is as in CHANGES-TEXT."
   (event *job-id* (event-code :defined) start
          (with-server-syntax (:length nil)
            (format nil "~D~%~A~%@~A" end (changes-text form role) (package-name package)))))
 
-(defvar *one-form* nil
+(defvar *first-form-only* nil
   "True when only the first form of the submitted code is evaluated.")
 
 (defvar *push-unfinished* nil
-  "A function that pushes the form being evaluated as one that failed, if it has defined something since it was pushed last;
-NIL while no form is evaluated.")
+  "A function that pushes the current form as one that failed if it has defined something since it was last pushed; NIL
+while no form is evaluated.")
 
 (defun evaluate-next-form (stream start)
-  "Read a form from STREAM, which is at START, and evaluate it. Return a list of its values and true, or NIL and NIL at
-the end. Push the form if it defined something, or changed how the next one is read or where files are: another image must
-have that. A form that failed is pushed, too, if it had defined something by then."
+  "Read a form from STREAM, which is at position START, and evaluate it. Return a list of its values and true; or NIL and
+NIL at the end of the stream. Push the form if it defined something or changed how forms are read or files are found,
+because a restored image must evaluate it again. Push a form that failed, too, if it had defined something by then."
   (let* ((definitions (evaluation-definitions *evaluation*))
          (pushed definitions)
          (end 0)
@@ -93,14 +95,14 @@ have that. A form that failed is pushed, too, if it had defined something by the
       (flet ((push-unfinished ()
                (unless (or (eq form stream) (eql pushed (evaluation-definitions *evaluation*)))
                  (setf pushed (evaluation-definitions *evaluation*))
-                 (push-defining-form form *code* start end package "failed")))
+                 (push-defining-form form *submitted-code* start end package "failed")))
              (evaluate ()
                (when (eq form stream)
                  (file-position stream start)
                  (setf form (read-form stream stream start))
                  (when (eq form stream)
                    (return-from evaluate-next-form (values '() nil)))
-                 (when *one-form*
+                 (when *first-form-only*
                    (push-record "read" :end (file-position stream))))
                (forget-changes)
                (setf end (file-position stream)
@@ -115,19 +117,19 @@ have that. A form that failed is pushed, too, if it had defined something by the
                               (eql base *read-base*) (eq float-format *read-default-float-format*)
                               (eq features *features*) (eq directory *default-pathname-defaults*)
                               (eq registry asdf:*central-registry*))
-                   (push-defining-form form *code* start end package))
+                   (push-defining-form form *submitted-code* start end package))
                  (values values t))))
         (declare (dynamic-extent #'push-unfinished #'evaluate))
         (unwind-protect (let ((*push-unfinished* #'push-unfinished))
                           (call-with-form-restarts #'evaluate))
-          ;; As in SBCL's own REPL (INTERACTIVE-EVAL in src/code/toplevel.lisp), whether it failed or not.
+          ;; As SBCL's own REPL does, even when the form failed (INTERACTIVE-EVAL in src/code/toplevel.lisp).
           (unless (eq form stream)
             (shiftf +++ ++ + form)
             (unless evaluated
               (push-unfinished))))))))
 
 (defun evaluate-forms (code)
-  "Read and evaluate the forms in CODE one by one and return a list of the last one's values."
+  "Read and evaluate the forms in CODE one by one, and return a list of the values of the last one."
   (declare (type text code))
   (let ((stream (make-string-input-stream code))
         (result '())
@@ -142,17 +144,17 @@ have that. A form that failed is pushed, too, if it had defined something by the
           (unless more
             (return result))
           (setf result values)
-          (when *one-form*
+          (when *first-form-only*
             (return result)))))))
 
 (define-operation :evaluate-form (evaluate)
   "Evaluate the first form, as a REPL does. Push a record `read` with its `end`, in characters, once it is read."
-  (let ((*one-form* t))
+  (let ((*first-form-only* t))
     (evaluate)))
 
 (defun run-operation (text code)
-  "Do the operation in TEXT, CODE being what was sent along. Return the list of values that are to be printed. What it
-defined is made again by evaluating CODE."
+  "Run the operation in TEXT with CODE, the code sent along. Return a list of the values to print. If the operation
+defined something without evaluating CODE, push CODE as the form that makes these definitions again."
   (declare (type text text code))
   (multiple-value-bind (name arguments) (read-operation text)
     (let ((function (gethash name **operations**))
@@ -180,7 +182,7 @@ defined is made again by evaluating CODE."
               (push-defining-form form code 0 (length code) package (if done (form-role form code) "failed")))))))))
 
 (defun call-with-user-package (name function)
-  "Call FUNCTION with *PACKAGE* bound to the package NAME, or not bound at all when NAME is empty."
+  "Call FUNCTION with *PACKAGE* bound to the package NAME, or unchanged when NAME is empty."
   (declare (type text name) (type function function))
   (current-package)
   (if (zerop (length name))
@@ -191,7 +193,7 @@ defined is made again by evaluating CODE."
         (funcall function))))
 
 (defun usable-stream-p (symbol target)
-  "True when what SYMBOL holds is an open stream that can do what the one in TARGET, a variable of SBCL's, is for."
+  "Return true when SYMBOL holds an open stream that supports the direction of TARGET, one of SBCL's own stream variables."
   (let ((stream (symbol-value symbol)))
     (guarded (and (streamp stream)
                   (open-stream-p stream)
@@ -200,54 +202,57 @@ defined is made again by evaluating CODE."
         (failure)
       nil)))
 
-(defun leads-home-p (variable)
-  "True when VARIABLE, a STANDARD-VARIABLE, leads where it does at first, by whatever stream; or DRIBBLE holds it."
+(defun default-target-p (variable)
+  "Return true when VARIABLE, a STANDARD-VARIABLE, holds a stream that leads to its initial target, or when DRIBBLE is
+active."
   (let ((stream (symbol-value (standard-variable-symbol variable)))
         (target (standard-variable-target variable)))
     (or (eq stream (symbol-value target))
         (and (typep stream 'synonym-stream) (eq target (synonym-stream-symbol stream)))
         sb-impl::*dribble-stream*)))
 
-(defun say-no-open-stream (symbol)
-  "Say that SYMBOL, which was set to what it was at first, held no stream that can be used."
-  (say "~A held no open stream any more: it is what it was at first again." symbol))
+(defun notify-stream-reset (symbol)
+  "Notify the user that SYMBOL held no usable stream and was reset."
+  (push-notice "~A no longer held an open stream and was reset to its initial value." symbol))
 
-(defun check-own-streams ()
-  "What CHECK-STANDARD-STREAMS does of the variables that SBCL's own standard streams are in: what the others lead to."
-  (dolist (own **own-streams**)
+(defun check-system-streams ()
+  "Check the variables of SBCL's own standard streams, to which the standard stream variables lead, as
+CHECK-STANDARD-STREAMS does."
+  (dolist (own **system-streams**)
     (destructuring-bind (symbol stream told) own
       (let ((held (symbol-value symbol)))
         (cond ((eq held stream))
               ((not (usable-stream-p symbol symbol))
                (setf (symbol-value symbol) stream)
-               (say-no-open-stream symbol))
+               (notify-stream-reset symbol))
               ((not (eq held told))
                (setf (third own) held)
-               (say "~S stays set to another stream, ~:[so that answers do not show what is printed~;from which is read~]. ~
-                     To undo that: (sbcl-host::install-standard-streams)"
-                    symbol (eq 'sb-sys:*stdin* symbol))))))))
+               (push-notice "~S stays set to another stream, ~
+                             ~:[so that answers do not show what is printed~;from which is read~]. ~
+                             To undo that: (sbcl-host::install-standard-streams)"
+                            symbol (eq 'sb-sys:*stdin* symbol))))))))
 
 (defun check-standard-streams ()
-  "Say, once, which standard stream variables the user's code has set to something else, which stays so; and have those
-lead where they did at first that hold no open stream."
-  (check-own-streams)
+  "Notify the user, once each, of the standard stream variables that the user's code has redirected, which stay so. Reset
+those that hold no usable stream."
+  (check-system-streams)
   (dolist (variable **standard-variables**)
-    (unless (unchanged-p variable)
+    (unless (standard-variable-unchanged-p variable)
       (let* ((symbol (standard-variable-symbol variable))
              (stream (symbol-value symbol)))
         (cond ((not (usable-stream-p symbol (standard-variable-target variable)))
                (reset-standard-variable variable)
-               (say-no-open-stream symbol))
-              ((or (eq stream (standard-variable-told variable))
-                   (leads-home-p variable)))
+               (notify-stream-reset symbol))
+              ((or (eq stream (standard-variable-reported variable))
+                   (default-target-p variable)))
               (t
-               (setf (standard-variable-told variable) stream)
-               (say "~A stays set to another stream. To undo that: (setf ~:*~(~A~) ~(~S~))"
-                    symbol (standard-variable-target variable))))))))
+               (setf (standard-variable-reported variable) stream)
+               (push-notice "~A stays set to another stream. To undo that: (setf ~:*~(~A~) ~(~S~))"
+                            symbol (standard-variable-target variable))))))))
 
 (defun evaluate-and-print (code package operation)
-  "Evaluate CODE in PACKAGE, a name or empty, and push its values. Return true when nothing failed. OPERATION, if not empty,
-says what does it."
+  "Evaluate CODE in PACKAGE, a name or empty, and push its values. Return true when nothing failed. OPERATION, if not
+empty, is the text of the operation to run with CODE."
   (labels ((values-of-code ()
              (let ((values (if (zerop (length operation))
                                (evaluate-forms code)
@@ -258,12 +263,12 @@ says what does it."
            (in-its-package ()
              (call-with-user-package package #'values-of-code))
            (evaluate ()
-             (let ((*code* code)
+             (let ((*submitted-code* code)
                    (*evaluated-forms* '())
-                   (*placed-warnings* 0)
+                   (*located-warnings* 0)
                    (*source-files* '())
                    (*known-places* :none))
-               ;; Not before there is where to unwind to.
+               ;; Enable interrupts only inside CALL-UNTIL-ABANDONED: an interrupt needs a point to unwind to.
                (with-interrupts
                  (check-standard-streams)
                  (call-with-recorded-warnings #'in-its-package)))))
@@ -271,7 +276,8 @@ says what does it."
     (nth-value 1 (call-until-abandoned #'evaluate))))
 
 (defun monotonic-milliseconds ()
-  "Return the time since some moment in the past. GET-INTERNAL-REAL-TIME is the kernel's coarse clock: 4 ms a tick."
+  "Return the milliseconds since some moment in the past. GET-INTERNAL-REAL-TIME uses the kernel's coarse clock, which has
+4 ms ticks."
   #+linux
   (multiple-value-bind (seconds nanoseconds) (sb-unix:clock-gettime sb-unix:clock-monotonic)
     (+ (* 1000 seconds) (/ nanoseconds 1000000)))
@@ -279,7 +285,7 @@ says what does it."
   (/ (* 1000 (get-internal-real-time)) internal-time-units-per-second))
 
 (defun thread-milliseconds ()
-  "Return for how long this thread has used a processor, or where that is not to be had, the time."
+  "Return the processor time of this thread in milliseconds; the real time where the system does not provide it."
   #+linux
   (multiple-value-bind (seconds nanoseconds) (sb-unix:clock-gettime sb-unix:clock-thread-cputime-id)
     (+ (* 1000 seconds) (/ nanoseconds 1000000)))
@@ -287,7 +293,7 @@ says what does it."
   (monotonic-milliseconds))
 
 (defun run-timed (function)
-  "Return the value of FUNCTION and push what it took."
+  "Return the value of FUNCTION, and push its run times and the bytes that it allocated."
   (declare (type function function))
   (let ((real (monotonic-milliseconds))
         (run (get-internal-run-time))
@@ -302,24 +308,24 @@ says what does it."
         (event *job-id* (event-code :time-gc) (milliseconds (- sb-ext:*gc-run-time* gc)))))))
 
 (defvar *answers* '()
-  "The objects that ANSWER is to return, one after another.")
+  "The objects that ANSWER returns next, in order.")
 
-(defvar *own-tty* nil
-  "What SB-SYS:*TTY* held before something was typed there for a restart, while it is.")
+(defvar *saved-tty* nil
+  "The value of SB-SYS:*TTY* while that is replaced by a stream with input for a restart; else NIL.")
 
 (defun forget-answers ()
-  "Have nothing be typed on *QUERY-IO* that was not read."
-  (when *own-tty*
+  "Discard input for a restart that was not read from *QUERY-IO*."
+  (when *saved-tty*
     (setf *answers* '()
-          sb-sys:*tty* (shiftf *own-tty* nil))))
+          sb-sys:*tty* (shiftf *saved-tty* nil))))
 
 (define-hook call-recording-errors (function)
   "Return the values of FUNCTION, and record the errors that it signals."
   (funcall (the function function)))
 
 (defun call-detached (function)
-  "Return the value of FUNCTION, called under copies of the connection's variables, which become the connection's if the
-host says that this evaluation has stayed in the foreground."
+  "Return the value of FUNCTION, called with copies of the connection's variables. Store the copies as the connection's
+values if the host replies that this evaluation is still in the foreground."
   (declare (type function function))
   (current-package)
   (progv *repl-variables* (mapcar #'symbol-value *repl-variables*)
@@ -331,12 +337,12 @@ host says that this evaluation has stayed in the foreground."
               (setf (sb-ext:symbol-global-value variable) (symbol-value variable))))))))
 
 (defun run-evaluation (job)
-  "Do an :EVALUATE job. Return true when it succeeded."
+  "Run JOB, an :EVALUATE job. Return true when it succeeded."
   (let ((*evaluation* (make-evaluation :number (job-evaluation job)))
         (*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
         (*answers* '())
-        (*own-tty* nil)
-        ;; What is typed for a restart is for this evaluation alone.
+        (*saved-tty* nil)
+        ;; Input for a restart belongs to this evaluation only.
         (sb-sys:*tty* sb-sys:*tty*)
         (tty sb-sys:*tty*))
     (labels ((evaluate ()
@@ -355,23 +361,23 @@ host says that this evaluation has stayed in the foreground."
                  (prog1 (measure)
                    (keep-variables)))
         (forget-answers)
-        ;; What the user's code has set it to stays, as under bare SBCL.
+        ;; A value that the user's code has set persists, as under bare SBCL.
         (unless (eq sb-sys:*tty* tty)
           (setf (sb-ext:symbol-global-value 'sb-sys:*tty*) sb-sys:*tty*))
-        (tell-definitions)
+        (announce-definitions)
         (when (evaluation-threads *evaluation*)
           (push-running-threads))))))
 
 (defun push-running-threads ()
-  "Say which threads of this evaluation go on after it."
+  "Notify the user of threads that this evaluation started and that are still running."
   (let ((running (live-threads *evaluation*)))
     (when running
       (event *job-id* (event-code :notice) 0
              (with-server-syntax ()
                (format nil "Still running: ~A. What ~:[they print~;it prints~] comes with later answers~
                             ~:[~*~;; reset-session ends ~:[them~;it~]~]."
-                       (thread-list running) (null (rest running)) **resets** (null (rest running))))))))
+                       (thread-list running) (null (rest running)) **resets-available** (null (rest running))))))))
 
 (define-job :evaluate (job)
-  "Evaluate code, or do an operation."
+  "Evaluate the code of JOB, or run its operation."
   (run-evaluation job))

@@ -1,31 +1,32 @@
-;;;; How an evaluation fails: by what reaches the debugger, or by an interruption.
+;;;; Failing evaluations: by an error that reaches the debugger, or by an interruption.
 
 (in-package "SBCL-HOST")
 
 (defglobal **error-details** '()
-  "The names of functions of a condition that push what its report adds to the condition's own, in their order.")
+  "The names of the functions that push further details of an error report, in order. Each is called with the condition.")
 
 (defun add-error-details (function)
-  "Have the reports of errors add what FUNCTION, a symbol, pushes: a package above this one defines it."
+  "Make error reports include what FUNCTION, a symbol, pushes. Called by packages that build on this one."
   (setf **error-details** (append (remove function **error-details**) (list function))))
 
 (defun push-error-details (condition)
-  "Push what the report of CONDITION adds to the condition's own."
+  "Push the further details of the report of CONDITION."
   (dolist (function **error-details**)
     (funcall (the symbol function) condition)))
 
 (define-hook push-unhandled (condition)
-  "Push that nothing handled CONDITION, if it was recorded where it was signalled.")
+  "If CONDITION was recorded where it was signalled, push that no handler handled it.")
 
 (define-hook hold (condition frames)
-  "Answer that this evaluation failed with CONDITION and is held; do what the host asks of it. Return to release it.")
+  "Report to the host that this evaluation failed with CONDITION and is held, and run the host's jobs for it. Return when
+the host releases it.")
 
 (define-hook hold-interruption (reason hook)
-  "Hold this evaluation, which was interrupted for REASON below the function with frame pointer HOOK. Return true when it is to
-go on, and NIL when it cannot be held.")
+  "Hold this evaluation, interrupted for REASON below the function with frame pointer HOOK. Return true if it should
+continue, and NIL if it cannot be held.")
 
 (defun report-thread-error (condition hook)
-  "Print CONDITION, which nothing in this thread handled and which entered the debugger through the function with frame
+  "Print CONDITION, which no handler in this thread handled and which entered the debugger through the function with frame
 pointer HOOK."
   (let ((frame (error-frame hook))
         (stream *error-output*))
@@ -46,13 +47,13 @@ pointer HOOK."
           (failure)
         (format stream "~&(the condition's report failed)~%")))))
 
-(defun contain-thread (condition hook)
-  "Report CONDITION, as REPORT-THREAD-ERROR does, and end the thread."
+(defun end-failed-thread (condition hook)
+  "Report CONDITION with REPORT-THREAD-ERROR, and end the thread."
   (report-thread-error condition hook)
   (sb-thread:abort-thread))
 
-(defun push-failure-after-interruption (condition)
-  "Say that CONDITION ended a cleanup form of an evaluation that is being unwound because it was interrupted."
+(defun report-cleanup-error (condition)
+  "Print CONDITION, which ended a cleanup form of an interrupted evaluation."
   (with-quiet-debugger ()
     (let ((stream *error-output*))
       (guarded (with-server-syntax ()
@@ -62,14 +63,14 @@ pointer HOOK."
           (failure)
         nil))))
 
-(defun fail-with (condition hook)
-  "Push CONDITION, which entered the debugger through the function with frame pointer HOOK, and end the evaluation, or
-hold it here. What has been interrupted stays so."
-  (when (eq *failed* :interrupted)
-    (push-failure-after-interruption condition)
+(defun fail-evaluation (condition hook)
+  "Push CONDITION, which entered the debugger through the function with frame pointer HOOK, and end the evaluation or hold
+it here. An interrupted evaluation remains interrupted."
+  (when (eq *failure-reason* :interrupted)
+    (report-cleanup-error condition)
     (check-failure))
   (push-unhandled condition)
-  ;; The answer may be given here, and the error be of something that is undefined.
+  ;; A held evaluation answers here, before the end of the compilation unit; the error may be due to something undefined.
   (unless (typep condition 'storage-condition)
     (with-quiet-debugger ()
       (finish-unit)))
@@ -81,7 +82,7 @@ hold it here. What has been interrupted stays so."
                  (when (typep condition 'sb-sys:memory-fault-error)
                    (event *job-id* (event-code :notice) 0
                           (format nil "A memory fault: the image may be damaged.~:[~; reset-session gives a fresh one.~]"
-                                  **resets**))))
+                                  **resets-available**))))
                condition
                (lambda () (error-frame hook)))
     (when (and *hold-errors* (not finish) (not sb-kernel:*gc-inhibit*))
@@ -89,23 +90,23 @@ hold it here. What has been interrupted stays so."
     (abandon-evaluation :error finish)))
 
 (defun call-user-hook (variable condition)
-  "Call the function that VARIABLE, one of the two debugger hooks, holds, as INVOKE-DEBUGGER does (RUN-HOOK in
-src/code/debug.lisp). A hook that fails itself is told of, and the error that it was called for goes on."
+  "Call the function in VARIABLE, one of the two debugger hooks, as INVOKE-DEBUGGER does (RUN-HOOK in
+src/code/debug.lisp). When the hook itself fails, notify the user and continue with the original error."
   (let ((hook (symbol-value variable)))
     ;; DISABLE-DEBUGGER's hook would end the process.
     (unless (or (null hook) (eq hook 'sb-debug::debugger-disabled-hook))
       (progv (list variable) '(nil)
         (block contained
           (let ((*on-debugger* (lambda (failure)
-                                 (say "The function in ~A failed with ~A."
-                                              variable (type-name-text (class-name-of failure)))
+                                 (push-notice "The function in ~A failed with ~A."
+                                                      variable (type-name-text (class-name-of failure)))
                                  (return-from contained))))
             (funcall hook condition hook)))))))
 
 (defun enter-debugger (invoke-debugger condition)
-  "What INVOKE-DEBUGGER does: the user's hooks come first, then what the thread is bound to."
+  "Handle CONDITION in place of INVOKE-DEBUGGER: call the user's hooks, then fail the evaluation or end the thread."
   (declare (optimize (debug 2)))
-  ;; The binding keeps what follows from being a tail call: this frame stands for the call of INVOKE-DEBUGGER.
+  ;; This frame represents the call of INVOKE-DEBUGGER. The binding keeps the calls that follow from being tail calls.
   (let ((sb-impl::*deadline* nil))
     (cond (*on-debugger* (funcall (the function *on-debugger*) condition))
           ((not (host-started-p)) (funcall invoke-debugger condition))
@@ -113,17 +114,17 @@ src/code/debug.lisp). A hook that fails itself is told of, and the error that it
            (call-user-hook 'sb-ext:*invoke-debugger-hook* condition)
            (call-user-hook '*debugger-hook* condition)
            (if *abandon*
-               (fail-with condition (frame-pointer-here))
-               (contain-thread condition (frame-pointer-here)))))))
+               (fail-evaluation condition (frame-pointer-here))
+               (end-failed-thread condition (frame-pointer-here)))))))
 
 (defun interrupt-evaluation (job-id reason)
-  "End the evaluation of JOB-ID, if it is still this thread's, for REASON, an sbcl_interrupt, or hold it. Called in the
-thread by an interruption. Unwinds without a condition, which the user's handlers would swallow."
+  "End the evaluation of JOB-ID, if this thread still runs it, for REASON, an sbcl_interrupt; or hold it. Called in the
+thread by an interruption. Unwinds without a condition, because the user's handlers would swallow one."
   (when (and *abandon* (eql job-id *job-id*))
     (let ((hook (frame-pointer-here)))
       ;; A second interruption abandons the capture that the first one began.
-      (when (or *interrupted* (not (hold-interruption reason hook)))
-        (unless *interrupted*
+      (when (or *capturing-interruption* (not (hold-interruption reason hook)))
+        (unless *capturing-interruption*
           (capture-interruption reason hook))
         (event job-id (event-code :unwinding))
         (abandon-evaluation :interrupted #'end-programs)))))

@@ -1,20 +1,21 @@
-;;;; Functions of this package that packages above it provide: those are not loaded into every image.
+;;;; Hooks: functions of this package whose implementation is in a package that builds on it, and that not every image
+;;;; loads.
 
 (in-package "SBCL-HOST")
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun hook-variable (name)
-    "Return the symbol of the variable that has the function which provides NAME."
+    "Return the symbol of the global variable that holds the function which implements the hook NAME."
     (intern (format nil "**~A-PROVIDER**" name) (symbol-package name))))
 
 (defmacro define-hook (name lambda-list documentation &body default)
-  "Define NAME, a function of LAMBDA-LIST, required parameters all, that a package above this one provides by PROVIDE-HOOK.
-Where none does, it evaluates DEFAULT."
+  "Define NAME, a function of LAMBDA-LIST (required parameters only), which a later package implements with PROVIDE-HOOK.
+Without an implementation, NAME evaluates DEFAULT."
   (let ((variable (hook-variable name)))
     `(progn
        (declaim (type (or null function) ,variable))
        (defglobal ,variable nil
-         ,(format nil "The function that provides ~A, or NIL." name))
+         ,(format nil "The function that implements ~A, or NIL." name))
        (defun ,name ,lambda-list
          ,documentation
          (declare (ignorable ,@lambda-list))
@@ -24,5 +25,5 @@ Where none does, it evaluates DEFAULT."
                (progn ,@default)))))))
 
 (defmacro provide-hook (name function)
-  "Have FUNCTION do what NAME, a function that DEFINE-HOOK defined, is for."
+  "Make FUNCTION the implementation of the hook NAME, which DEFINE-HOOK defined."
   `(setf ,(hook-variable name) ,function))

@@ -1,5 +1,5 @@
-;;;; The host's functions as Lisp sees them: the contract of ffi/sbcl_host.h. All alien code is here, but for
-;;;; the functions that the host calls: those are in start.lisp.
+;;;; The host's functions as Lisp calls them: the contract of ffi/sbcl_host.h. All alien code of the contract is in this
+;;;; file, except the functions that the host calls, which are in start.lisp.
 
 (in-package "SBCL-HOST")
 
@@ -29,35 +29,35 @@
          (kinds (make-array (1+ (loop for (nil number) on codes by #'cddr maximize number)) :initial-element nil)))
     (loop for (kind number) on codes by #'cddr do (setf (svref kinds number) kind))
     kinds)
-  "What an sbcl_job_kind asks for, by number. Jobs have these names on this side.")
+  "The job kinds, keywords, indexed by their numbers in sbcl_job_kind.")
 
 (defconstant +evaluate-timing+ (declared-number "SBCL_EVALUATE_TIMING")
-  "Flag of :EVALUATE: measure it.")
+  "Flag of :EVALUATE: measure time and allocation.")
 (defconstant +evaluate-hold+ (declared-number "SBCL_EVALUATE_HOLD")
-  "Flag of :EVALUATE: hold it where it fails.")
+  "Flag of :EVALUATE: hold the evaluation where it fails.")
 (defconstant +evaluate-record-errors+ (declared-number "SBCL_EVALUATE_RECORD_ERRORS")
-  "Flag of :EVALUATE: record the errors that it handles.")
+  "Flag of :EVALUATE: record the errors that the code handles itself.")
 (defconstant +evaluate-detached+ (declared-number "SBCL_EVALUATE_DETACHED")
-  "Flag of :EVALUATE: it may be in the background when it ends.")
+  "Flag of :EVALUATE: the evaluation may be in the background when it ends.")
 (defconstant +evaluate-background+ (declared-number "SBCL_EVALUATE_BACKGROUND")
-  "Flag of :EVALUATE: it is in the background from its beginning.")
+  "Flag of :EVALUATE: the evaluation starts in the background.")
 (defconstant +describe-source+ (declared-number "SBCL_DESCRIBE_SOURCE")
-  "Flag of :DESCRIBE: with the text of definitions.")
+  "Flag of :DESCRIBE: include the text of definitions.")
 (defconstant +interrupt-timeout+ (declared-number "SBCL_INTERRUPT_TIMEOUT")
   "Flag of :INTERRUPT: the time limit has passed.")
 (defconstant +interrupt-cancel+ (declared-number "SBCL_INTERRUPT_CANCEL")
-  "Flag of :INTERRUPT: the client does not want it any more.")
+  "Flag of :INTERRUPT: the client cancelled the call.")
 (defconstant +interrupt-heap+ (declared-number "SBCL_INTERRUPT_HEAP")
   "Flag of :INTERRUPT: the heap is nearly used up.")
 
 (defconstant +job-signalled+ (declared-number "SBCL_JOB_SIGNALLED")
-  "SBCL_JOB_SIGNALLED: added to the job of events that tell of an error which the code may handle.")
+  "SBCL_JOB_SIGNALLED: added to the job number in events about a signalled error, which the code may still handle.")
 
 (defparameter *exported-functions* (exported-functions)
-  "The functions that a core exports: start.lisp defines them.")
+  "The functions that a core exports, defined in start.lisp.")
 
 (deftype text ()
-  "Text as it crosses: UTF-32."
+  "A string in the representation shared with the host: UTF-32."
   '(simple-array character (*)))
 
 (declaim (type (unsigned-byte 64) **next-job** **event**))
@@ -67,24 +67,24 @@
   "Address of the host's event.")
 
 (defun host-started-p ()
-  "True once there is a host to serve."
+  "Return true once this image serves a host."
   (plusp **event**))
 
 (defmacro with-host-float-modes (form)
-  "Evaluate FORM, a call of the host, which Lisp's float traps would kill. On x86-64 the host masks them for itself: SBCL
-also sets those of the x87 coprocessor, which takes longer than the rest of a call."
+  "Evaluate FORM, a call of the host, with float traps masked: foreign code would die of Lisp's traps. On x86-64 the host
+masks them itself, because SBCL also sets those of the x87 coprocessor, which takes longer than the rest of a call."
   #+x86-64 form
   #-x86-64 `(with-float-traps-masked (:overflow :invalid :divide-by-zero :inexact)
               ,form))
 
 (defmacro calling-host (form)
-  "Evaluate FORM, a call of the host, as the contract asks: an interrupt that unwound through the host's frames would
-be undefined behaviour."
+  "Evaluate FORM, a call of the host, without interrupts, as the contract requires: an interrupt that unwound through the
+host's frames would be undefined behaviour."
   `(without-interrupts (with-host-float-modes ,form)))
 
 (defun call-event (job kind number address length)
-  "Push an event whose text is LENGTH characters at ADDRESS. Return true when the host wants no more of the text. Where no
-host is served, nothing happens."
+  "Push an event whose text is LENGTH characters at ADDRESS. Return true when the host wants no more of the text. Do
+nothing when this image serves no host."
   (declare (type (unsigned-byte 64) job length) (type (unsigned-byte 32) kind)
            (type (signed-byte 64) number) (type system-area-pointer address))
   (and (plusp **event**)
@@ -95,7 +95,7 @@ host is served, nothing happens."
                               job kind number address length)))))
 
 (defun event-text (job kind number text start end)
-  "Push an event with the characters of TEXT, any string, from START below END. Return as CALL-EVENT does."
+  "Push an event with the characters of TEXT, any string, from START below END. Return the value of CALL-EVENT."
   (declare (type string text) (type index start end))
   (if (typep text 'text)
       (with-pinned-objects (text)
@@ -112,7 +112,7 @@ host is served, nothing happens."
       (event-text job kind number text 0 (length text))))
 
 (defstruct (job (:copier nil) (:predicate nil))
-  "One job, copied from the host's struct sbcl_job, its kind as *JOB-KINDS* has it."
+  "A job, copied from the host's struct sbcl_job. KIND is one of *JOB-KINDS*."
   (id 0 :type (unsigned-byte 64))
   (kind nil :type symbol)
   (flags 0 :type (unsigned-byte 32))
@@ -133,8 +133,8 @@ host is served, nothing happens."
     text))
 
 (defun next-job (lane &optional (held 0))
-  "Wait for the next job of LANE and return it, or NIL when the lane is to end. HELD is the number of the job that this
-thread did last, if it holds an evaluation."
+  "Wait for the next job of LANE and return it, or NIL when the lane ends. HELD is the number of this thread's last job if
+the thread holds an evaluation."
   (let ((words (make-array (/ (structure-size "sbcl_job") 8) :element-type '(unsigned-byte 64) :initial-element 0)))
     (macrolet ((word (field)
                  `(aref words (/ (field-offset "sbcl_job" ,field) 8)))
@@ -158,19 +158,19 @@ thread did last, if it holds an evaluation."
                   :connection (word "connection"))))))
 
 (defun prefer-large-pages ()
-  "Have the kernel give the heap its memory in large pieces (madvise(2), MADV_HUGEPAGE): getting it page by page is a
-good part of what a small evaluation costs. Where that is not to be had, nothing is lost. On x86-64 only, where they
-have 2 MB: elsewhere they may have 512."
+  "Ask the kernel to back the heap with large pages (madvise(2), MADV_HUGEPAGE): page faults are a large part of the cost
+of a small evaluation. A kernel without large pages ignores this. Done on x86-64 only, where large pages have 2 MB;
+elsewhere they may have 512 MB."
   #+(and linux x86-64)
   (alien-funcall (extern-alien "madvise" (function int unsigned-long unsigned-long int))
                  sb-vm:dynamic-space-start (sb-ext:dynamic-space-size) 14))
 
 (defun guard-stack-end ()
-  "Protect the last page of this thread's control stack, which SBCL does only for its first thread: what overruns it
-would write into another thread's memory."
+  "Protect the last page of this thread's control stack, which SBCL does only for its first thread. Without the guard
+page, a stack overflow would write into another thread's memory."
   (alien-funcall (extern-alien "protect_control_stack_hard_guard_page" (function void int system-area-pointer))
                  1 (int-sap (sb-thread::thread-primitive-thread sb-thread:*current-thread*))))
 
-(defglobal **resets** t
-  "True when whoever evaluates here can have a fresh image, by the tool reset-session: not in a program's image, nor where
+(defglobal **resets-available** t
+  "True when a user of this image can get a fresh one with the tool reset-session. False in a program's image, and when
 that tool is not listed.")

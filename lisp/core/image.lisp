@@ -1,28 +1,30 @@
-;;;; The core: what the image is like when the build saves it.
+;;;; Preparing and saving the core.
 
 (in-package "SBCL-HOST")
 
 (defun note-core-contents ()
-  "Note which systems and packages are SBCL's and this one's: what comes later is the user's."
+  "Check the assumptions about SBCL, and record which systems and packages are part of the core. Everything loaded later
+is the user's."
   (check-assumptions)
   (preload-contribs)
-  (forget-builder)
+  (forget-build-paths)
   (setf **core-systems** (already-loaded-systems)
         **system-packages** (remove **user-package** (list-all-packages))))
 
 (defun prepare-core ()
-  "Make of a stock SBCL with this system, and perhaps others, the image that is saved."
-  ;; What ASDF found on the machine that built the core is not to be looked for on the one that runs it.
+  "Turn a stock SBCL with this system, and perhaps others, into the image to save."
+  ;; The running image must not look for what ASDF found on the build machine.
   (asdf:clear-configuration)
   (setf uiop:*user-cache* nil
         *compile-verbose* nil
         *compile-print* nil)
-  (pushnew 'clear-up-after-threads sb-ext:*after-gc-hooks*)
+  (pushnew 'collect-after-threads sb-ext:*after-gc-hooks*)
   (setf **thread-variables** (thread-variables))
   (install-patches))
 
 (defun hide-packages ()
-  "Have users find nothing of the Lisp side's packages where what packages export is looked for, and lock them."
+  "Unexport all symbols of the Lisp side's packages, so that users do not find them among exported symbols, and lock the
+packages."
   (let ((packages (host-packages)))
     (dolist (package packages)
       (loop for symbol being the external-symbols of package
@@ -31,7 +33,8 @@
     (mapc #'sb-ext:lock-package packages)))
 
 (defun save-core (file)
-  "End this SBCL and save what it has become, after NOTE-CORE-CONTENTS, as the core FILE, a native namestring."
+  "Prepare this image for saving, write it to the core FILE, a native namestring, and end this SBCL. Call
+NOTE-CORE-CONTENTS before."
   (prepare-core)
   (hide-packages)
   (sb-ext:save-lisp-and-die (sb-ext:parse-native-namestring file)

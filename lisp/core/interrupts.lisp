@@ -1,98 +1,100 @@
-;;;; Evaluations that end before their time: what abandons one, what interrupts it, and what it leaves behind then.
+;;;; Abandoning and interrupting evaluations, and the bookkeeping of an evaluation that ends early.
 
 (in-package "SBCL-HOST")
 
 ;;; Abandoning
 
 (defvar *abandon* nil
-  "A function that unwinds to the end of the evaluation, or NIL when this thread evaluates nothing that could be
-abandoned.")
+  "A function that unwinds to the end of the evaluation; NIL when this thread runs no evaluation that could be abandoned.")
 
-(declaim (type (member nil :error :interrupted) *failed*))
-(defvar *failed* nil
-  "Whether this evaluation has failed: by an error that reached the debugger, or by an interruption. It stays so, whatever
-cleanup forms do to stop the unwinding.")
+(declaim (type (member nil :error :interrupted) *failure-reason*))
+(defvar *failure-reason* nil
+  "How this evaluation failed: :ERROR for an error that reached the debugger, :INTERRUPTED, or NIL if it has not failed.
+Cleanup forms that stop the unwinding do not reset it.")
 
-(defvar *finish* nil
-  "What is to be called once a failed evaluation is unwound, or NIL.")
+(defvar *after-unwinding* nil
+  "A function to call once a failed evaluation has unwound, or NIL.")
 
 (declaim (type fixnum *collections*))
 (defvar *collections* 0
-  "How often this evaluation has allocated so much that garbage was collected.")
+  "The number of garbage collections that this evaluation has triggered by allocating.")
 
 (defun kept-bytes ()
-  "Return how many bytes the last collection has left, as the host reckons."
+  "Return the number of bytes that survived the last collection, computed as the host does."
   (let ((trigger (extern-alien "auto_gc_trigger" (unsigned 64)))
         (step (extern-alien "bytes_consed_between_gcs" (unsigned 64))))
     (if (< step trigger (ash 1 62)) (- trigger step) 0)))
 
-(declaim (type (unsigned-byte 64) *kept*))
-(defvar *kept* 0
-  "Bytes that the last collection before this evaluation left.")
+(declaim (type (unsigned-byte 64) *kept-before-evaluation*))
+(defvar *kept-before-evaluation* 0
+  "The number of bytes that survived the last collection before this evaluation.")
 
-(defvar *interrupted* nil
-  "True while what ran is being captured because it was interrupted.")
+(defvar *capturing-interruption* nil
+  "True while the frames of an interrupted evaluation are captured.")
 
 (defun abandon-evaluation (reason finish)
-  "Unwind to the end of the evaluation, call FINISH there unless it is NIL, and fail, for REASON, a value of *FAILED*."
-  (setf *failed* reason
-        *finish* finish)
+  "Unwind to the end of the evaluation and make it fail for REASON, a value of *FAILURE-REASON*. After the unwinding call
+FINISH, unless it is NIL."
+  (setf *failure-reason* reason
+        *after-unwinding* finish)
   (funcall (the function *abandon*)))
 
 (defun check-failure ()
-  "Go on unwinding if this evaluation has failed and a cleanup form has stopped that."
-  (when *failed*
+  "Continue the unwinding of a failed evaluation that a cleanup form has stopped."
+  (when *failure-reason*
     (funcall (the function *abandon*))))
 
 (defun call-until-abandoned (function)
-  "Call FUNCTION, which evaluates user's code. Return its value and true; or NIL and NIL when it failed."
+  "Call FUNCTION, which evaluates user code. Return its value and true; or NIL and NIL when it failed."
   (declare (type function function))
   (let ((*on-debugger* nil)
-        (*failed* nil)
-        (*finish* nil)
+        (*failure-reason* nil)
+        (*after-unwinding* nil)
         (*collections* 0)
-        (*kept* (kept-bytes))
-        (*interrupted* nil))
+        (*kept-before-evaluation* (kept-bytes))
+        (*capturing-interruption* nil))
     (block evaluation
       (flet ((abandon () (return-from evaluation)))
         (declare (dynamic-extent #'abandon))
         (let* ((*abandon* #'abandon)
                (value (funcall function)))
-          (unless *failed*
+          (unless *failure-reason*
             (return-from call-until-abandoned (values value t))))))
-    (let ((finish *finish*))
+    (let ((finish *after-unwinding*))
       (when finish
-        ;; What the evaluation left on the stack would lie in the frames of what is called here, where a collection
-        ;; takes it for something in use.
+        ;; Stale references on the stack, within the frames of FINISH, would keep the evaluation's garbage alive in a
+        ;; collection.
         (sb-sys:scrub-control-stack)
         (funcall (the function finish)))))
   (values nil nil))
 
 (defun unwind-from-stack-end ()
-  "End what this thread does: its control stack is used up for the second time, by what handles the first. There is
-little room, and cleanup forms may use that up as well: then this is called once more."
+  "End the evaluation, or the thread if it runs none, because the control stack is exhausted again while the first
+exhaustion is being handled. There is little room on the stack; cleanup forms may use that up too, and then this function
+is called again."
   (unless *abandon*
     (sb-thread:abort-thread))
-  (if *failed*
+  (if *failure-reason*
       (funcall (the function *abandon*))
       (abandon-evaluation
        :error
        (lambda ()
          (event *job-id* (event-code :error) 0 "SB-KERNEL::CONTROL-STACK-EXHAUSTED")
          (event *job-id* (event-code :error-text) 0
-                "Control stack exhausted while that was being handled: there is little room for handlers.")))))
+                "Control stack exhausted again while the first exhaustion was being handled: handlers have little room.")))))
 
 ;;; Interrupting
 
 (declaim (type (unsigned-byte 64) **ended-for-heap**))
 (defglobal **ended-for-heap** 0
-  "The evaluation that was the last to be ended for the heap.")
+  "The job whose evaluation was most recently ended because the heap was nearly full.")
 
 (defun capture-interruption (reason hook)
-  "Capture what runs, which REASON ends, below the function with frame pointer HOOK. Return what CAPTURE does."
+  "Capture the interrupted evaluation, below the function with frame pointer HOOK. REASON is the flag that the host gave
+for the interruption. Return the values of CAPTURE."
   (let ((*on-debugger* nil)
-        (*interrupted* t))
-    ;; Printing arguments may be what does not end: then the next interrupt does without.
+        (*capturing-interruption* t))
+    ;; Printing an argument may not terminate; then the next interruption does not capture anything.
     (with-interrupts
       (capture (cond ((eql reason +interrupt-timeout+) "TIMEOUT")
                      ((eql reason +interrupt-cancel+) "CANCELLED")

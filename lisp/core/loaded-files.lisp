@@ -1,42 +1,42 @@
-;;;; What the files define that are loaded, so that one that is loaded again can be compared with what it was.
+;;;; The definitions of each loaded file, so that a file that is loaded again can be compared with its previous version.
 
 (in-package "SBCL-HOST")
 
 (defstruct (loaded-file (:copier nil) (:predicate nil))
-  "A source file when it, or the fasl that was made of it, was loaded last."
-  ;; Conses of a key, (kind . name), and what is known of it: the method; a PART; :IMPLIED for a function that is generic because
-  ;; it has a method; :PROCLAIMED for a variable that is only proclaimed to be one; else T.
+  "The definitions that a source file, or its fasl, made when it was last loaded."
+  ;; An alist from keys, (kind . name), to details: the method; a CLASS-PART; :IMPLIED for a function that is generic
+  ;; because it has a method; :PROCLAIMED for a variable that is only proclaimed; else T.
   (definitions '() :type list)
-  ;; Conses of the name of a variable and the text of the form that DEFVAR gives it.
+  ;; An alist from variables to the text of the initial value form in their DEFVAR or DEFGLOBAL.
   (variables '() :type list))
 
 (defglobal **loaded-files** (make-hash-table :test 'equal :synchronized t)
-  "The LOADED-FILEs by native namestring.")
+  "The LOADED-FILE of each file, by native namestring.")
 
 (defvar *file-definitions* nil
-  "What the file that is being loaded has defined so far: an EQUAL hash table; or NIL.")
+  "The definitions that the file being loaded has made so far, an EQUAL hash table; or NIL.")
 
 (defvar *loaded-file* nil
-  "The native namestring of the source file that is being loaded, or NIL.")
+  "The native namestring of the source file being loaded, or NIL.")
 
 (defvar *reloaded-files* nil
-  "A cons whose car is a list of those that have been loaded again: lists of namestring, the LOADED-FILE before, the one
-now, and the variables that were bound before; or NIL when nobody asks for them.")
+  "A cons whose car is the list of files that were loaded again, each a list of namestring, previous LOADED-FILE, new
+LOADED-FILE, and the variables of the previous one that were bound before the load; or NIL when reloads are not recorded.")
 
-(defstruct (part (:copier nil))
-  "What a class brings along: a function or a method."
+(defstruct (class-part (:copier nil))
+  "Describes a function or method that a class definition brings with it."
   ;; The name of the class.
-  (of nil :read-only t)
+  (class nil :read-only t)
   ;; The method, or NIL for a function.
   (method nil :read-only t))
 
 (defglobal **last-definers** (make-hash-table :test 'equal :synchronized t)
-  "By key, as in a LOADED-FILE, what defined that last: the native namestring of a file, or :EVALUATION for evaluated code that
-is in no file.")
+  "The latest definer of each key of a LOADED-FILE: the native namestring of a file, or :EVALUATION for evaluated code in
+no file.")
 
 (defun note-file-definition (kind name &optional (value t))
-  "Record that the file that is being loaded has defined NAME as KIND, with VALUE, as in a LOADED-FILE; or that evaluated code
-has, when no file is loaded or compiled."
+  "Record that the file being loaded has defined NAME as KIND, with VALUE as its details in the LOADED-FILE. When no file
+is being loaded or compiled, record evaluated code as the definer."
   (let ((key (cons kind name)))
     (cond (*file-definitions*
            (setf (gethash key *file-definitions*) value
@@ -45,7 +45,7 @@ has, when no file is loaded or compiled."
            (setf (gethash key **last-definers**) :evaluation)))))
 
 (defun note-file-proclamation (form)
-  "Record the variables that FORM, a declaration specifier which the file that is being loaded has proclaimed, is about."
+  "Record the variables in FORM, a declaration specifier that the file being loaded has proclaimed."
   (when (and *file-definitions*
              (member (first form) '(special sb-ext:global sb-ext:always-bound)))
     (dolist (name (rest form))
@@ -53,7 +53,7 @@ has, when no file is loaded or compiled."
         (note-file-definition :variable name :proclaimed)))))
 
 (defun note-file-method (method)
-  "Record that the file that is being loaded has defined METHOD."
+  "Record that the file being loaded has defined METHOD."
   (when *file-definitions*
     (let ((key (method-key method)))
       (note-file-definition :method key method)
@@ -61,7 +61,7 @@ has, when no file is loaded or compiled."
         (note-file-definition :function (first key) :implied)))))
 
 (defun method-key (method)
-  "Return what names METHOD: its generic function's name, its qualifiers, and the names of its specializers."
+  "Return the key of METHOD: the name of its generic function, its qualifiers, and the names of its specializers."
   (list (sb-mop:generic-function-name (sb-mop:method-generic-function method))
         (method-qualifiers method)
         (mapcar (lambda (specializer)
@@ -88,8 +88,7 @@ has, when no file is loaded or compiled."
                                  and collect `(setf ,accessor)))))))
 
 (defun slot-functions (class)
-  "Return the names of the generic functions that read the slots of CLASS, and of those that write them; those that its
-definition names."
+  "Return the names of the reader functions of CLASS's direct slots, and as a second value those of the writers."
   (typecase class
     (sb-pcl::condition-class
      (let ((slots (sb-kernel::condition-classoid-slots (sb-kernel:find-classoid (class-name class)))))
@@ -100,13 +99,13 @@ definition names."
        (values (mapcan (lambda (slot) (copy-list (sb-mop:slot-definition-readers slot))) slots)
                (mapcan (lambda (slot) (copy-list (sb-mop:slot-definition-writers slot))) slots))))))
 
-(defun map-parts (function name)
-  "Call FUNCTION with the key of each function and method that the class NAME brings along, and what is known of it, as in a
-LOADED-FILE."
+(defun map-class-parts (function name)
+  "Call FUNCTION with the key of each function and method that the definition of the class NAME brings with it, and with
+its CLASS-PART."
   (declare (type function function))
   (let ((class (find-class name nil)))
     (labels ((call (kind key &optional method)
-               (funcall function (cons kind key) (make-part :of name :method method)))
+               (funcall function (cons kind key) (make-class-part :class name :method method)))
              (call-accessors (names specializers)
                (dolist (accessor names)
                  (call :function accessor)
@@ -124,28 +123,28 @@ LOADED-FILE."
            (call-accessors readers (list class))
            (call-accessors writers (list (find-class t) class))))))))
 
-(defun note-parts ()
-  "Record what the classes bring along that the file that is being loaded has defined."
+(defun note-class-parts ()
+  "Record the parts of the classes that the file being loaded has defined."
   (loop for (kind . name) in (loop for key being the hash-keys of *file-definitions* collect key)
         when (eq kind :class)
-          do (guarded (map-parts (lambda (key part)
-                                   (note-file-definition (car key) (cdr key) part))
-                                 name)
+          do (guarded (map-class-parts (lambda (key part)
+                                         (note-file-definition (car key) (cdr key) part))
+                                       name)
                  (failure)
                nil)))
 
-;;; The forms of variables that keep their values
+;;; DEFVAR and DEFGLOBAL, which do not reassign a bound variable
 
-(defun keeping-forms (text)
-  "Return conses of the names of the variables that DEFVAR and its like define in TEXT, a file's, and the text of the forms
-that give their values. Only what begins a line counts."
+(defun defvar-forms (text)
+  "Return an alist from the names of the variables that DEFVAR and DEFGLOBAL forms define in TEXT, a file's, to the text
+of their initial value forms. Only forms that begin a line are found."
   (let ((forms '()))
     (loop for start = 0 then (1+ position)
           for position = (search "(def" text :start2 start :test #'char-equal)
           while position
           do (let ((line (position #\Newline text :end position :from-end t)))
                (when (and (not (find-if-not #'whitespace-p text :start (if line (1+ line) 0) :end position))
-                          (member (catch 'confused (token-name text (1+ position))) '("DEFVAR" "DEFGLOBAL")
+                          (member (catch 'scan-failed (token-name text (1+ position))) '("DEFVAR" "DEFGLOBAL")
                                   :test #'equal))
                  (let ((map (map-form text position)))
                    (when (and (consp map) (integerp (third map)) (fourth map))
@@ -156,10 +155,11 @@ that give their values. Only what begins a line counts."
     forms))
 
 (defun variable-forms (namestring definitions)
-  "Return the forms of those variables among DEFINITIONS, as in a LOADED-FILE, that keep a value which they have."
+  "Return the alist of initial value forms, from the file NAMESTRING, for the DEFVAR and DEFGLOBAL variables among
+DEFINITIONS."
   (when (find :variable definitions :key #'caar)
     (let* ((octets (file-octets namestring))
-           (forms (and octets (guarded (keeping-forms (octets-text octets 0 (length octets))) (failure) '()))))
+           (forms (and octets (guarded (defvar-forms (octets-text octets 0 (length octets))) (failure) '()))))
       (and forms
            (loop for ((kind . name)) in definitions
                  for form = (and (eq kind :variable)
@@ -169,16 +169,16 @@ that give their values. Only what begins a line counts."
 
 ;;; Loading
 
-(defun noted-file (namestring)
-  "Return a LOADED-FILE with the definitions so far of the file with this native namestring, which is being loaded."
-  (note-parts)
+(defun current-loaded-file (namestring)
+  "Return a LOADED-FILE with the definitions so far of the file being loaded, whose native namestring is NAMESTRING."
+  (note-class-parts)
   (let ((definitions (loop for key being the hash-keys of *file-definitions* using (hash-value value)
                            collect (cons key value))))
     (make-loaded-file :definitions definitions :variables (variable-forms namestring definitions))))
 
 (defun merge-loaded-files (now before)
-  "Return a LOADED-FILE with the definitions of NOW, the part of a file that was loaded, and those of BEFORE, the last time or
-NIL, that NOW does not have."
+  "Return a LOADED-FILE with the definitions of NOW, the part of a file that was loaded, and those of BEFORE, its previous
+version or NIL, that NOW does not contain."
   (flet ((merged (now before)
            (let ((known (make-hash-table :test 'equal)))
              (loop for (key) in now do (setf (gethash key known) t))
@@ -189,8 +189,8 @@ NIL, that NOW does not have."
         now)))
 
 (defun call-noting-definitions (namestring function)
-  "Return the values of FUNCTION, which loads the source file with this native namestring or its fasl. Record the definitions
-of the file; if FUNCTION does not return, those that it made."
+  "Return the values of FUNCTION, which loads the source file NAMESTRING (native) or its fasl, and record the file's
+definitions. If FUNCTION does not return, record those made so far."
   (declare (type function function))
   (let* ((*loaded-file* namestring)
          (*file-definitions* (make-hash-table :test 'equal))
@@ -199,17 +199,17 @@ of the file; if FUNCTION does not return, those that it made."
          (now nil))
     (unwind-protect
          (multiple-value-prog1 (funcall function)
-           (setf now (noted-file namestring)
+           (setf now (current-loaded-file namestring)
                  (gethash namestring **loaded-files**) now)
            (when (and before *reloaded-files*)
              (push (list namestring before now bound) (car *reloaded-files*))))
       (unless now
-        (guarded (setf (gethash namestring **loaded-files**) (merge-loaded-files (noted-file namestring) before))
+        (guarded (setf (gethash namestring **loaded-files**) (merge-loaded-files (current-loaded-file namestring) before))
             (failure)
           nil)))))
 
 (defun load-noting-definitions (load stream arguments)
-  "What SBCL's LOAD-AS-SOURCE, LOAD, does with STREAM and ARGUMENTS, and notes what a file defines."
+  "Call LOAD, SBCL's LOAD-AS-SOURCE, with STREAM and ARGUMENTS, and record the definitions of the file."
   (declare (type function load))
   (let ((file (guarded (and (typep stream 'file-stream) (sb-ext:native-namestring (truename stream))) (failure) nil)))
     (flet ((load-stream () (apply load stream arguments)))
@@ -220,10 +220,10 @@ of the file; if FUNCTION does not return, those that it made."
           (load-stream)))))
 
 (defun component-system-name (component)
-  "Return the name of the system that COMPONENT of ASDF's belongs to, or NIL."
+  "Return the name of the system to which COMPONENT, of ASDF, belongs, or NIL."
   (guarded (asdf:primary-system-name component) (failure) nil))
 
 (defun component-file (component)
-  "Return the native namestring of COMPONENT of ASDF's if it is a source file, or NIL."
+  "Return the native namestring of COMPONENT, of ASDF, if it is a source file, or NIL."
   (and (typep component 'asdf:cl-source-file)
        (guarded (sb-ext:native-namestring (asdf:component-pathname component)) (failure) nil)))

@@ -1,10 +1,11 @@
-;;;; Names as users write them: packages are found by them, and near names suggested. And which packages are the Lisp side's.
+;;;; Names as users write them: finding packages by name and suggesting similar names. Also the test for the Lisp side's
+;;;; own packages.
 
 (in-package "SBCL-HOST")
 
 (defun edit-distance (a b limit)
-  "Return how many characters must be inserted, left out, replaced or swapped with the next one to make the string B of
-A, or NIL when that is over LIMIT. Looks no further from the diagonal than LIMIT."
+  "Return the number of insertions, deletions, replacements and transpositions of adjacent characters that change A into
+B; NIL when it exceeds LIMIT. Only cells within LIMIT of the diagonal are computed."
   (declare (type string a b) (type (integer 0 10) limit))
   (when (<= (abs (- (length a) (length b))) limit)
     (flet ((row () (make-array (1+ (length b)) :element-type 'fixnum :initial-element (1+ limit))))
@@ -27,13 +28,13 @@ A, or NIL when that is over LIMIT. Looks no further from the diagonal than LIMIT
         (let ((distance (aref row (length b))))
           (and (<= distance limit) distance))))))
 
-(defconstant +near-name+ 100
-  "The length of names that near ones are looked for of.")
+(defconstant +max-near-name+ 100
+  "The maximum length of a name for which similar names are looked for.")
 
 (defun near-names (name candidates)
-  "Return up to five of the strings CANDIDATES that are near to NAME, nearest first."
+  "Return up to five strings of CANDIDATES that are similar to NAME, most similar first."
   (let* ((limit (case (length name) ((0 1 2) 0) ((3 4 5) 1) (t 2)))
-         (near (when (<= (length name) +near-name+)
+         (near (when (<= (length name) +max-near-name+)
                  (loop for candidate in candidates
                        for distance = (edit-distance name candidate limit)
                        when distance collect (cons distance candidate)))))
@@ -45,23 +46,23 @@ A, or NIL when that is over LIMIT. Looks no further from the diagonal than LIMIT
           repeat 5
           collect candidate)))
 
-(defconstant +near-symbols+ 20000
-  "How many symbols a package may have for all of them to be compared with a name.")
+(defconstant +max-near-symbols+ 20000
+  "The maximum number of symbols in a package for all of them to be compared with a name.")
 
 (defun many-symbols-p (package)
-  "True when more than +NEAR-SYMBOLS+ symbols are accessible in PACKAGE."
+  "Return true when more than +MAX-NEAR-SYMBOLS+ symbols are accessible in PACKAGE."
   (let ((count 0))
     (do-symbols (symbol package)
-      (when (> (incf count) +near-symbols+)
+      (when (> (incf count) +max-near-symbols+)
         (return t)))))
 
 (defun near-symbol-names (name package test)
-  "Return up to five names near to the string NAME of symbols accessible in PACKAGE that satisfy TEST, nearest first. Of a
-package of many symbols only those that NAME is the beginning of are compared with it, which takes no time."
+  "Return up to five names similar to the string NAME, most similar first, of symbols that are accessible in PACKAGE and
+satisfy TEST. In a package with many symbols, only names that begin with NAME are compared, which is fast."
   (declare (type function test))
   (let ((candidates '())
         (many (many-symbols-p package)))
-    (when (<= (length name) +near-name+)
+    (when (<= (length name) +max-near-name+)
       (do-symbols (symbol package)
         (let ((candidate (symbol-name symbol)))
           (when (and (<= (abs (- (length candidate) (length name))) 2)
@@ -76,7 +77,7 @@ package of many symbols only those that NAME is the beginning of are compared wi
           (list-all-packages)))
 
 (defun host-package-p (package)
-  "True when PACKAGE is the Lisp side's own."
+  "Return true when PACKAGE belongs to the Lisp side."
   (let ((name (package-name package)))
     (and name
          (or (string= "SBCL-HOST" name)
@@ -87,7 +88,7 @@ package of many symbols only those that NAME is the beginning of are compared wi
   (remove-if-not #'host-package-p (list-all-packages)))
 
 (defun user-package (name)
-  "Return the package NAME as a user writes it, `foo` meaning FOO, or NIL."
+  "Return the package that a user calls NAME, or NIL. Case is ignored: `foo` means FOO."
   (or (find-package name)
       (let* ((bare (string-left-trim "#:" (string-trim " " name)))
              (end (1- (length bare))))
@@ -96,7 +97,7 @@ package of many symbols only those that NAME is the beginning of are compared wi
                           (string-upcase bare))))))
 
 (defun find-user-package (name)
-  "Return the package NAME as a user writes it. Signal an error that suggests near names when there is none."
+  "Return the package that a user calls NAME. Signal an error with similar names when there is none."
   (or (user-package name)
       (error 'sb-kernel:simple-package-error
              :package name
@@ -104,7 +105,7 @@ package of many symbols only those that NAME is the beginning of are compared wi
              :format-arguments (list name (near-names (string-upcase name) (package-names))))))
 
 (defmacro with-inspection-syntax (() &body body)
-  "Evaluate BODY so that symbols outside CL-USER print with their package."
+  "Evaluate BODY with server syntax relative to COMMON-LISP-USER: symbols of other packages print with their package."
   `(with-server-syntax (:length 20 :level 4)
      (let ((*package* **user-package**)
            (*print-circle* t))

@@ -1,21 +1,21 @@
-;;;; What the host asks of the image: jobs, by their kind; and by name, in the order it likes: queries, which the inspection
-;;;; lane answers while the user's code may run, and operations, each of which is an evaluation of its own. They answer with
-;;;; records of named fields. src/session/operation.rs has the other half.
+;;;; Requests of the host: jobs, found by kind, and queries and operations, found by name. The inspection lane answers
+;;;; queries while the user's code may run. Operations run as evaluations. Both answer with records of named fields. The
+;;;; other half is src/session/operation.rs.
 
 (in-package "SBCL-HOST")
 
 (defglobal **queries** (make-hash-table :test 'eq)
-  "The functions of queries by name, a keyword.")
+  "The functions that answer queries, by name, a keyword.")
 
 (defglobal **operations** (make-hash-table :test 'eq)
-  "The functions of operations by name, a keyword.")
+  "The functions that run operations, by name, a keyword.")
 
 (defglobal **job-functions** (make-hash-table :test 'eq)
-  "The functions that do jobs, by kind.")
+  "The functions that run jobs, by kind, a keyword.")
 
 (defmacro define-job (kind (job) documentation &body body)
-  "Define how JOB, of KIND, is done: BODY returns true when that succeeded. What is the user's runs with interrupts, all else
-without."
+  "Define how JOB, of KIND, is run. BODY returns true on success. It must enable interrupts around user code, and run
+everything else without interrupts."
   `(setf (gethash ,kind **job-functions**)
          (sb-int:named-lambda (job ,kind) (,job)
            ,documentation
@@ -23,7 +23,7 @@ without."
            ,@body)))
 
 (defun run-guarded-inspection (function)
-  "Call FUNCTION, a question, and return true; when it fails, push the error and return false."
+  "Call FUNCTION, which answers a question, and return true. When it fails, push the error and return false."
   (nth-value 1 (call-until-abandoned
                 (lambda ()
                   (with-interrupts
@@ -31,14 +31,14 @@ without."
                       (funcall (the function function))))))))
 
 (defmacro define-query (name lambda-list documentation &body body)
-  "Define the query NAME, a keyword: a function of LAMBDA-LIST, keyword parameters all, that pushes records."
+  "Define the query NAME, a keyword: a function of LAMBDA-LIST (keyword parameters only) that pushes records."
   `(setf (gethash ,name **queries**)
          (sb-int:named-lambda (query ,name) ,lambda-list ,documentation ,@body)))
 
 (defmacro define-operation (name (evaluate &rest lambda-list) documentation &body body)
-  "Define the operation NAME, a keyword: a function of LAMBDA-LIST, keyword parameters all, that is done as an evaluation
-and may push records. EVALUATE is the name of a local function without arguments that reads and evaluates the code sent
-along and returns a list of the last form's values. The operation returns the list of values that are to be printed."
+  "Define the operation NAME, a keyword: a function of LAMBDA-LIST (keyword parameters only) that runs as an evaluation
+and may push records. EVALUATE is the name of a local function without parameters that reads and evaluates the code sent
+along and returns a list of the values of its last form. The operation returns a list of the values to print."
   `(setf (gethash ,name **operations**)
          (sb-int:named-lambda (operation ,name) (,evaluate ,@lambda-list)
            ,documentation
@@ -48,7 +48,8 @@ along and returns a list of the last form's values. The operation returns the li
              ,@body))))
 
 (defun read-operation (text)
-  "Return the name and the list of arguments of the query or operation in TEXT. It is the host's, not the user's."
+  "Return the name and the list of arguments of the query or operation in TEXT, which comes from the host, not from the
+user."
   (declare (type text text))
   (destructuring-bind (name &rest arguments)
       (with-standard-io-syntax
@@ -58,8 +59,9 @@ along and returns a list of the last form's values. The operation returns the li
     (values name arguments)))
 
 (defun push-field (name value)
-  "Push that the record pushed last has VALUE under NAME, a keyword: an integer of 64 bits, a string, a function that
-prints to its argument, a keyword for its name in lower case, T for 1; nothing for NIL."
+  "Push a field of the last record: VALUE under NAME, a keyword. VALUE is a 64-bit integer; a string; a function that
+prints to its argument; a keyword, which stands for its name in lower case; T, which stands for 1; or NIL, for which
+nothing is pushed."
   (flet ((begin (number)
            (event *job-id* (event-code :field) number (symbol-name name))))
     (etypecase value
@@ -83,8 +85,8 @@ prints to its argument, a keyword for its name in lower case, T for 1; nothing f
     "The kinds of records, symbols, each with the names of its fields."))
 
 (defmacro push-record (kind &rest fields)
-  "Push a record of KIND, a string, with FIELDS: names, keywords, each with its value as PUSH-FIELD takes it. records.sexp
-has the names of both."
+  "Push a record of KIND, a string, with FIELDS: keywords, each followed by a value for PUSH-FIELD. records.sexp lists the
+kinds and their fields; other names do not compile."
   (flet ((check (name names)
            (or (assoc name names :test #'string-equal)
                (error "There is no ~A in records.sexp; there are: ~{~(~A~)~^, ~}." name (mapcar #'first names)))))
@@ -96,12 +98,12 @@ has the names of both."
                  collect `(push-field ,name ,value))))))
 
 (define-operation :restore-form (evaluate &key package)
-  "Evaluate a form that was read in PACKAGE, a name, when it was evaluated first, which is the session's from then on. In
-an image without that package it is not evaluated at all: elsewhere its names would be others."
+  "Evaluate again a form that was first read in PACKAGE, a name. PACKAGE becomes the session's package. Without that
+package the form is not evaluated: in any other, its names would be different symbols."
   (setf *package* (or (find-package package)
                       (error 'sb-kernel:simple-package-error
                              :package package
-                             :format-control "The package ~A, in which it was read, is not there."
+                             :format-control "The package ~A, in which the form was read, does not exist."
                              :format-arguments (list package))))
   (evaluate))
 
@@ -111,5 +113,5 @@ an image without that package it is not evaluated at all: elsewhere its names wo
     (apply (the function (gethash name **queries**)) arguments)))
 
 (define-job :query (job)
-  "Answer a query."
+  "Answer the query in JOB."
   (run-guarded-inspection (lambda () (run-query (job-operation job)))))

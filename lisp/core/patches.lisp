@@ -1,34 +1,34 @@
-;;;; Changes to SBCL itself, and what is taken for granted of it: how both are declared, and those that this package needs.
-;;;; Those of the packages above it are in their own patches.lisp. All of this is looked at when the core is built: an SBCL in
-;;;; which something has moved fails the build, with the name of that.
+;;;; Changes to SBCL itself, and assumptions about it: the macros that declare both, and those that this package needs.
+;;;; Packages that build on this one have a patches.lisp of their own. The build checks all of them, so an SBCL in which
+;;;; something has changed fails the build with the name of the assumption.
 
 (in-package "SBCL-HOST")
 
-;;; What is taken for granted
+;;; Assumptions
 
 (defvar *assumptions* '()
-  "What is taken for granted of SBCL, newest first: lists of a name, a function that returns true where it holds, and true if
-memory that is anybody's may be written where it does not.")
+  "The assumptions about SBCL, newest first: lists of a name, a function that returns true where the assumption holds, and
+true if testing it may corrupt memory where it does not.")
 
 (defmacro define-assumption (name &body body)
-  "Have the build look whether BODY returns true. NAME, a string, says of what."
+  "Make the build check that BODY returns true. NAME, a string, says what is assumed."
   `(push (list ,name (lambda () ,@body) nil) *assumptions*))
 
 (defmacro define-dangerous-assumption (name &body body)
-  "Do what DEFINE-ASSUMPTION does. The build looks at it after all others: where it does not hold, memory that is anybody's
-may be written."
+  "Define an assumption as DEFINE-ASSUMPTION does, whose test may corrupt memory where it does not hold. The build tests
+it after all others."
   `(push (list ,name (lambda () ,@body) t) *assumptions*))
 
 (defun assumption-problem (name holds-p)
-  "Return why the assumption NAME, for which HOLDS-P is to return true, does not hold, or NIL when it does."
-  ;; A probe that fails may also end this process: then the build's log ends with its name.
+  "Return the reason why the assumption NAME does not hold, or NIL if it holds. HOLDS-P is the function that tests it."
+  ;; A failing probe may also end the process; then its name is the last line of the build's log.
   (format t "~&Probing: ~A~%" name)
   (finish-output)
   (handler-case (if (funcall (the function holds-p)) nil "it does not hold")
     (error (condition) (princ-to-string condition))))
 
 (defun broken-assumptions ()
-  "Return the names of the assumptions that do not hold in this SBCL, with the reason where there is one."
+  "Return a description of each assumption that does not hold in this SBCL."
   (loop for (name holds-p) in (append (reverse (remove-if #'third *assumptions*))
                                       (reverse (remove-if-not #'third *assumptions*)))
         for problem = (assumption-problem name holds-p)
@@ -36,14 +36,14 @@ may be written."
           collect (format nil "~A: ~A" name problem)))
 
 (defun check-assumptions ()
-  "Signal an error that names all that has moved in SBCL."
+  "Signal an error that lists the assumptions that do not hold, if there are any."
   (let ((broken (broken-assumptions)))
     (when broken
-      (error "This is SBCL ~A, in which something has moved that the Lisp side relies on:~{~%  ~A~}~%"
+      (error "This is SBCL ~A, in which assumptions of the Lisp side do not hold:~{~%  ~A~}~%"
              (lisp-implementation-version) broken))))
 
-(defun parameters (function)
-  "Return the names of the parameters of the function named FUNCTION, as strings, in their order."
+(defun parameter-names (function)
+  "Return the names of the parameters of FUNCTION, a function name, as strings in their order."
   (loop for parameter in (sb-introspect:function-lambda-list (fdefinition function))
         unless (member parameter lambda-list-keywords)
           collect (string (loop while (consp parameter) do (setf parameter (first parameter))
@@ -52,42 +52,43 @@ may be written."
 ;;; Patches
 
 (defvar *patches* '()
-  "What is encapsulated, newest first: lists of a function's name, a tag and the function that takes its place.")
+  "The patches, newest first: lists of a function's name, an encapsulation tag and the wrapper.")
 
 (defmacro define-patch (function parameters wrapper &optional (tag ''sbcl-host))
-  "Have WRAPPER take the place of FUNCTION, a function name of SBCL's: it is called with the function and its arguments.
-PARAMETERS are the names of FUNCTION's parameters, which WRAPPER was written for, or * where it passes them on as they
-come."
+  "Encapsulate FUNCTION, the name of a function of SBCL or ASDF, with WRAPPER, a function that is called with the original
+function and its arguments. PARAMETERS are the names of FUNCTION's parameters for which WRAPPER was written, or * if it
+passes all arguments on unchanged."
   `(progn
      ,(if (eq parameters '*)
           `(define-assumption ,(format nil "the function ~S" function)
              (fboundp ',function))
           `(define-assumption ,(format nil "the parameters of ~S" function)
-             (equal ',(mapcar #'string parameters) (parameters ',function))))
+             (equal ',(mapcar #'string parameters) (parameter-names ',function))))
      (push (list ',function ,tag ,wrapper) *patches*)))
 
 (defun install-patches ()
-  "Change SBCL in the places where it must know of the host."
+  "Install the patches."
   (loop for (function tag wrapper) in (reverse *patches*)
         do (encapsulate function tag wrapper)))
 
 (defun remove-patches ()
-  "Undo what INSTALL-PATCHES did, in an SBCL that is to serve no host any more."
+  "Remove the patches, in an SBCL that no longer serves a host."
   (loop for (function tag) in *patches*
         do (sb-int:unencapsulate function tag)))
 
 ;;; Definitions
 
 (defmacro define-definers (&rest definers)
-  "Have the functions by which SBCL makes definitions tell of them. DEFINERS are lists of a function's name, the kind of
-what it defines (or a list of the kinds that it removes), the name of its parameter that says which, and the kind of that in
-a file where it is another. What SBCL defines on the way counts as no definition of the file's: it is not made each time."
+  "Record what the functions that make definitions define. DEFINERS are lists of a function's name; the kind of what it
+defines, or a list of the kinds that it removes; the name of the parameter that holds the definition's name; and
+optionally a different kind under which a loaded file records it. Definitions that SBCL makes on the way do not count as
+the file's, because it does not make them every time."
   `(progn
      ,@(loop for (function kind parameter . file-kind) in definers
              collect `(define-assumption ,(format nil "the parameter ~A of ~S" parameter function)
-                        (member ,(string parameter) (parameters ',function) :test #'string=))
+                        (member ,(string parameter) (parameter-names ',function) :test #'string=))
              collect `(push (list ',function 'definitions
-                                  (let ((place (position ,(string parameter) (parameters ',function) :test #'string=)))
+                                  (let ((place (position ,(string parameter) (parameter-names ',function) :test #'string=)))
                                     ,(if (consp kind)
                                          `(lambda (undefine &rest arguments)
                                             (let ((lines (removal-lines ',kind (nth place arguments)))
@@ -122,7 +123,7 @@ a file where it is another. What SBCL defines on the way counts as no definition
   (sb-impl::%deftype :type name)
   (sb-impl::%defpackage :package name)
   (make-package :package name)
-  ;; Not listed, but to be repeated when the image is restored.
+  ;; Removals and changes of kind :OTHER: not listed as definitions, but repeated when the image is restored.
   (fmakunbound (:function :macro) name)
   (delete-package (:package) package-designator)
   (unintern (:function :macro :variable :class :type) symbol)
@@ -159,7 +160,7 @@ a file where it is another. What SBCL defines on the way counts as no definition
   (sb-ext:unlock-package :other package)
   (makunbound :other symbol))
 
-;; The methods themselves, for a reset.
+;; A reset removes the methods themselves.
 (define-patch sb-pcl::load-defmethod (class name quals specls ll initargs source-location)
   (lambda (load-defmethod &rest arguments)
     (let ((method (apply load-defmethod arguments)))
@@ -198,7 +199,7 @@ a file where it is another. What SBCL defines on the way counts as no definition
               (file-state-size state))
          (>= (file-state-changed state) (content-date state)))))
 
-;; SBCL itself holds on to it, and would fall back to a deleted package.
+;; SBCL itself keeps a reference to COMMON-LISP-USER, and would return to the deleted package.
 (define-patch delete-package (package-designator)
   (lambda (delete-package package)
     (when (eq (find-package package) **user-package**)
@@ -207,7 +208,7 @@ a file where it is another. What SBCL defines on the way counts as no definition
              :format-control "COMMON-LISP-USER cannot be deleted: the session needs it."))
     (funcall delete-package package)))
 
-;;; SAVE-LISP-AND-DIE, in a child process that has no such thread
+;;; SAVE-LISP-AND-DIE, in a child process that has only one thread
 
 (define-patch sb-alien::try-reopen-shared-object (obj)
   #'reopen-or-skip)
@@ -217,16 +218,16 @@ a file where it is another. What SBCL defines on the way counts as no definition
     (unless *saving*
       (funcall stop))))
 
-(define-assumption "the threads and mutexes that a child process has to forget"
+(define-assumption "the threads and mutexes that a child process has to reset"
   (and (member sb-thread:*current-thread*
                (sb-thread::avltree-filter #'sb-thread::avlnode-data sb-thread::*all-threads*))
        (eql 0 (sb-thread::mutex-state (sb-thread:make-mutex)))))
 
-;;; The compiler and its warnings: where *ERROR-OUTPUT* is the user's own stream, that gets the text; else the host does
+;;; The compiler and its warnings. When the user has redirected *ERROR-OUTPUT*, the text goes there, else to the host.
 
-(defun told-by-host-p ()
-  "True when a warning is recorded for the host, so that nothing is to be printed of it."
-  (and *recording* (error-output-is-stderr-p)))
+(defun warning-recorded-p ()
+  "Return true when warnings are recorded for the host, so that nothing needs to be printed."
+  (and *recording-warnings* (error-output-is-stderr-p)))
 
 (define-patch warn (datum arguments)
   (lambda (warn &rest arguments)
@@ -240,12 +241,12 @@ a file where it is another. What SBCL defines on the way counts as no definition
 
 (define-patch sb-c::print-compiler-message (stream format-string format-args)
   (lambda (print stream control arguments)
-    (unless (told-by-host-p)
+    (unless (warning-recorded-p)
       (funcall print stream control arguments))))
 
 (define-patch sb-c::summarize-compilation-unit (abort-p)
   (lambda (summarize aborted)
-    (cond ((not (told-by-host-p)) (funcall summarize aborted))
+    (cond ((not (warning-recorded-p)) (funcall summarize aborted))
           (aborted nil)
           (t
            (let ((*error-output* (make-broadcast-stream)))
@@ -258,7 +259,7 @@ a file where it is another. What SBCL defines on the way counts as no definition
       (declare (dynamic-extent #'compile-form))
       (call-in-unit lexenv #'compile-form))))
 
-;; What they make is from a file, and not of the evaluation that called them.
+;; Definitions that these functions make come from a file, not from the form that called them.
 (macrolet ((define (function)
              `(define-patch ,function *
                 (lambda (function &rest arguments)
@@ -280,7 +281,7 @@ a file where it is another. What SBCL defines on the way counts as no definition
 (define-patch sb-debug::frame-call (frame method-frame-style argument-limit replace-dynamic-extent-objects)
   (lambda (frame-call frame &rest options)
     (multiple-value-bind (name arguments info) (apply (the function frame-call) frame options)
-      (multiple-value-call #'values (stood-for name arguments) info))))
+      (multiple-value-call #'values (displayed-call name arguments) info))))
 
 (define-patch sb-debug:map-backtrace (function start from count)
   #'map-user-backtrace)
@@ -290,7 +291,7 @@ a file where it is another. What SBCL defines on the way counts as no definition
 (define-patch invoke-debugger (condition)
   #'enter-debugger)
 
-;; SBCL would also print a line on *ERROR-OUTPUT*.
+;; The original functions would also print a line on *ERROR-OUTPUT*.
 (macrolet ((define (function condition)
              `(define-patch ,function ()
                 (lambda (function)
@@ -318,21 +319,21 @@ a file where it is another. What SBCL defines on the way counts as no definition
   #'watch-after-collection)
 
 (define-patch sb-impl::spawn (program argv stdin stdout stderr search envp pty-name channel dir preserve-fds)
-  #'spawned)
+  #'spawn-in-group)
 
 (define-patch sb-ext:run-program *
   (lambda (run-program program arguments &rest options)
     (note-shared-output options)
     (apply run-program program arguments options)))
 
-;; Where SBCL has nothing but an error, ASDF cannot work.
+;; ASDF does not work without a home directory, so return **SCRATCH-DIRECTORY** where SBCL signals an error.
 (define-patch sb-impl::user-homedir-namestring (username)
   (lambda (function &rest arguments)
-    (if (and **scratch** (null (first arguments)))
-        (handler-case (funcall function) (error () **scratch**))
+    (if (and **scratch-directory** (null (first arguments)))
+        (handler-case (funcall function) (error () **scratch-directory**))
         (apply function arguments))))
 
-;;; What is not a function's parameters
+;;; Assumptions about other things than parameters
 
 (define-assumption "the operations of a stream's MISC function (%STREAM-OPCODE in src/code/ansi-stream.lisp)"
   (flet ((operate (stream operation)
@@ -350,7 +351,7 @@ a file where it is another. What SBCL defines on the way counts as no definition
              (equal '(:utf-8 :replacement #\ufffd) (stream-external-format **stdout**))
              (eql 80 (sb-impl::line-length **stdout**)))))))
 
-(define-assumption "the variables that the standard streams lead to"
+(define-assumption "the targets of the standard stream variables"
   (every (lambda (variable)
            (let ((stream (symbol-value (standard-variable-symbol variable))))
              (or (member (standard-variable-symbol variable) '(*debug-io* *trace-output*))
@@ -358,10 +359,10 @@ a file where it is another. What SBCL defines on the way counts as no definition
                       (eq (standard-variable-target variable) (synonym-stream-symbol stream))))))
          **standard-variables**))
 
-(define-assumption "the function by which a readtable reads"
+(define-assumption "the function with which a readtable reads"
   (eq #'sb-impl::read-object? (sb-impl::%readtable-read (copy-readtable nil))))
 
-(define-assumption "the compiler's handlers signal again what they see, and then count it"
+(define-assumption "the compiler's handlers signal a condition again and then count it"
   (let ((seen 0))
     (handler-bind ((warning (lambda (condition) (declare (ignore condition)) (incf seen))))
       (let ((*error-output* (make-broadcast-stream)))
@@ -378,7 +379,7 @@ a file where it is another. What SBCL defines on the way counts as no definition
     (let ((text (with-output-to-string (*error-output*) (warn "x"))))
       (string= "" text))))
 
-(define-assumption "what takes a new lexical environment's muffled conditions and package locks from where"
+(define-assumption "the sources of a new lexical environment's muffled conditions and package locks"
   (let ((sb-c::*handled-conditions* (list 'probe))
         (sb-c::*disabled-package-locks* (list 'probe)))
     (let ((lexenv (sb-kernel:make-null-lexenv)))
@@ -389,7 +390,7 @@ a file where it is another. What SBCL defines on the way counts as no definition
   #'policy-as-declared)
 
 
-(define-assumption "the slots of the compiler's record of what is undefined"
+(define-assumption "the slots of the compiler's record of an undefined name"
   (let* ((sb-c::*undefined-warnings* '())
          (sb-c::*compilation-unit* (sb-c::make-compilation-unit)))
     (handler-bind ((warning #'muffle-warning))
@@ -399,12 +400,12 @@ a file where it is another. What SBCL defines on the way counts as no definition
            (eq 'no-such-function-for-the-probe (sb-c::undefined-warning-name undefined))))))
 
 (defun frame-name (frame)
-  "Return the name of the function that FRAME is a call of."
+  "Return the name of the function that FRAME calls."
   (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))
 
 (defun frames-at-error (function &optional (key #'frame-name))
-  "Return what KEY, a function of a frame, returns for the innermost frames at the error that FUNCTION ends with; and the
-stack top hint there."
+  "Call FUNCTION, which ends with an error. Return the values of KEY, a function of a frame, for the innermost frames at
+that error; and the stack top hint there."
   (declare (type function function key))
   (block probe
     (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
@@ -419,11 +420,11 @@ stack top hint there."
                         sb-debug:*stack-top-hint*)))))
       (funcall function))))
 
-(define-assumption "what the frame of an undefined function is called"
+(define-assumption "the name of the frame of an undefined function"
   (member "undefined function" (frames-at-error (lambda () (funcall 'no-such-function-for-the-probe)))
           :test #'equal))
 
-(define-assumption "how an argument is shown that a function makes no use of"
+(define-assumption "the representation of an argument that a function does not use"
   (flet ((unused-argument-p (frame)
            (let ((arguments (nth-value 1 (sb-debug::frame-call frame))))
              (and (consp arguments)
@@ -432,7 +433,7 @@ stack top hint there."
     (let ((function (compile nil '(lambda (x) (declare (ignore x) (optimize (debug 2))) (error "probe")))))
       (some #'identity (frames-at-error (lambda () (funcall function 1)) #'unused-argument-p)))))
 
-(define-assumption "the frame that is named as the one of an error"
+(define-assumption "the stack top hint at an error"
   (let ((hint (nth-value 1 (frames-at-error (lambda () (error "probe"))))))
     (or (sb-di:frame-p hint) (symbolp hint))))
 
@@ -440,13 +441,13 @@ stack top hint there."
   (let ((names (frames-at-error (lambda () (sb-impl::eval-tlf '(error "probe") 0)))))
     (and (member 'sb-impl::eval-tlf names) (member 'sb-impl::simple-eval-in-lexenv names))))
 
-(define-assumption "what DISABLE-DEBUGGER sets"
+(define-assumption "the variable that DISABLE-DEBUGGER sets"
   (let ((hook sb-ext:*invoke-debugger-hook*))
     (unwind-protect (progn (sb-ext:disable-debugger)
                            (eq 'sb-debug::debugger-disabled-hook sb-ext:*invoke-debugger-hook*))
       (setf sb-ext:*invoke-debugger-hook* hook))))
 
-(define-assumption "the interruptions that a thread has not taken"
+(define-assumption "the pending interruptions of a thread"
   (let* ((taken nil)
          (take (lambda () (setf taken t))))
     (and (without-interrupts
@@ -458,7 +459,7 @@ stack top hint there."
 (define-assumption "the main thread"
   (eq (sb-thread:main-thread) sb-thread::*initial-thread*))
 
-(define-assumption "how the restart of a failed ASSERT says what it asks for"
+(define-assumption "the report of the restart of a failed ASSERT with places"
   (let ((report (block probe
                   (handler-bind ((error (lambda (condition)
                                           (return-from probe

@@ -1,9 +1,9 @@
-;;;; Printing for the host. Every object is hostile: its methods may fail, loop, and print without end.
+;;;; Printing for the host. Every object is treated as hostile: its methods may fail, loop, and print without end.
 
 (in-package "SBCL-HOST")
 
 (defmacro with-server-syntax ((&key (length 20) (level 6)) &body body)
-  "Evaluate BODY under known printer and reader variables, whatever the user's are; *PACKAGE* stays."
+  "Evaluate BODY with known printer and reader variables, whatever the user has set. *PACKAGE* stays."
   `(let ((*package* (current-package)) (*print-array* t) (*print-base* 10) (*print-case* :upcase)
          (*print-circle* nil) (*print-escape* t) (*print-gensym* t) (*print-length* ,length) (*print-level* ,level) (*print-lines* nil)
          (*print-miser-width* nil) (*print-pprint-dispatch* sb-pretty::*standard-pprint-dispatch-table*)
@@ -16,29 +16,29 @@
          (sb-int:*print-condition-references* nil))
      ,@body))
 
-(defun say (control &rest arguments)
-  "Have the host tell what CONTROL, a format control, makes of ARGUMENTS."
+(defun push-notice (control &rest arguments)
+  "Push a notice: the format CONTROL applied to ARGUMENTS."
   (event *job-id* (event-code :notice) 0
          (with-server-syntax ()
            (let ((*print-escape* nil))
              (apply #'format nil control arguments)))))
 
 (defun refuse (control &rest arguments)
-  "Push why what was asked cannot be done, a format CONTROL with ARGUMENTS, and return NIL."
+  "Push the reason why a request cannot be fulfilled, a format CONTROL applied to ARGUMENTS, and return NIL."
   (event *job-id* (event-code :refused) 0
          (with-server-syntax () (let ((*print-escape* nil)) (apply #'format nil control arguments))))
   nil)
 
 (defvar *signal-observer* nil
-  "A function of a condition, a frame pointer and the present handlers that sees each error which this thread signals,
-before any handler does; or NIL.")
+  "A function that is called for each error that this thread signals, before any handler, with the condition, a frame
+pointer and the current handlers; or NIL.")
 
 (defvar *on-debugger* nil
-  "A function of a condition that does not return: what an entry into the debugger comes to in this thread now.")
+  "A function of a condition that never returns and replaces entering the debugger in this thread; or NIL.")
 
 (defun call-guarded (function failure)
-  "Return the values of FUNCTION, or of FAILURE called with the condition when FUNCTION signals something serious or
-enters the debugger."
+  "Return the values of FUNCTION. When FUNCTION signals a serious condition or enters the debugger, return the values of
+FAILURE, called with the condition."
   (declare (type function function failure) (dynamic-extent function failure))
   (let ((condition
           (block guard
@@ -55,35 +55,35 @@ enters the debugger."
     (funcall failure condition)))
 
 (defmacro guarded (form (condition) &body failure)
-  "Return the values of FORM; when it fails, of FAILURE with CONDITION bound."
+  "Return the values of FORM; when it fails, the values of FAILURE with CONDITION bound to the failure."
   `(call-guarded (lambda () ,form)
                  (lambda (,condition) (declare (ignorable ,condition)) ,@failure)))
 
 (defun class-name-of (object)
-  "Return the name of OBJECT's class, or T."
+  "Return the name of OBJECT's class, or T if there is none."
   (or (guarded (class-name (class-of object)) (c) nil) t))
 
 (defglobal **user-package** (find-package "COMMON-LISP-USER")
-  "COMMON-LISP-USER: what *PACKAGE* is at first, and where a reader is taken to read type names.")
+  "The package COMMON-LISP-USER: the initial value of *PACKAGE*, and the package relative to which type names are printed.")
 
 (defun current-package ()
-  "Return *PACKAGE*, which becomes COMMON-LISP-USER if the user deleted what it was."
+  "Return *PACKAGE*. If the user has deleted that package, set *PACKAGE* to COMMON-LISP-USER first."
   (if (package-name *package*)
       *package*
       (setf *package* **user-package**)))
 
 (defun type-name-text (name)
-  "Return NAME, a type name, as a reader in CL-USER would have to write it."
+  "Return NAME, a type name, printed relative to COMMON-LISP-USER."
   (with-server-syntax ()
     (let ((*package* **user-package**))
       (guarded (prin1-to-string name) (c) "UNPRINTABLE"))))
 
 (defun push-text (kind function &optional (limited t))
-  "Call FUNCTION with a stream whose text goes to the host as events of KIND, when LIMITED only as much of it as the
-host wants. Return NIL; the condition when FUNCTION fails; :ENOUGH when the host wanted no more."
+  "Call FUNCTION with a stream that pushes its text to the host as events of KIND. When LIMITED, stop once the host wants
+no more text. Return NIL; or the condition when FUNCTION fails; or :ENOUGH when it was stopped."
   (declare (type function function) (dynamic-extent function))
   (let ((stream (make-text-stream kind limited))
-        ;; What prints is not to leave by a restart of whoever asked for it.
+        ;; Hide the caller's restarts, so that printing cannot transfer control to one of them.
         (sb-kernel:*restart-clusters* '()))
     (catch 'enough
       (return-from push-text
@@ -97,7 +97,8 @@ host wants. Return NIL; the condition when FUNCTION fails; :ENOUGH when the host
     :enough))
 
 (defun bounded-text (limit function)
-  "Return what FUNCTION, of a stream, prints, at most LIMIT characters of it; and what PUSH-TEXT returns."
+  "Return at most LIMIT characters of what FUNCTION prints to the stream that it is called with; and the value of
+PUSH-TEXT."
   (declare (type function function))
   (let* ((parts '())
          (left limit)
@@ -113,23 +114,23 @@ host wants. Return NIL; the condition when FUNCTION fails; :ENOUGH when the host
             result)))
 
 (defun printed (object limit)
-  "Return OBJECT as PRIN1 has it now, at most LIMIT characters and a mark where some are missing; what stands for it
-when it cannot be printed."
+  "Return OBJECT as PRIN1 prints it under the current settings: at most LIMIT characters, with an ellipsis if there are
+more; or a substitute when OBJECT cannot be printed."
   (multiple-value-bind (text result) (bounded-text limit (lambda (stream) (prin1 object stream)))
     (cond ((null result) text)
           ((eq result :enough) (concatenate 'string text "…"))
           (t (format nil "#<unprintable ~A>" (type-name-text (class-name-of object)))))))
 
 (defun push-unprintable (kind object)
-  "Push the text that stands for OBJECT, which cannot be printed."
+  "Push a substitute text for OBJECT, which cannot be printed."
   (event *job-id* kind 0 (format nil "#<unprintable ~A>" (type-name-text (class-name-of object)))))
 
 (defun atomic-p (object)
-  "True when OBJECT prints without printing other objects, so that it needs no search for circles."
+  "Return true when OBJECT prints without printing other objects, so that it cannot contain circles."
   (typep object '(or number symbol character string pathname package function)))
 
 (defun push-value (value)
-  "Push VALUE as the user's printer variables have it, pretty and safe from circles."
+  "Push VALUE, printed under the user's printer variables, with circle detection and bounded length and depth."
   (event *job-id* (event-code :value))
   (let ((*print-readably* nil)
         (*print-escape* t)
@@ -142,12 +143,13 @@ when it cannot be printed."
       (push-unprintable (event-code :value-text) value))))
 
 (defun push-report (kind condition)
-  "Push what CONDITION reports of itself as events of KIND, without pretty line breaks."
+  "Push the report of CONDITION as events of KIND, without pretty-printing."
   (with-server-syntax (:length 1000 :level 50)
     (let ((*print-escape* nil))
       (flet ((report (stream) (princ condition stream)))
         (let ((result (push-text kind #'report)))
-          ;; Very long, and perhaps for a circle in it: once more, so that it ends and what is left out is counted.
+          ;; The report is very long, perhaps because of a circle. Print it again so that it ends and the host can count
+          ;; the omitted rest.
           (when (eq result :enough)
             (event *job-id* kind 1)
             (setf result (let ((*print-circle* t)) (push-text kind #'report nil))))

@@ -1,9 +1,9 @@
-;;;; Probes of how SBCL behaves, where the Lisp side relies on more than that a name is what it was: what each name is,
-;;;; sbcl-internals.sexp says. The build runs them all, as it does those in each patches.lisp.
+;;;; Probes of SBCL's behaviour, for code that relies on more than the kind of a name, which sbcl-internals.sexp
+;;;; describes. The build runs them, and those in each patches.lisp.
 
 (in-package "SBCL-HOST")
 
-;;; Streams: SBCL calls the functions of ours with arguments of its own choice
+;;; Streams: how SBCL calls a stream's functions
 
 (define-assumption "the byte reader of a stream (N-BIN) is called with a buffer, a size buffer, a start, a count and EOF-ERROR-P"
   (let ((stream (make-empty-stream))
@@ -25,7 +25,7 @@
 
 (define-assumption "the writers of a stream (COUT, SOUT and BOUT) are called with a character, with a string and bounds, and with a byte"
   (let* ((text "")
-         (*output* (make-output))
+         (*output* (make-thread-output))
          (*on-output* (lambda (string start end)
                         (setf text (concatenate 'string text (subseq string start end)))))
          (stream (make-standard-stream (event-code :stdout) 0)))
@@ -52,7 +52,7 @@
          (progn (sb-thread:release-mutex mutex)
                 (eql 0 (sb-thread::mutex-state mutex))))))
 
-(define-assumption "what a thread that has ended has in the slots that are set of one which is not in a forked process"
+(define-assumption "the slots of an ended thread that FORGET-THREADS sets"
   (let ((thread (sb-thread:make-thread (lambda ()) :name "probe")))
     (sb-thread:join-thread thread)
     (and (eql -1 (sb-thread::thread-%visible thread))
@@ -62,7 +62,7 @@
 (define-assumption "the tree of threads with one thread in it"
   (equal '(probe) (sb-thread::avltree-filter #'sb-thread::avlnode-data (sb-thread::avl-insert nil 16 'probe))))
 
-(define-assumption "an interruption is handed to *INTERRUPT-HANDLER* where that is a function, and else is called"
+(define-assumption "an interruption is passed to *INTERRUPT-HANDLER* if that is a function, and otherwise called"
   (let ((calls '()))
     (flet ((interrupt (mark)
              (sb-thread:interrupt-thread sb-thread:*current-thread* (lambda () (push mark calls)))))
@@ -80,7 +80,7 @@
                     (not (sb-thread:wait-on-semaphore (sb-thread:make-semaphore) :timeout 0.001))))
     (sb-sys:deadline-timeout () nil)))
 
-(define-assumption "the end of the control stack, where the stack pointer is above the one and below the other"
+(define-assumption "the bounds of the control stack, with the stack pointer between them"
   (< (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*)
      (sap-int (sb-vm::current-sp))
      (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-end*)))
@@ -93,7 +93,7 @@
                   t)
     (simple-condition () nil)))
 
-(define-assumption "a restart that is made and bound by hand is found, reported and invoked"
+(define-assumption "a restart made by MAKE-RESTART and bound in *RESTART-CLUSTERS* is found, reported and invoked"
   (let* ((restart (sb-kernel::make-restart 'probe (lambda (value) (list :invoked value))
                                            (lambda (stream) (write-string "Probe." stream))))
          (sb-kernel:*restart-clusters* (list (list restart))))
@@ -101,7 +101,7 @@
          (string= "Probe." (princ-to-string restart))
          (equal '(:invoked 1) (invoke-restart 'probe 1)))))
 
-(define-assumption "what a restart's interactive function and test are"
+(define-assumption "the interactive function and the test function of a restart"
   (restart-case (let ((restart (find-restart 'probe)))
                   (and (equal '(1 2) (funcall (the function (sb-kernel::restart-interactive-function restart))))
                        (funcall (the function (sb-kernel::restart-test-function restart)) nil)))
@@ -111,13 +111,13 @@
 
 ;;; Frames
 
-(define-assumption "where a frame keeps the frame pointer and the return address of the one that called it"
+(define-assumption "where a frame keeps the frame pointer and the return address of its caller"
   (let* ((frame (sb-di:top-frame))
          (caller (sb-di:frame-down frame)))
     (and (= (frame-address caller) (sap-ref-word (sb-di::frame-pointer frame) 0))
          (equal (frame-name caller) (frame-name (frame-below (frame-address frame)))))))
 
-(define-assumption "the context of a compiler's warning has the form that it is about"
+(define-assumption "the context of a compiler warning contains the form that the warning is about"
   (let ((forms '()))
     (handler-bind ((warning (lambda (condition)
                               (let ((context (sb-c::find-error-context nil)))
@@ -127,4 +127,4 @@
       (compile nil '(lambda () (list (car 1 2)))))
     (member '(car 1 2) forms :test #'equal)))
 
-;;; Unwinding: last, for where this has changed memory may be written that is anybody's
+;;; Probes of unwinding are dangerous assumptions: where SBCL's behaviour has changed, they may corrupt memory.

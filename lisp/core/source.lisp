@@ -1,41 +1,39 @@
-;;;; Where things are in text: from what SBCL remembers of a form to file, line, column and the line of source there.
-;;;; Nothing here reads, interns or evaluates: text is only looked at.
+;;;; Locating things in source text: from SBCL's debug information about a form to file, line, column and line of source.
+;;;; Nothing here reads, interns or evaluates; the text is only scanned.
 
 (in-package "SBCL-HOST")
 
-;;; Forms in text
-;;;
-;;; A form is represented by where it begins: an atom by that position, a cons by a list of it and of what its elements
-;;; are represented by. 'X is (QUOTE X), and what a comma stands before is its second element, which is how SBCL counts
-;;; (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp). What a reader macro of the user's begins is a list of its position
-;;; alone: there may be anything in it.
+;;; A form is represented by the position where it begins: an atom by that position, a cons by a list of the position and
+;;; the representations of its elements. This is called a map of the form. 'X is (QUOTE X), and the form after a comma is
+;;; its second element, which is how SBCL counts (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp). A form that begins
+;;; with a reader macro of the user's is represented by a list of its position alone, since it may contain anything.
 
-(defconstant +nesting+ 300
-  "How deep forms may be nested for their subforms to be found.")
+(defconstant +max-nesting+ 300
+  "The maximum nesting depth at which subforms are found.")
 
 (deftype source-text ()
-  "Text that is looked at."
+  "Text to scan."
   '(simple-array character (*)))
 
 (defun whitespace-p (character)
-  "True when the standard syntax of CHARACTER is whitespace."
+  "Return true when CHARACTER is whitespace in standard syntax."
   (member character '(#\Space #\Newline #\Tab #\Page #\Return #\Linefeed)))
 
 (defun constituent-p (character)
-  "True when a token goes on with CHARACTER."
+  "Return true when CHARACTER continues a token."
   (not (or (whitespace-p character) (find character "\"'(),;`"))))
 
-(defun confused ()
-  "Leave MAP-FORM: the text is not in standard syntax."
-  (throw 'confused nil))
+(defun scan-failed ()
+  "Leave the scan: the text is not in standard syntax, or ends too early."
+  (throw 'scan-failed nil))
 
 (defun block-comment-end (text position)
-  "Return the position after the block comment of TEXT that begins at POSITION."
+  "Return the position after the block comment that begins at POSITION in TEXT."
   (declare (type source-text text) (type index position))
   (let ((depth 0))
     (loop
       (let ((next (and (< (1+ position) (length text)) (schar text (1+ position)))))
-        (unless next (confused))
+        (unless next (scan-failed))
         (cond ((and (char= (schar text position) #\#) (char= next #\|))
                (incf depth)
                (incf position 2))
@@ -46,17 +44,17 @@
               (t (incf position)))))))
 
 (defun delimited-end (text position delimiter)
-  "Return the position after the next DELIMITER of TEXT that is at POSITION or after it and not escaped."
+  "Return the position after the next unescaped DELIMITER in TEXT, from POSITION on."
   (declare (type source-text text) (type index position))
   (loop
-    (when (>= position (length text)) (confused))
+    (when (>= position (length text)) (scan-failed))
     (let ((character (schar text position)))
       (incf position)
       (cond ((char= character delimiter) (return position))
             ((char= character #\\) (incf position))))))
 
 (defun token-end (text position)
-  "Return where the token of TEXT ends that POSITION is in."
+  "Return the end of the token of TEXT that contains POSITION."
   (declare (type source-text text) (type index position))
   (loop
     (when (>= position (length text)) (return (length text)))
@@ -67,23 +65,23 @@
             (t (return position))))))
 
 (defun feature-p (text form)
-  "True when what FORM of TEXT says of the features of this image is so."
+  "Return true when FORM, the map of a feature expression in TEXT, holds in this image."
   (flet ((name (form)
            (let ((token (subseq text form (token-end text form))))
              (string-upcase (subseq token (let ((colon (position #\: token :from-end t))) (if colon (1+ colon) 0)))))))
     (if (integerp form)
         (member (name form) *features* :test #'string=)
         (destructuring-bind (&optional operator &rest operands) (rest form)
-          (unless (integerp operator) (confused))
+          (unless (integerp operator) (scan-failed))
           (let ((operator (name operator)))
             (cond ((string= operator "AND") (every (lambda (operand) (feature-p text operand)) operands))
                   ((string= operator "OR") (some (lambda (operand) (feature-p text operand)) operands))
                   ((string= operator "NOT") (notany (lambda (operand) (feature-p text operand)) operands))
-                  (t (confused))))))))
+                  (t (scan-failed))))))))
 
 (defun form-start (text position depth)
-  "Return where the next form, or closing parenthesis, of TEXT begins, at POSITION or after whitespace, comments and
-what is left out by its features; the text's length when there is none."
+  "Return the start of the next form or closing parenthesis of TEXT, from POSITION on, after whitespace, comments, and
+forms excluded by feature expressions. Return the length of TEXT when there is none."
   (declare (type source-text text) (type index position depth))
   (loop
     (let ((character (if (< position (length text)) (schar text position) (return (length text))))
@@ -101,34 +99,34 @@ what is left out by its features; the text's length when there is none."
             (t (return position))))))
 
 (defun scan-elements (text position depth)
-  "Return what represents the elements of the list of TEXT whose first one is at POSITION or after it, and the position
-after its closing parenthesis."
+  "Return the maps of the elements of a list in TEXT, whose first element is at or after POSITION, and the position after
+its closing parenthesis."
   (declare (type source-text text) (type index position depth))
   (let ((elements '()))
     (loop
       (let ((start (form-start text position depth)))
-        (when (>= start (length text)) (confused))
+        (when (>= start (length text)) (scan-failed))
         (cond ((char= (schar text start) #\))
                (return (values (nreverse elements) (1+ start))))
               ((and (char= (schar text start) #\.) elements (= (token-end text start) (1+ start)))
-               ;; What comes after the dot is the list's tail: its elements are the list's, a comma's too.
+               ;; The form after the dot is the list's tail: its elements, a comma's too, are elements of the list.
                (multiple-value-bind (tail end) (scan-form text (1+ start) depth)
                  (let ((close (form-start text end depth)))
-                   (unless (and (< close (length text)) (char= (schar text close) #\))) (confused))
+                   (unless (and (< close (length text)) (char= (schar text close) #\))) (scan-failed))
                    (return (values (nreconc elements (if (consp tail) (rest tail) '())) (1+ close))))))
               (t (multiple-value-bind (element end) (scan-form text start depth)
                    (push element elements)
                    (setf position end))))))))
 
 (defvar *source-package* nil
-  "The package that the text is taken to have been read in, or NIL.")
+  "The package in which the text was read, as far as known, or NIL.")
 
 (defvar *values-read* '()
-  "The lists that #. has stood for so far in this form: SBCL numbers the conses of each once.")
+  "The lists that #. has produced so far in this form. SBCL numbers the conses of each only once.")
 
 (defun scan-read-value (text position start)
-  "Return what represents what #. at START of TEXT stands for with the form at POSITION: START for an atom, as it is taken
-to be unless POSITION names a variable whose value is a list now, as with declarations that are kept in one."
+  "Return the map of the value that #. at START of TEXT reads; the form after it is at POSITION. The value is taken for an
+atom, whose map is START, unless that form is a variable that holds a list now, such as a list of declarations."
   (let* ((name (and (< position (length text)) (constituent-p (schar text position)) (token-name text position)))
          (symbol (and name *source-package* (find-symbol name *source-package*)))
          (value (and symbol (boundp symbol) (symbol-value symbol)))
@@ -144,7 +142,7 @@ to be unless POSITION names a variable whose value is a list now, as with declar
 (defun scan-dispatching (text start depth)
   "Scan the form of TEXT that begins with # at START."
   (declare (type source-text text) (type index start depth))
-  (let* ((position (or (position-if-not #'digit-char-p text :start (1+ start)) (confused)))
+  (let* ((position (or (position-if-not #'digit-char-p text :start (1+ start)) (scan-failed)))
          (next (1+ position)))
     (flet ((atom-of (text position)
              (values start (nth-value 1 (scan-form text position depth)))))
@@ -158,29 +156,29 @@ to be unless POSITION names a variable whose value is a list now, as with declar
         ((#\B #\O #\X #\R #\P #\C #\S #\A) (atom-of text next))
         (#\= (scan-form text next depth))
         (#\# (values start next))
-        ((#\) #\< #\Space #\Tab #\Newline #\Return #\Page) (confused))
+        ((#\) #\< #\Space #\Tab #\Newline #\Return #\Page) (scan-failed))
         (#\" (values (list start) (delimited-end text next #\")))
-        ;; Most read one form: #L(foo !1), #?"text", #8@(1 2).
+        ;; Most other dispatching macros read one form: #L(foo !1), #?"text", #8@(1 2).
         (t (values (list start) (nth-value 1 (scan-form text next depth))))))))
 
-(defun opaque-p (form)
-  "True when FORM, of a map, is what a reader macro of the user's begins."
+(defun opaque-form-p (form)
+  "Return true when FORM, in a map, begins with a reader macro of the user's."
   (and (consp form) (null (rest form))))
 
 (defun scan-form (text position depth)
-  "Return what represents the form of TEXT that begins at POSITION or after blanks, DEPTH forms deep; and where it ends."
+  "Return the map of the form that begins at or after POSITION in TEXT, nested DEPTH deep, and the end of the form."
   (declare (type source-text text) (type index position depth))
-  (when (> depth +nesting+) (confused))
+  (when (> depth +max-nesting+) (scan-failed))
   (let ((start (form-start text position depth))
         (depth (1+ depth)))
-    (when (>= start (length text)) (confused))
+    (when (>= start (length text)) (scan-failed))
     (flet ((prefixed (length)
              (multiple-value-bind (form end) (scan-form text (+ start length) depth)
                (values (list start start form) end))))
       (case (schar text start)
         (#\( (multiple-value-bind (elements end) (scan-elements text (1+ start) depth)
                (values (if elements (cons start elements) start) end)))
-        (#\) (confused))
+        (#\) (scan-failed))
         (#\" (values start (delimited-end text (1+ start) #\")))
         ((#\' #\`) (prefixed 1))
         (#\, (prefixed (if (and (< (1+ start) (length text)) (find (schar text (1+ start)) "@.")) 2 1)))
@@ -188,18 +186,17 @@ to be unless POSITION names a variable whose value is a list now, as with declar
         (t (values start (token-end text start)))))))
 
 (defun map-form (text &optional (start 0))
-  "Return what represents the first form of TEXT at START or after it, and where it ends; or NIL when its syntax is not
-understood."
+  "Return the map of the first form in TEXT at or after START, and its end; or NIL when the syntax is not understood."
   (let ((*values-read* '()))
-    (catch 'confused (scan-form text start 0))))
+    (catch 'scan-failed (scan-form text start 0))))
 
 (defun form-position (form)
-  "Return where FORM, of a map, begins."
+  "Return the position at which FORM, in a map, begins."
   (if (consp form) (first form) form))
 
 (defun position-at-path (map path)
-  "Return the position in MAP, from MAP-FORM, of the subform at PATH, a list of indices. Where there is none, of the
-innermost form around it."
+  "Return the position of the subform of MAP at PATH, a list of indices. If there is none, return that of the innermost
+enclosing form."
   (let ((form map))
     (dolist (index path (form-position form))
       (let ((element (and (consp form) (nth index (rest form)))))
@@ -208,8 +205,8 @@ innermost form around it."
             (return (form-position form)))))))
 
 (defun position-of-number (map number)
-  "Return the position in MAP, from MAP-FORM, of the subform that the compiler gave NUMBER: conses are counted, outer ones
-first (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp). NIL when there are fewer."
+  "Return the position of the subform of MAP to which the compiler gave NUMBER, or NIL. The compiler numbers conses, outer
+ones first (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp)."
   (labels ((visit (form depth)
              (when (consp form)
                (when (zerop number)
@@ -222,7 +219,8 @@ first (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp). NIL when there are f
     nil))
 
 (defun token-position (token text &optional (start 0))
-  "Return where TOKEN first stands in TEXT, from START, as a token or after a package prefix, in whatever case; or NIL."
+  "Return the first position in TEXT, from START on, of TOKEN as a whole token or after a package prefix, ignoring case;
+or NIL."
   (declare (type string token) (type source-text text))
   (loop for from = start then (1+ found)
         for found = (search token text :start2 from :test #'char-equal)
@@ -236,30 +234,30 @@ first (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp). NIL when there are f
 
 ;;; Lines
 
-(defvar *code* ""
+(defvar *submitted-code* ""
   "The submitted code.")
 
 (defun line-and-column (text position)
-  "Return the line, from 1, and the column, from 1, of POSITION in TEXT."
+  "Return the line and the column of POSITION in TEXT, both from 1."
   (let* ((end (min position (length text)))
          (newline (position #\Newline text :end end :from-end t)))
     (values (1+ (count #\Newline text :end end))
             (if newline (- end newline) (1+ end)))))
 
-(defconstant +shown-line+ 100
-  "Characters of a line of source that are shown.")
+(defconstant +max-shown-line+ 100
+  "The maximum number of characters shown of a line of source.")
 
 (defun line-at (text position)
-  "Return the line of TEXT that POSITION is in, without what surrounds it. Of a long one, what begins at POSITION."
+  "Return the line of TEXT that contains POSITION, trimmed. Of a line that is too long, return the part from POSITION on."
   (flet ((trim (start end) (string-trim '(#\Space #\Tab #\Return) (subseq text start end)))
-         (cut (line) (if (> (length line) +shown-line+)
-                         (concatenate 'string (subseq line 0 (1- +shown-line+)) "…")
+         (cut (line) (if (> (length line) +max-shown-line+)
+                         (concatenate 'string (subseq line 0 (1- +max-shown-line+)) "…")
                          line)))
     (let* ((position (min position (length text)))
            (start (let ((newline (position #\Newline text :end position :from-end t))) (if newline (1+ newline) 0)))
            (end (or (position #\Newline text :start position) (length text)))
            (line (trim start end)))
-      (cut (if (> (length line) +shown-line+) (trim position end) line)))))
+      (cut (if (> (length line) +max-shown-line+) (trim position end) line)))))
 
 ;;; Code that was evaluated
 
@@ -268,69 +266,69 @@ first (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp). NIL when there are f
                                             (print-unreadable-object (form stream)
                                               (format stream "evaluation ~D, line ~D"
                                                       (evaluated-evaluation form) (evaluated-line form))))))
-  "A top-level form that was evaluated. All that it defines shares it, by SB-C::*SOURCE-PLIST*."
+  "A top-level form that was evaluated. Its definitions refer to it through SB-C::*SOURCE-PLIST*."
   (evaluation 0 :type index)
-  ;; Where it began in the submitted code.
+  ;; The position at which it began in the submitted code.
   (start 0 :type index)
   (line 1 :type index)
   (text nil :type (or null simple-string))
   form)
 
-(defconstant +kept-form+ 50000
-  "Characters of a top-level form whose text is kept with what it defines.")
+(defconstant +max-kept-form+ 50000
+  "The maximum length of a top-level form whose text is kept with its definitions.")
 
 (defvar *evaluated-forms* '()
-  "The forms that this evaluation has come to, the last one first.")
+  "The forms that this evaluation has evaluated so far, newest first.")
 
 (defun compact-subseq (text start end)
-  "Return what TEXT has from START to END, in a byte a character where that is possible."
+  "Return the part of TEXT from START to END, as a base string (one byte a character) if possible."
   (declare (type text text) (type index start end))
   (if (loop for position of-type index from start below end
             always (sb-kernel:base-char-p (schar text position)))
       (replace (make-string (- end start) :element-type 'base-char) text :start2 start :end2 end)
       (subseq text start end)))
 
-(defun newlines (text start end)
+(defun count-newlines (text start end)
   "Return the number of newlines in TEXT from START to END."
   (declare (type text text) (type index start end))
   (loop for position of-type index from start below end
         count (char= #\Newline (schar text position))))
 
 (defun form-line (code start)
-  "Return the line in CODE, the submitted code, of the form that begins at START. It is counted from the form that this
-evaluation came to last: from the beginning, each of many would take longer than the one before."
+  "Return the line in CODE, the submitted code, of the form that begins at START. Count from the previously evaluated
+form; counting from the beginning would take quadratic time for many forms."
   (declare (type text code) (type index start))
   (let ((before (first *evaluated-forms*)))
     (if (and before (<= (evaluated-start before) start))
-        (+ (evaluated-line before) (newlines code (evaluated-start before) start))
-        (1+ (newlines code 0 start)))))
+        (+ (evaluated-line before) (count-newlines code (evaluated-start before) start))
+        (1+ (count-newlines code 0 start)))))
 
 (defun note-evaluated-form (form number code start end)
-  "Return what is to be SB-C::*SOURCE-PLIST* while FORM, which is in CODE from START below END, is evaluated by evaluation
-NUMBER."
+  "Return the value of SB-C::*SOURCE-PLIST* for the evaluation of FORM, which extends from START below END in CODE, by the
+evaluation NUMBER."
   (declare (type text code) (type index start end))
   (let ((evaluated (make-evaluated-form
                     :evaluation number
                     :start start
                     :line (form-line code start)
-                    :text (when (<= (- end start) +kept-form+) (compact-subseq code start end))
+                    :text (when (<= (- end start) +max-kept-form+) (compact-subseq code start end))
                     :form form)))
     (push evaluated *evaluated-forms*)
     (list :evaluation evaluated)))
 
 (defun without-evaluation (plist)
-  "Return PLIST without what NOTE-EVALUATED-FORM put at its end."
+  "Return PLIST without the properties that NOTE-EVALUATED-FORM put at its end."
   (ldiff plist (loop for tail on plist by #'cddr
                      when (typep (second tail) 'evaluated-form) return tail)))
 
 (defun plist-evaluation (plist)
-  "Return the evaluated form in PLIST, or NIL."
+  "Return the EVALUATED-FORM in PLIST, or NIL."
   (let ((evaluated (getf plist :evaluation)))
     (and (typep evaluated 'evaluated-form) evaluated)))
 
 (defun conses-at-path (form path)
-  "Return the conses that PATH, a list of indices, leads through in FORM, each with the rest of the path from there, the
-innermost one first."
+  "Return the conses on PATH, a list of indices, through FORM, innermost first, each in a cons with the rest of the path
+from there."
   (let ((conses '()))
     (loop
       (loop while (sb-int:comma-p form)
@@ -342,9 +340,9 @@ innermost one first."
       (let ((tail (ignore-errors (nthcdr (pop path) form))))
         (setf form (and (consp tail) (car tail)))))))
 
-(defun path-of-one (conses form)
-  "Return the path in FORM to what is meant by the first of CONSES, as CONSES-AT-PATH returns them, that is a part of it;
-and true when one is."
+(defun path-to-conses (conses form)
+  "Return the path in FORM to the target of the first of CONSES, a list from CONSES-AT-PATH, that is a part of FORM; and
+true. Return NIL and NIL when none is."
   (let ((best nil) (best-path '()) (steps 0))
     (labels ((visit (form path depth)
                (when (sb-int:comma-p form)
@@ -355,7 +353,7 @@ and true when one is."
                      (setf best found
                            best-path path)
                      (when (eq best conses)
-                       (return-from path-of-one (values (revappend path (cdr (first best))) t)))))
+                       (return-from path-to-conses (values (revappend path (cdr (first best))) t)))))
                  (loop for index of-type index from 0
                        for rest = form then (cdr rest)
                        while (and (consp rest) (< (incf steps) 100000))
@@ -367,35 +365,35 @@ and true when one is."
 
 ;;; Files
 
-(defconstant +file-octets+ 4000000
-  "The size of files that are looked into.")
-(defconstant +report-octets+ 8000000
-  "How much of files, but for the last one, is kept in memory for the sake of one report.")
+(defconstant +max-file-octets+ 4000000
+  "The maximum size of a file that is read.")
+(defconstant +max-report-octets+ 8000000
+  "The maximum total size of files, not counting the last one, that are cached for one report.")
 
 (defvar *source-files* '()
-  "The files that have been looked into for this report: lists of namestring, write date, octets, NIL or what SCAN-FILE
-came to last, and NIL or what SCAN-START-POSITIONS came to.")
+  "The cache of files read for this report: lists of namestring, write date, octets, the last result of SCAN-FILE or NIL,
+and the result of SCAN-START-POSITIONS or NIL.")
 (defvar *known-places* nil
-  "What was found of locations for this report: a hash table from SB-DI:DEBUG-FUNs to lists of program counter and place;
-:NONE before there is any; NIL outside a report.")
+  "The cache of places found for this report: a hash table from SB-DI:DEBUG-FUNs to alists from program counters to
+places; :NONE before there is any; NIL outside a report.")
 
 (defmacro with-source-files (() &body body)
-  "Evaluate BODY, which looks at files and locations; none is looked at twice."
+  "Evaluate BODY with a cache for files and locations, so that each is looked up only once."
   `(let ((*source-files* '())
          (*known-places* :none))
      ,@body))
 
 (defun read-octets (namestring)
-  "Return the octets of the file NAMESTRING, a native namestring; NIL when it is not a regular one of a bounded size."
+  "Return the octets of the file NAMESTRING, native; NIL when it is not a regular file or is too large."
   (when (eq :file (sb-impl::native-file-kind namestring t))
     (with-open-file (in (sb-ext:parse-native-namestring namestring) :element-type '(unsigned-byte 8) :if-does-not-exist nil)
-      (when (and in (<= (file-length in) +file-octets+))
+      (when (and in (<= (file-length in) +max-file-octets+))
         (let ((octets (make-array (file-length in) :element-type '(unsigned-byte 8))))
           (subseq octets 0 (read-sequence octets in)))))))
 
 (defun file-octets (namestring)
-  "Return the octets of the file NAMESTRING, a native namestring, its write date, and its entry in *SOURCE-FILES* if it
-has one; or NIL."
+  "Return the octets of the file NAMESTRING, native, its write date, and its entry in *SOURCE-FILES* if there is one; or
+NIL."
   (let* ((date (guarded (file-write-date (sb-ext:parse-native-namestring namestring)) (failure) nil))
          (known (find-if (lambda (known) (and (string= (first known) namestring) (eql (second known) date)))
                          *source-files*)))
@@ -404,15 +402,15 @@ has one; or NIL."
           (t
            (let ((octets (guarded (read-octets namestring) (failure) nil)))
              (when *known-places*
-               (when (> (reduce #'+ *source-files* :key (lambda (known) (length (third known)))) +report-octets+)
+               (when (> (reduce #'+ *source-files* :key (lambda (known) (length (third known)))) +max-report-octets+)
                  (setf *source-files* '()))
                (push (list namestring date octets nil nil) *source-files*))
              (values octets date (and *known-places* (first *source-files*))))))))
 
 (defun balanced-p (text position)
-  "True when no closing parenthesis follows in TEXT at POSITION, after some forms that may come before it."
+  "Return true when no closing parenthesis follows within the next forms of TEXT from POSITION on."
   (loop repeat 20
-        for next = (catch 'confused (form-start text position 0))
+        for next = (catch 'scan-failed (form-start text position 0))
         while (and next (< next (length text)))
         do (when (char= #\) (schar text next))
              (return nil))
@@ -420,9 +418,10 @@ has one; or NIL."
         finally (return t)))
 
 (defun toplevel-form-p (before text map end whole)
-  "True when TEXT may be what a top-level form was read from, as it must be where SBCL remembers one, unless the file has
-changed: that begins right after the form before it, hence after the character BEFORE, or NIL at the file's beginning. MAP
-is the first form's, or NIL, and END where that ends. WHOLE is true when there is no other form in TEXT."
+  "Return true when TEXT can be the text of a top-level form, as it must be at a position that SBCL recorded unless the
+file has changed. Such text begins right after the previous form, hence after the character BEFORE, or NIL at the
+beginning of the file. MAP and END are the map of the first form in TEXT, or NIL, and its end. WHOLE is true when TEXT
+must contain no other form."
   (declare (type source-text text))
   (and (or (member before '(nil #\) #\"))
            (and (plusp (length text)) (whitespace-p (schar text 0))))
@@ -432,8 +431,8 @@ is the first form's, or NIL, and END where that ends. WHOLE is true when there i
              (t (balanced-p text end)))))
 
 (defun scan-file (entry octets start end)
-  "Return the text of OCTETS, of the file with ENTRY (or NIL) in *SOURCE-FILES*, from START below END (or NIL); the map of
-its first form and where that ends; and what TOPLEVEL-FORM-P says of it."
+  "Return the text of OCTETS from START below END, or to the end when END is NIL; the map of its first form and the end of
+that; and the value of TOPLEVEL-FORM-P. ENTRY is the file's entry in *SOURCE-FILES*, or NIL."
   (let ((known (fourth entry)))
     (unless (and known (eql start (first known)) (eql end (second known)))
       (let ((text (octets-text octets start (or end (length octets)))))
@@ -446,13 +445,13 @@ its first form and where that ends; and what TOPLEVEL-FORM-P says of it."
     (values-list (cddr known))))
 
 (defun octets-text (octets start end)
-  "Return the text of OCTETS from START below END, which are UTF-8."
+  "Decode OCTETS from START below END as UTF-8."
   (coerce (sb-ext:octets-to-string octets :start (min start (length octets)) :end (min end (length octets))
                                           :external-format '(:utf-8 :replacement #\?))
           'source-text))
 
 (defun shown-path (namestring)
-  "Return NAMESTRING relative to the working directory, if it is below it."
+  "Return NAMESTRING relative to the working directory if it is below that, else NAMESTRING."
   (let ((directory (guarded (concatenate 'string (sb-posix:getcwd) "/") (failure) nil)))
     (if (and directory (> (length namestring) (length directory))
              (string= directory namestring :end2 (length directory)))
@@ -460,27 +459,28 @@ its first form and where that ends; and what TOPLEVEL-FORM-P says of it."
         namestring)))
 
 (defstruct (place (:copier nil) (:predicate nil))
-  "Where something is in a file or in code that was evaluated."
+  "A place in a source file or in evaluated code."
   ;; `src/a.lisp' or `evaluation 3'
   (in "" :type string)
-  ;; Line and column from 1, or 0 if they are not known.
+  ;; The line and the column from 1, or 0 if unknown.
   (line 0 :type index)
   (column 0 :type index)
   ;; The line of source, or NIL.
   (code nil :type (or null string))
-  ;; The text of the top-level form, or NIL, and the position in it.
+  ;; The text of the top-level form, or NIL, and the position in that text.
   (text nil :type (or null source-text))
   (position 0 :type index))
 
 (defun changed-file-place (namestring)
-  "Return the place in the file NAMESTRING, native, which is not what it was when it was compiled or loaded."
+  "Return the place in the file NAMESTRING, native, for code of which the file has changed since it was compiled or
+loaded."
   (make-place :in (concatenate 'string (shown-path namestring) " (changed since)")))
 
 (defun file-place (namestring created start end find &optional name)
-  "Return the place in the file NAMESTRING, native, of the subform that FIND, a function of a map, returns the position
-of, in the top-level form between the positions START and END (or NIL) in octets. CREATED is when the file was written
-that these are of, or NIL when it is sure to be this one; it may have been changed within that second. NAME is what the
-function is called that is meant, or NIL."
+  "Return the place of a subform in the file NAMESTRING, native. The top-level form extends from START to END (or NIL), in
+octets. FIND, a function of a map, returns the position of the subform. CREATED is the write date of the version for which
+START and END are valid, or NIL when it is certainly this version; the file may have been changed within that second. NAME
+is the name of the function that contains the subform, or NIL."
   (declare (type function find))
   (multiple-value-bind (octets date entry) (file-octets namestring)
     (let ((in (shown-path namestring)))
@@ -491,11 +491,11 @@ function is called that is meant, or NIL."
             (t
              (multiple-value-bind (text map form-end toplevel) (scan-file entry octets start end)
                (let ((position (or (and map (funcall find map))
-                                   (catch 'confused (form-start text 0 0))
+                                   (catch 'scan-failed (form-start text 0 0))
                                    0)))
                  (if (and created
                           (not (and toplevel
-                                    (or (null name) (null map) (not (names-all-p map text))
+                                    (or (null name) (null map) (not (defines-only-name-p map text))
                                         (< (or (token-position name text) form-end) form-end)))))
                      (changed-file-place namestring)
                      (multiple-value-bind (line column) (line-and-column text position)
@@ -507,29 +507,29 @@ function is called that is meant, or NIL."
                                    :position position))))))))))
 
 (defun characters-before (octets position)
-  "Return how many characters of its line are before POSITION in OCTETS."
+  "Return the number of characters before POSITION, an offset in OCTETS, in its line."
   (let ((newline (position 10 octets :end position :from-end t)))
     (length (octets-text octets (if newline (1+ newline) 0) position))))
 
 (defun system-file-p (namestring)
-  "True when NAMESTRING is of a file of SBCL's own."
+  "Return true when NAMESTRING names a source file of SBCL's own."
   (eql 4 (mismatch "SYS:" namestring)))
 
 (defun code-source (code)
-  "Return the SB-DI:DEBUG-SOURCE of the component CODE, or NIL when it has none."
+  "Return the SB-DI:DEBUG-SOURCE of the code component CODE, or NIL."
   (let ((info (sb-kernel:%code-debug-info code)))
     (and (typep info 'sb-c::compiled-debug-info)
          (sb-c::debug-info-source info))))
 
 ;;; Code locations
 
-(defun known-location (location)
-  "Return LOCATION, or the beginning of its block when SBCL knows no more of it."
+(defun nearest-known-location (location)
+  "Return LOCATION, or the beginning of its block if SBCL has no more precise information."
   (sb-debug::maybe-block-start-location location))
 
 (defun path-of-number (form number)
-  "Return the path in FORM, a list of indices, to the subform that the compiler gave NUMBER, or NIL. FORM-NUMBER-TRANSLATIONS
-counts what occurs twice in FORM only once, as SUB-FIND-SOURCE-PATHS, which this follows, does not."
+  "Return the path in FORM, a list of indices, to the subform to which the compiler gave NUMBER, and true; or NIL and NIL.
+Follow SUB-FIND-SOURCE-PATHS; FORM-NUMBER-TRANSLATIONS differs, as it counts a subform that occurs twice only once."
   (let ((seen (make-hash-table :test 'eq))
         (count 0))
     (labels ((visit (form path depth)
@@ -556,14 +556,14 @@ counts what occurs twice in FORM only once, as SUB-FIND-SOURCE-PATHS, which this
       (values '() nil))))
 
 (defun source-form-conses (source number)
-  "Return the conses, as CONSES-AT-PATH does, that lead to the form with NUMBER of SOURCE, an SB-DI:DEBUG-SOURCE of code
-that was evaluated."
+  "Return the conses, as CONSES-AT-PATH does, that lead to the form numbered NUMBER in SOURCE, an SB-DI:DEBUG-SOURCE of
+evaluated code."
   (let ((root (sb-di::core-debug-source-form source)))
     (multiple-value-bind (path found) (path-of-number root number)
       (and found (conses-at-path root path)))))
 
 (defun name-package (name)
-  "Return the package of the first symbol in NAME, of a function, that is not the system's; or NIL."
+  "Return the package of the first symbol in NAME, a function name, that is not the system's; or NIL."
   (typecase name
     (null nil)
     (symbol (let ((package (symbol-package name)))
@@ -575,18 +575,19 @@ that was evaluated."
     (cons (or (name-package (car name)) (name-package (cdr name))))))
 
 (defun scan-start-positions (octets)
-  "Return a vector of where the top-level forms begin in OCTETS, as SBCL counts: each right after the one before it."
-  ;; A character for each octet: those of other characters are the constituents that they are a part of.
+  "Return a vector of the positions of the top-level forms in OCTETS. As for SBCL, each begins right after the previous
+one."
+  ;; Decode each octet to one character. The octets of non-ASCII characters become constituents, as those characters are.
   (let ((text (coerce (sb-ext:octets-to-string octets :external-format :latin-1) 'source-text))
         (positions (list 0))
         (*source-package* nil))
-    (catch 'confused
+    (catch 'scan-failed
       (loop (push (nth-value 1 (scan-form text (first positions) 0)) positions)))
     (coerce (nreverse positions) 'vector)))
 
 (defun start-positions (source namestring)
-  "Return a vector of where the top-level forms begin in the file NAMESTRING, native, in octets, or NIL. SOURCE, an
-SB-DI:DEBUG-SOURCE, has them, unless it is of a compiled file that is being loaded: there they come last."
+  "Return a vector of the positions, in octets, of the top-level forms in the file NAMESTRING, native; or NIL. SOURCE, an
+SB-DI:DEBUG-SOURCE, contains them, unless it is of a compiled file that is still being loaded, which stores them last."
   (or (sb-di:debug-source-start-positions source)
       (multiple-value-bind (octets date entry) (file-octets namestring)
         (declare (ignore date))
@@ -598,14 +599,15 @@ SB-DI:DEBUG-SOURCE, has them, unless it is of a compiled file that is being load
                 positions))))))
 
 (defun source-form-place (source toplevel number name)
-  "Return the place of the form with NUMBER in the top-level form TOPLEVEL, or NIL, of SOURCE, an SB-DI:DEBUG-SOURCE; NIL
-when it is SBCL's own or not known. NAME is what the function is called that it is in."
+  "Return the place of the form numbered NUMBER in the top-level form numbered TOPLEVEL, or NIL, of SOURCE, an
+SB-DI:DEBUG-SOURCE. NAME is the name of the function that contains it. Return NIL when the code is SBCL's own or its place
+is unknown."
   (let ((file (sb-di:debug-source-namestring source))
         (evaluated (plist-evaluation (sb-c::debug-source-plist source)))
         (*source-package* (name-package name)))
     (cond ((and (null file) evaluated)
            (evaluated-place evaluated
-                             ;; Where there is next to no debug information, there is no form.
+                             ;; With very little debug information, the source has no form.
                              (and (typep source 'sb-c::core-debug-source)
                                   (sb-di::core-debug-source-form source)
                                   (guarded (source-form-conses source number) (failure) '()))))
@@ -621,7 +623,7 @@ when it is SBCL's own or not known. NAME is what the function is called that it 
                            (and (symbolp name) (symbol-name name)))))))))
 
 (defun find-location-place (location)
-  "Return the place of LOCATION, as LOCATION-PLACE does."
+  "Find the place of LOCATION without the cache of LOCATION-PLACE."
   (let* ((source (sb-di:code-location-debug-source location))
          (file (sb-di:debug-source-namestring source)))
     (unless (and file (system-file-p file))
@@ -631,7 +633,7 @@ when it is SBCL's own or not known. NAME is what the function is called that it 
                          (sb-di:debug-fun-name (sb-di:code-location-debug-fun location))))))
 
 (defun location-place (location)
-  "Return the place of LOCATION, an SB-DI:CODE-LOCATION, or NIL when it is SBCL's own or not known."
+  "Return the place of LOCATION, an SB-DI:CODE-LOCATION, or NIL when it is SBCL's own or unknown."
   (let ((function (sb-di:code-location-debug-fun location))
         (counter (sb-di::compiled-code-location-pc location)))
     (when (eq *known-places* :none)
@@ -639,16 +641,16 @@ when it is SBCL's own or not known. NAME is what the function is called that it 
     (let ((known (and *known-places* (assoc counter (gethash function *known-places*)))))
       (if known
           (cdr known)
-          (let ((place (find-location-place (guarded (known-location location) (failure) location))))
+          (let ((place (find-location-place (guarded (nearest-known-location location) (failure) location))))
             (when *known-places*
               (push (cons counter place) (gethash function *known-places*)))
             place)))))
 
 (defun evaluated-place (evaluated conses)
-  "Return the place in EVALUATED of what is meant by the first of CONSES, as CONSES-AT-PATH returns them, that is a part
-of it."
+  "Return the place in EVALUATED, an EVALUATED-FORM, of the target of the first of CONSES, a list from CONSES-AT-PATH,
+that is a part of it."
   (let* ((text (and (evaluated-text evaluated) (coerce (evaluated-text evaluated) 'source-text)))
-         (position (or (multiple-value-bind (path found) (path-of-one conses (evaluated-form evaluated))
+         (position (or (multiple-value-bind (path found) (path-to-conses conses (evaluated-form evaluated))
                          (when (and found text)
                            (let ((map (map-form text)))
                              (and map (position-at-path map path)))))
@@ -659,8 +661,8 @@ of it."
                 :text text
                 :position position)))
 
-(defun written-place (place)
-  "Return PLACE as one writes it, without the line of source."
+(defun place-label (place)
+  "Return the text for PLACE, such as `src/a.lisp:12`, without the line of source."
   (let ((in (place-in place)))
     (cond ((zerop (place-line place)) in)
           ((eql 11 (mismatch "evaluation " in)) (format nil "~A, line ~D" in (place-line place)))
@@ -669,8 +671,8 @@ of it."
 ;;; Definitions
 
 (defun read-name (text)
-  "Return the name of the symbol that a reader in standard syntax makes of TEXT, a token, and where the colons after its
-package begin, or NIL."
+  "Return the symbol name that a standard reader makes of the token TEXT, and the position of the colons after its package
+prefix, or NIL."
   (let ((name (make-array (length text) :element-type 'character :fill-pointer 0))
         (colon nil)
         (barred nil)
@@ -689,16 +691,16 @@ package begin, or NIL."
     (values (coerce name 'text) colon)))
 
 (defun token-name (text position)
-  "Return the name of the symbol that a reader in standard syntax makes of the token of TEXT at POSITION."
-  (values (read-name (subseq text position (or (catch 'confused (token-end text position)) position)))))
+  "Return the symbol name that a standard reader makes of the token of TEXT at POSITION."
+  (values (read-name (subseq text position (or (catch 'scan-failed (token-end text position)) position)))))
 
 (defun definition-form-p (form text)
-  "True when FORM, of a map of TEXT, looks like a definition."
+  "Return true when FORM, a map in TEXT, looks like a definition."
   (and (consp form) (integerp (second form))
        (eql 3 (mismatch "DEF" (token-name text (second form))))))
 
 (defun defines-p (form text name)
-  "True when FORM, of a map of TEXT, looks like the definition of NAME, a string."
+  "Return true when FORM, a map in TEXT, looks like a definition of NAME, a string."
   (and (definition-form-p form text)
        (let* ((named (third form))
               (first (if (consp named) (second named) named)))
@@ -707,8 +709,8 @@ package begin, or NIL."
                ;; (SETF NAME)
                (and (consp named) (named-p (third named))))))))
 
-(defun names-all-p (map text)
-  "True when MAP, of a top-level form of TEXT, is of a form that defines nothing but what it names."
+(defun defines-only-name-p (map text)
+  "Return true when MAP, of a top-level form of TEXT, is of a kind of form that defines nothing except the name in it."
   (and (consp map) (integerp (second map))
        (member (token-name text (second map))
                '("DEFUN" "DEFMACRO" "DEFGENERIC" "DEFMETHOD" "DEFVAR" "DEFPARAMETER" "DEFCONSTANT" "DEFTYPE"
@@ -716,9 +718,9 @@ package begin, or NIL."
                :test #'string=)))
 
 (defun definition-position (map text name &key exactly method)
-  "Return the position of the definition of NAME, a string, in MAP, of a top-level form of TEXT: of the subform that looks
-like it, and like that of the method with the signature METHOD if there is such a one; else, unless EXACTLY that is wanted, of
-the whole if that looks like a definition of something that may bring it; or NIL."
+  "Return the position of the definition of NAME, a string, in MAP, of a top-level form of TEXT: that of a subform that
+looks like it, with preference for the method with the signature METHOD, if given. Otherwise, unless EXACTLY, return the
+position of the whole form if it looks like a definition that may define NAME too. Else return NIL."
   (labels ((visit (form depth key)
              (when (and (consp form) (< depth 20))
                (when (and (defines-p form text name)
@@ -729,11 +731,11 @@ the whole if that looks like a definition of something that may bring it; or NIL
     (when method
       (visit map 0 method))
     (visit map 0 nil)
-    (and (not exactly) (definition-form-p map text) (not (names-all-p map text)) (first map))))
+    (and (not exactly) (definition-form-p map text) (not (defines-only-name-p map text)) (first map))))
 
 (defun method-signature (qualifiers specializers)
-  "Return what a method is told by among those of its name: a list of the names of its QUALIFIERS and of its SPECIALIZERS
-but T. What is no symbol there is NIL."
+  "Return the signature that distinguishes a method from others of its generic function: a list of the names of its
+QUALIFIERS and of its SPECIALIZERS except T. Elements that are not symbols or named classes are NIL."
   (flet ((name (thing) (and (symbolp thing) (symbol-name thing))))
     (list (mapcar #'name qualifiers)
           (loop for specializer in specializers
@@ -742,7 +744,7 @@ but T. What is no symbol there is NIL."
                   collect (and class (name class))))))
 
 (defun form-signature (form text)
-  "Return the METHOD-SIGNATURE of the method that FORM, of a map of TEXT, defines if it is a DEFMETHOD, else NIL."
+  "Return the METHOD-SIGNATURE of FORM, a map in TEXT, if it is a DEFMETHOD form, else NIL."
   (when (and (consp form) (integerp (second form)) (string= "DEFMETHOD" (token-name text (second form))))
     (let* ((rest (nthcdr 3 form))
            (lambda-list (position-if #'consp rest)))
@@ -755,23 +757,23 @@ but T. What is no symbol there is NIL."
                         collect (name (third parameter)))))))))
 
 (defun form-text (text position)
-  "Return the text of the form of TEXT at POSITION, or NIL."
+  "Return the text of the form at POSITION of TEXT, or NIL."
   (multiple-value-bind (map end) (map-form text position)
     (and map (subseq text position end))))
 
 (defun toplevel-start (text number)
-  "Return where the top-level form NUMBER, from 0, of TEXT begins, or NIL."
-  (catch 'confused
+  "Return the position of top-level form NUMBER, from 0, of TEXT, or NIL."
+  (catch 'scan-failed
     (let ((position 0))
       (loop repeat number
             do (setf position (nth-value 1 (scan-form text position 0))))
       (form-start text position 0))))
 
 (defun toplevel-starts (text)
-  "Return a vector of where the top-level forms of TEXT begin, up to what is not understood."
+  "Return a vector of the positions of the top-level forms of TEXT, up to the first that is not understood."
   (let ((starts '())
         (position 0))
-    (catch 'confused
+    (catch 'scan-failed
       (loop
         (let ((start (form-start text position 0)))
           (when (>= start (length text))
@@ -781,8 +783,8 @@ but T. What is no symbol there is NIL."
     (coerce (nreverse starts) 'simple-vector)))
 
 (defun definition-place (source name &optional method)
-  "Return the place of what SB-INTROSPECT says in SOURCE of the definition of NAME, a string, or of the method of it with
-the key METHOD; or NIL."
+  "Return the place of the definition of NAME, a string, or of its method with the signature METHOD. SOURCE is its
+definition source from SB-INTROSPECT. Return NIL when the place is unknown."
   (let ((evaluated (plist-evaluation (sb-introspect:definition-source-plist source)))
         (file (sb-introspect:definition-source-pathname source)))
     (cond (file
@@ -804,8 +806,9 @@ the key METHOD; or NIL."
              place)))))
 
 (defun file-definition-place (namestring number created name method)
-  "Return the place of the definition of NAME, a string, as DEFINITION-PLACE does, in the top-level form NUMBER, or NIL, of the file NAMESTRING,
-which was written at CREATED, or NIL when that is not known: then only if there is exactly such a definition there."
+  "Return the place of the definition of NAME, a string, or of its method with the signature METHOD, in the top-level form
+NUMBER, or NIL, of the file NAMESTRING. CREATED is the write date of the version that was loaded, or NIL when that is
+unknown; then only a form that defines exactly NAME counts."
   (multiple-value-bind (octets date) (file-octets namestring)
     (if (and octets created (source-changed-p namestring created date))
         (changed-file-place namestring)
@@ -817,16 +820,16 @@ which was written at CREATED, or NIL when that is not known: then only if there 
                  (multiple-value-bind (line column) (line-and-column text position)
                    (make-place :in (shown-path namestring) :line line :column column
                                :code (line-at text position) :text text :position position)))
-                ;; It was changed within the second in which it was written.
-                ((and map created (names-all-p map text)) (changed-file-place namestring))
+                ;; The file was changed within the second in which it was written.
+                ((and map created (defines-only-name-p map text)) (changed-file-place namestring))
                 (t (make-place :in (shown-path namestring))))))))
 
 ;;; Files that are compiled or loaded
 
 (defun heading-word (text position)
-  "Return what stands in a heading for the form of TEXT at POSITION or after it, and where that ends: a token, a string or
-a quoted form's own heading. NIL for anything else, or what is too long."
-  (let ((start (catch 'confused (form-start text position 0))))
+  "Return the word that a heading shows for the form at or after POSITION of TEXT, and the end of the word: a token, a
+string, or the heading of a quoted form. Return NIL for anything else, or if it is too long."
+  (let ((start (catch 'scan-failed (form-start text position 0))))
     (flet ((char-at (position) (and (< position (length text)) (schar text position))))
       (cond ((null start) nil)
             ((and (eql #\' (char-at start)) (eql #\( (char-at (1+ start))))
@@ -834,22 +837,22 @@ a quoted form's own heading. NIL for anything else, or what is too long."
                (and heading (values (format nil "'~A" heading) (length text)))))
             (t
              (let* ((stringp (eql #\" (char-at start)))
-                    (end (catch 'confused
+                    (end (catch 'scan-failed
                            (if stringp (delimited-end text (1+ start) #\") (token-end text start)))))
                (when (and end (< start end (+ start 50)) (not (find #\Newline text :start start :end end)))
                  (let ((word (subseq text start end)))
                    (values (if stringp word (string-upcase word)) end)))))))))
 
 (defun form-heading (text &optional (position 0))
-  "Return what the form of TEXT at POSITION or after it is called, as in (DEFUN F) or (EVAL '(DEFUN F)); or NIL."
-  (let ((start (catch 'confused (form-start text position 0))))
+  "Return the heading of the form at or after POSITION of TEXT, such as (DEFUN F) or (EVAL '(DEFUN F)), or NIL."
+  (let ((start (catch 'scan-failed (form-start text position 0))))
     (when (and start (< start (length text)) (char= (schar text start) #\())
       (multiple-value-bind (operator end) (heading-word text (1+ start))
         (when operator
           (format nil "(~A~@[ ~A~])" operator (heading-word text end)))))))
 
 (defun unreadable-file-place (condition)
-  "Return file, line, column and form, as WARNING-PLACE does, of CONDITION: a file cannot be read."
+  "Return the file, line, column and form heading of CONDITION, a reader error in a file, as WARNING-PLACE does."
   (let* ((stream (stream-error-stream condition))
          (namestring (sb-ext:native-namestring (pathname stream)))
          (octets (file-octets namestring))
@@ -863,22 +866,22 @@ a quoted form's own heading. NIL for anything else, or what is too long."
         (values (shown-path namestring) 0 0 nil))))
 
 (defun context-heading (context)
-  "Return what the form is called that CONTEXT, an SB-C::COMPILER-ERROR-CONTEXT, is in: (DEFUN F), or NIL."
+  "Return the heading, such as (DEFUN F), of the form in CONTEXT, an SB-C::COMPILER-ERROR-CONTEXT; or NIL."
   (let ((heading (first (last (sb-c::compiler-error-context-context context)))))
     (when heading
       (with-server-syntax (:length 6 :level 3)
         (guarded (let ((text (princ-to-string (substitute #\Space #\Newline (prin1-to-string heading)))))
-                   (if (> (length text) +shown-line+)
-                       (concatenate 'string (subseq text 0 (1- +shown-line+)) "…")
+                   (if (> (length text) +max-shown-line+)
+                       (concatenate 'string (subseq text 0 (1- +max-shown-line+)) "…")
                        text))
             (failure)
           nil)))))
 
 (defun submitted-place (context)
-  "Return the place in this evaluation of CONTEXT, an SB-C::COMPILER-ERROR-CONTEXT of code in no file, or NIL."
+  "Return the place in the submitted code of CONTEXT, an SB-C::COMPILER-ERROR-CONTEXT of code in no file, or NIL."
   (let* ((form (sb-c::compiler-error-context-original-form context))
          (path (sb-c::compiler-error-context-original-source-path context))
-         ;; One that is told of at the end of the compilation unit has no source of its own any more.
+         ;; A warning at the end of the compilation unit has no source information any more.
          (root (and sb-c::*source-info*
                     (not (eq context sb-c::*compiler-error-context*))
                     (guarded (values (sb-c::find-source-root (first (last path)) sb-c::*source-info*)) (failure) nil)))
@@ -886,18 +889,18 @@ a quoted form's own heading. NIL for anything else, or what is too long."
                      (conses-at-path form '()))))
     (dolist (evaluated *evaluated-forms* (and *evaluated-forms* (not (eq context sb-c::*compiler-error-context*))
                                               (evaluated-place (first *evaluated-forms*) '())))
-      (when (nth-value 1 (path-of-one conses (evaluated-form evaluated)))
+      (when (nth-value 1 (path-to-conses conses (evaluated-form evaluated)))
         (return (evaluated-place evaluated conses))))))
 
-(defconstant +searched-frames+ 100000
-  "Of how many frames it is looked whether they are the loader's.")
+(defconstant +max-searched-frames+ 100000
+  "The maximum number of frames to search for the loader's.")
 
 (defun loader-frame ()
-  "Return the innermost frame of the loader, or the compiler, of files, or of a top-level form of a compiled file that is
-being loaded, if there is one."
+  "Return the innermost frame of the file loader or file compiler, or of a top-level form of a compiled file being loaded,
+if there is one."
   (when (or *load-truename* *compile-file-truename*)
     (loop for frame = (sb-di:top-frame) then (sb-di:frame-down frame)
-          repeat +searched-frames+
+          repeat +max-searched-frames+
           while frame
           when (let ((function (sb-di:frame-debug-fun frame)))
                  (or (eq :toplevel (sb-di:debug-fun-kind function))
@@ -906,7 +909,7 @@ being loaded, if there is one."
             return frame)))
 
 (defun compiler-place ()
-  "Return a list of what WARNING-PLACE returns of where the compiler is, or NIL."
+  "Return a list of the values of WARNING-PLACE for the compiler's current position, or NIL."
   (let* ((context (and (or (boundp 'sb-c::*compiler-error-bailout*) sb-c::*compiler-error-context*)
                        (sb-c::find-error-context nil)))
          (file (and context (sb-c::compiler-error-context-file-name context)))
@@ -916,9 +919,9 @@ being loaded, if there is one."
                          (file-place (sb-ext:native-namestring (merge-pathnames file)) nil
                                      (sb-c::compiler-error-context-file-position context) nil
                                      (lambda (map) (position-at-path map path)))))
-                      ;; What a file has compiled is none of the submitted code.
+                      ;; Code compiled by a file that is being loaded is not part of the submitted code.
                       ((loader-frame) nil)
-                      ((find #\Newline (the string *code*)) (submitted-place context)))))
+                      ((find #\Newline (the string *submitted-code*)) (submitted-place context)))))
     (and place
          (list (and (pathnamep file) (place-in place))
                (place-line place)
@@ -926,8 +929,8 @@ being loaded, if there is one."
                (context-heading context)))))
 
 (defun source-file-place ()
-  "Return the place of the top-level form of a source file that is being loaded (LOAD-AS-SOURCE in
-src/code/target-load.lisp) or compiled, or NIL."
+  "Return the place of the top-level form of a source file that is being compiled or loaded (LOAD-AS-SOURCE in
+src/code/target-load.lisp), or NIL."
   (let* ((info (and (boundp 'sb-c::*source-info*) sb-c::*source-info*))
          (file (and info (sb-c::get-toplevelish-file-info info)))
          (name (and file (sb-c::file-info-pathname file)))
@@ -937,7 +940,7 @@ src/code/target-load.lisp) or compiled, or NIL."
                   (aref positions (1- (length positions))) nil #'form-position))))
 
 (defun loading-place ()
-  "Return a list of what WARNING-PLACE returns of the top-level form of a file that is being loaded or compiled, or NIL."
+  "Return a list of the values of WARNING-PLACE for the top-level form of a file that is being loaded or compiled, or NIL."
   (let* ((frame (loader-frame))
          (place (and frame
                      (case (sb-di:debug-fun-name (sb-di:frame-debug-fun frame))
@@ -951,19 +954,20 @@ src/code/target-load.lisp) or compiled, or NIL."
          (list (place-in place) (place-line place) (place-column place)
                (and (place-text place) (form-heading (place-text place)))))))
 
-(defconstant +placed-warnings+ 300
-  "How many warnings of an evaluation have their places looked for: more than are told.")
+(defconstant +max-located-warnings+ 300
+  "The maximum number of warnings of an evaluation that are located: more than are reported.")
 
-(defvar *placed-warnings* 0
-  "How many warnings of this evaluation have had their places looked for.")
+(defvar *located-warnings* 0
+  "The number of warnings of this evaluation that have been located.")
 
 (defun warning-place (condition)
-  "Return where the compiler is that signals CONDITION: file (NIL for the submitted code), line and column (0 where they
-are not known, or the submitted code has but one line), and what the form around it is called, or NIL."
+  "Return the place of the compiler when it signals CONDITION, as four values: the file, or NIL for the submitted code;
+the line and the column, or 0 where they are unknown or the submitted code has a single line; and the heading of the
+enclosing form, or NIL."
   (values-list
    (or (guarded (cond ((typep condition 'sb-c::input-error-in-compile-file)
                        (multiple-value-list (unreadable-file-place condition)))
-                      ((<= (incf *placed-warnings*) +placed-warnings+) (or (compiler-place) (loading-place))))
+                      ((<= (incf *located-warnings*) +max-located-warnings+) (or (compiler-place) (loading-place))))
            (failure)
          nil)
        '(nil 0 0 nil))))

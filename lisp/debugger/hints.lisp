@@ -1,4 +1,5 @@
-;;;; What the report of an error adds to the condition's own: near names, and what SBCL leaves its reader to guess.
+;;;; Hints that are added to the report of an error: similar names, and explanations where SBCL's own message leaves the
+;;;; reader to guess.
 
 (in-package "SBCL-HOST/DEBUGGER")
 
@@ -7,11 +8,11 @@
   (with-server-syntax () (prin1-to-string symbol)))
 
 (defun near-symbols (name package test)
-  "Return what to type for up to five symbols that satisfy TEST: those that other packages export as NAME, a string, then
-those with near names that are accessible in PACKAGE."
+  "Return up to five texts to type for symbols that satisfy TEST: first the symbols that other packages export as NAME, a
+string, then symbols with similar names that are accessible in PACKAGE."
   (declare (type function test))
   (let ((elsewhere '()))
-    ;; A keyword is exported and bound, and never what was meant.
+    ;; A keyword is external and bound, but never what the user meant.
     (dolist (other (remove (find-package "KEYWORD") (list-all-packages)))
       (multiple-value-bind (symbol status) (find-symbol name other)
         (when (and (eq status :external) (funcall test symbol))
@@ -24,28 +25,28 @@ those with near names that are accessible in PACKAGE."
       (subseq near 0 (min 5 (length near))))))
 
 (defun suggestion (near)
-  "Return the question that suggests NEAR, a list of strings, or NIL when there are none."
+  "Return the question that suggests NEAR, a list of strings, or NIL if NEAR is empty."
   (and near (format nil "Did you mean ~{~A~^, ~}?" near)))
 
 (defun symbol-suggestion (symbol test)
-  "Return the question that suggests symbols that satisfy TEST in place of SYMBOL, or NIL."
+  "Return a question that suggests symbols that satisfy TEST instead of SYMBOL, or NIL."
   (and (symbolp symbol)
        (suggestion (remove (symbol-text symbol)
                            (near-symbols (symbol-name symbol) (or (symbol-package symbol) (current-package)) test)
                            :test #'string=))))
 
 (defun class-suggestion (name)
-  "Return the question that suggests classes in place of NAME, or NIL."
+  "Return a question that suggests classes instead of NAME, or NIL."
   (symbol-suggestion name (lambda (symbol) (find-class symbol nil))))
 
 (defun package-error-hint (condition)
-  "Return what helps with CONDITION, a package error, or NIL."
+  "Return the hint for CONDITION, a package error, or NIL."
   (let ((package (package-error-package condition))
         (arguments (and (typep condition 'simple-condition) (simple-condition-format-arguments condition)))
         (control (and (typep condition 'simple-condition) (simple-condition-format-control condition))))
     (cond ((and (packagep package) (typep condition '(or reader-error sb-ext:package-lock-violation))
                 (stringp (first arguments)))
-           ;; No such symbol there, or an internal one; or one that the package is locked against.
+           ;; The package has no such symbol, or only an internal one, or it is locked.
            (let ((near (remove (format nil "~A:~A" (package-name package) (first arguments))
                                (near-symbols (first arguments) package
                                              (lambda (symbol)
@@ -60,20 +61,20 @@ those with near names that are accessible in PACKAGE."
            (suggestion (near-names (string package) (package-names)))))))
 
 (defun old-layout-p (object)
-  "True when OBJECT is of a structure that has been redefined since it was made."
+  "True when OBJECT is an instance of a structure that was redefined after it was made."
   (and (sb-kernel:%instancep object)
        (not (typep object 'standard-object))
        (sb-kernel::layout-invalid (sb-kernel:%instance-layout object))
        t))
 
 (defun old-layout-hint (object)
-  "Return what to do about OBJECT, whose layout is old."
-  (format nil "The object was made by an earlier definition of ~A, whose layout was another: make it anew."
+  "Return advice on OBJECT, whose layout is obsolete."
+  (format nil "The object was made by an earlier definition of ~A with another layout: create it again."
           (symbol-text (sb-kernel:classoid-name
                         (sb-kernel:layout-classoid (sb-kernel:%instance-layout object))))))
 
 (defun redefined-structure (condition)
-  "Return the name of the structure whose incompatible redefinition CONDITION is about, or NIL."
+  "Return the name of the structure that CONDITION says was redefined incompatibly, or NIL."
   (and (typep condition 'simple-error)
        (let ((control (simple-condition-format-control condition)))
          (and (stringp control)
@@ -81,7 +82,7 @@ those with near names that are accessible in PACKAGE."
               (second (simple-condition-format-arguments condition))))))
 
 (defun condition-hint (condition)
-  "Return what the report of CONDITION adds to the condition's own, or NIL."
+  "Return the hint for CONDITION, or NIL."
   (typecase condition
     (undefined-function
      (let ((name (cell-error-name condition)))
@@ -99,7 +100,7 @@ those with near names that are accessible in PACKAGE."
        (declare (ignore column))
        (format nil "In ~A~:[:~D~;~*~]~@[, in ~A~].~@[~%~A~]"
                file (zerop line) line form (condition-hint (sb-int:encapsulated-condition condition)))))
-    ;; A system's definition cannot be read; else FILE-HINT says where that fails.
+    ;; A system definition that cannot be read. For other causes, FILE-HINT names the place.
     (asdf:load-system-definition-error
      (let ((cause (asdf/find-system:error-condition condition)))
        (and (typep cause 'sb-c::input-error-in-load) (condition-hint cause))))
@@ -120,29 +121,31 @@ those with near names that are accessible in PACKAGE."
                                             (sb-kernel:dd-slots (sb-kernel:find-defstruct-description name)))))))))))
 
 (defun file-hint (condition)
-  "Return in which form of a file that is compiled or loaded CONDITION was signalled, or NIL when its hint says so."
+  "Return the form, of a file that is being compiled or loaded, in which CONDITION was signalled; NIL if its own hint names
+the form."
   (unless (typep condition 'sb-c::input-error-in-load)
     (destructuring-bind (&optional file (line 0) column form) (or (compiler-place) (loading-place))
       (declare (ignore column))
       (and file (format nil "In ~A~:[:~D~;~*~]~@[, in ~A~]." file (zerop line) line form)))))
 
 (defun reader-position-hint (condition)
-  "When CONDITION stops the reading of the submitted code, return where, unless it says so itself; or NIL."
-  ;; SBCL's simple reader errors do (%REPORT-READER-ERROR in src/code/target-error.lisp).
-  (when (and *reading*
+  "Return where the reader was in the submitted code when it signalled CONDITION. Return NIL if CONDITION reports that
+itself, or is no reading error."
+  ;; SBCL's simple reader errors report the position themselves (%REPORT-READER-ERROR in src/code/target-error.lisp).
+  (when (and *form-stream*
              (typep condition '(not (and sb-int:simple-reader-error (not sb-kernel:reader-impossible-number-error)))))
-    (multiple-value-bind (line column) (line-and-column *code* (or (file-position *reading*) 0))
-      (multiple-value-bind (start-line start-column) (line-and-column *code* *form-start*)
+    (multiple-value-bind (line column) (line-and-column *submitted-code* (or (file-position *form-stream*) 0))
+      (multiple-value-bind (start-line start-column) (line-and-column *submitted-code* *form-start*)
         (format nil "~:[The reader had come to line ~D, column ~D of the code, in the form that begins at ~
                      line ~D, column ~D.~;~
                      The code ends at line ~D, column ~D, within the form that begins at line ~D, column ~D: ~
                      a closing parenthesis or quote is missing.~]"
                 (and (typep condition 'end-of-file)
-                     (eq *reading* (ignore-errors (stream-error-stream condition))))
+                     (eq *form-stream* (ignore-errors (stream-error-stream condition))))
                 line column start-line start-column)))))
 
 (defun quicklisp-hint (condition)
-  "When CONDITION is that a package of Quicklisp's does not exist, return what to do about that; or NIL."
+  "Return advice on loading Quicklisp if CONDITION is that one of its packages does not exist; else NIL."
   (when (and (typep condition 'package-error)
              (member (package-error-package condition) '("QL" "QL-DIST" "QL-UTIL" "QUICKLISP" "QUICKLISP-CLIENT")
                      :test #'equal)
@@ -156,7 +159,7 @@ those with near names that are accessible in PACKAGE."
                 (if setup (sb-ext:native-namestring setup) "~/quicklisp/setup.lisp"))))))
 
 (defun push-hints (condition)
-  "Push what the report of CONDITION adds to the condition's own, as lines of their own."
+  "Push the hints for CONDITION, each on a line of its own."
   (dolist (function '(reader-position-hint quicklisp-hint condition-hint file-hint))
     (let ((hint (guarded (funcall function condition) (failure) nil)))
       (when hint

@@ -1,15 +1,15 @@
-;;;; A failed evaluation held where it failed: looking at its frames, changing things, and going on.
+;;;; Holding a failed evaluation where it failed: inspecting its frames, changing things, and resuming it.
 
 (in-package "SBCL-HOST/DEBUGGER")
 
 (defvar *held-condition* nil
-  "The condition of the evaluation that is held.")
+  "The condition of the held evaluation.")
 (defvar *held-frames* '()
-  "Its frames, as USER-FRAMES returns them.")
+  "The frames of the held evaluation, as USER-FRAMES returns them.")
 
-(defmacro with-hold (() &body body)
-  "Evaluate BODY so that nothing of the held evaluation's can end the hold: not its handlers, and no condition that its
-timers signal: that is continued, or ends BODY with NIL."
+(defmacro with-protected-hold (() &body body)
+  "Evaluate BODY so that nothing of the held evaluation can end the hold: none of its handlers runs, and a condition that
+its timers signal is continued if it has a CONTINUE restart, else it ends BODY, which returns NIL."
   `(catch 'contained
      (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
            (*signal-observer* nil)
@@ -26,17 +26,16 @@ timers signal: that is continued, or ends BODY with NIL."
        ,@body)))
 
 (defun contain-held-interruption (function)
-  "Call FUNCTION, which interrupts this thread while an evaluation is held and nothing is being done with it, as a timer
-does. Wherever it unwinds to, it ends here."
+  "Call FUNCTION, which interrupts this thread while an evaluation is held and no command runs, as a timer does. Any
+non-local exit ends here."
   (let ((sb-thread::*interrupt-handler* nil))
     (block contained
-      (unwind-protect (with-hold () (funcall (the function function)))
+      (unwind-protect (with-protected-hold () (funcall (the function function)))
         (return-from contained)))))
 
 (defun next-held-job ()
-  "Wait for the next job, by which this thread is in the foreground again, and return it, or NIL when there will be none.
-What was to interrupt this thread meanwhile does so before it returns: an interrupt on the way out of NEXT-JOB would lose
-the job."
+  "Wait for the next job, which brings this thread to the foreground again, and return it, or NIL when there will be none.
+Pending interruptions of this thread run before this returns: an interruption on the way out of NEXT-JOB would lose the job."
   (without-interrupts
     (let ((job (next-job +evaluation-lane+ *job-id*)))
       (when job
@@ -44,12 +43,12 @@ the job."
         (change-job (job-id job)))
       (allow-with-interrupts
         (call-until-abandoned
-         (lambda () (with-hold () (with-interrupts nil)))))
+         (lambda () (with-protected-hold () (with-interrupts nil)))))
       job)))
 
 (defun hold-evaluation (condition frames)
-  "Answer the failed evaluation and do what the host asks of it, until that makes it go on or releases it. Return to
-release it. Nothing else leaves the hold: what would, as a timer's function that throws, comes back to it."
+  "Report the failed evaluation as held, and perform the host's commands until one resumes or releases it. Return to release
+it. Nothing else ends the hold: any other non-local exit, as from a timer's function, comes back here."
   (let ((*held-condition* condition)
         (*held-frames* frames)
         (sb-thread::*interrupt-handler* #'contain-held-interruption)
@@ -57,12 +56,12 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
         (leaving nil))
     (forget-answers)
     (keep-variables)
-    (tell-definitions)
+    (announce-definitions)
     (when *push-unfinished*
       (funcall (the function *push-unfinished*)))
     (event *job-id* (event-code :held))
     (flush-output)
-    (done nil)
+    (push-done nil)
     (loop
       (catch 'still-held
         (unwind-protect
@@ -73,7 +72,7 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
                  (return))
                (let ((sb-thread::*interrupt-handler* nil))
                  (multiple-value-bind (success resume) (run-held-command job)
-                   ;; What makes the evaluation go on does so under its own handlers again.
+                   ;; The command that resumes the evaluation does so under the evaluation's own handlers.
                    (when resume
                      (setf leaving t)
                      (when (eq resume :release)
@@ -85,43 +84,43 @@ release it. Nothing else leaves the hold: what would, as a timer's function that
                    (setf job nil))))
           (unless leaving
             (when job
-              (refuse "Something of the session's interrupted this, such as a timer.")
+              (refuse "Code of the session interrupted this, such as a timer.")
               (end-held-job nil)
               (setf job nil))
             (throw 'still-held nil))))))
-  ;; Its cleanup forms are not held again.
+  ;; Errors in the evaluation's cleanup forms are not held again.
   (setf *hold-errors* nil))
 
-(defun waiting-p (frame)
-  "True when FRAME is of one of SBCL's own system calls, in which interrupts are expected at any time."
+(defun in-system-call-p (frame)
+  "True when FRAME belongs to one of SBCL's own functions for system calls, which expect interruptions at any time."
   (member (ignore-errors (frame-file frame))
           '("SYS:SRC;CODE;UNIX.LISP" "SYS:SRC;CODE;TARGET-THREAD.LISP" "SYS:SRC;CODE;SERVE-EVENT.LISP"
             "SYS:SRC;CODE;FD-STREAM.LISP")
           :test #'equal))
 
 (defun in-foreign-code-p (frame)
-  "True when this thread was interrupted while FRAME, the innermost of Lisp, called foreign code other than a system
-call: it may hold locks of its own, such as malloc's."
+  "True when this thread was interrupted while FRAME, the innermost Lisp frame, called foreign code other than a system
+call. Such code may hold locks of its own, such as malloc's."
   (and (plusp sb-kernel:*free-interrupt-context-index*)
        (null (sb-di::code-header-from-pc
               (sb-vm:context-pc (sb-di::nth-interrupt-context (1- sb-kernel:*free-interrupt-context-index*)))))
-       (not (waiting-p frame))))
+       (not (in-system-call-p frame))))
 
 (defun holdable-frame-p (frame)
-  "True when the evaluation can be held while it is in FRAME, its innermost: in one of its forms, not in what the server
-does between them."
+  "True when the evaluation can be held in FRAME, its innermost frame: it is in one of its forms, and not in the server's
+code between them."
   (and (plusp *form-number*)
        (< (frame-address frame) *boundary*)
        (not sb-kernel:*gc-inhibit*)
        (not (in-foreign-code-p frame))))
 
 (defun hold-interrupted-evaluation (reason hook)
-  "Hold the evaluation that was interrupted for REASON where it was, below the function with frame pointer HOOK, with a
-restart that has it go on from there. Return true when it is to go on, and NIL when it cannot be held, and nothing has
-been pushed. Does not return when it is released."
+  "Hold the evaluation, which was interrupted for REASON, below the function whose frame pointer is HOOK, with a restart
+that continues it. Return true if it is to continue, and NIL if it cannot be held, in which case nothing was pushed. Does
+not return if it is released."
   (when (and (eql reason +interrupt-timeout+)
              *hold-errors*
-             (not *failed*)
+             (not *failure-reason*)
              (holdable-frame-p (interrupted-frame hook)))
     (block go-on
       (let* ((continue (sb-kernel::make-restart
@@ -132,17 +131,17 @@ been pushed. Does not return when it is released."
         (abandon-evaluation :interrupted #'end-programs)))))
 
 (defun end-held-job (success)
-  "Tell the host that a job is over that leaves the evaluation held."
+  "Notify the host that a job is done and the evaluation is still held."
   (finish-output-of-job)
   (event *job-id* (event-code :held) 1)
-  (done success))
+  (push-done success))
 
 (defun run-held-command (job)
-  "Do JOB so that what interrupts it abandons nothing else. Return what HELD-COMMAND does."
+  "Perform JOB so that an interruption of it abandons nothing else. Return the values of HELD-COMMAND."
   (let* ((resume nil)
          (success (call-until-abandoned
                    (lambda ()
-                     (with-hold ()
+                     (with-protected-hold ()
                        (with-interrupts
                          (multiple-value-bind (success next) (held-command job)
                            (setf resume next)
@@ -150,7 +149,8 @@ been pushed. Does not return when it is released."
     (values success resume)))
 
 (defun held-command (job)
-  "Do JOB. Return whether that was possible; and a function, if it is one to make the evaluation go on, or :RELEASE."
+  "Perform JOB. Return whether that succeeded, and how to proceed: a function that resumes the evaluation, :RELEASE, or NIL
+to stay held."
   (case (job-kind job)
     (:invoke-restart (restart-command job))
     (:frame-locals (locals-command job))
@@ -160,15 +160,15 @@ been pushed. Does not return when it is released."
     (t (refuse "This cannot be asked of a held evaluation."))))
 
 (defmacro do-held-forms ((form text result &optional (end (gensym "END"))) &body body)
-  "Evaluate BODY with FORM bound to each form in TEXT in turn, and END to where it ends, and return RESULT. An error in
-this is not held."
+  "Evaluate BODY with FORM bound to each form in TEXT in turn, and END to its end position. Return RESULT. An error in BODY
+is not held."
   (let ((stream (gensym "STREAM")))
     `(let* ((*hold-errors* nil)
-            (*code* ,text)
+            (*submitted-code* ,text)
             (*evaluated-forms* '())
             (*form-number* 0)
             (*form-start* 0)
-            (,stream (make-string-input-stream *code*)))
+            (,stream (make-string-input-stream *submitted-code*)))
        (loop for ,form = (read-form ,stream ,stream (whitespace-end ,stream))
              for ,end = (file-position ,stream)
              until (eq ,form ,stream)
@@ -178,7 +178,7 @@ this is not held."
 ;;; Restarts
 
 (defun find-held-restart (number name)
-  "Return the restart NUMBER, or when that is 0 the first one called NAME; or refuse."
+  "Return restart NUMBER, or the first restart called NAME if NUMBER is 0. Refuse if there is none."
   (let ((restarts (restarts-for *held-condition*)))
     (or (if (plusp number)
             (nth (1- number) restarts)
@@ -189,8 +189,8 @@ this is not held."
                       collect (format nil "~D ~A" number (restart-name restart)))))))
 
 (defun evaluate-arguments (text)
-  "Return a list of the values of the expressions in TEXT. The second value is true unless one failed, which has been
-pushed as an error."
+  "Return a list of the values of the expressions in TEXT, and true. If one of them fails, push its error and make the
+second value false."
   (multiple-value-bind (arguments success)
       (call-until-abandoned
        (lambda ()
@@ -198,11 +198,12 @@ pushed as an error."
            (do-held-forms (form text (nreverse arguments))
              (push (with-boundary () (eval form)) arguments)))))
     (unless success
-      (say "`values` failed: the restart was not invoked, and the evaluation is still held."))
+      (push-notice "`values` failed: the restart was not invoked, and the evaluation is still held."))
     (values arguments success)))
 
 (defun argument-count (function)
-  "Return how many arguments FUNCTION takes at least and, or NIL, at most, as far as SBCL knows."
+  "Return the smallest number of arguments that FUNCTION takes, and the largest, or NIL if there is no limit or it is
+unknown."
   (let ((minimum 0)
         (maximum 0)
         (lambda-list (if (or (sb-kernel:simple-fun-p function) (sb-kernel:closurep function)
@@ -222,8 +223,8 @@ pushed as an error."
     (values minimum maximum)))
 
 (defun interactive-arguments (restart)
-  "Return a list whose one element is the list of arguments that RESTART's interactive function comes to when there is
-nobody to ask; or NIL when it does not."
+  "Return a list whose one element is the argument list that RESTART's interactive function returns when it gets no input.
+Return NIL if the function fails."
   (let* ((in (make-concatenated-stream))
          (nobody (make-two-way-stream in (make-broadcast-stream)))
          (*standard-input* in)
@@ -252,8 +253,8 @@ nobody to ask; or NIL when it does not."
           (if (eql maximum 0) "" ": give them in `values`, as Lisp expressions")))
 
 (defun restart-arguments (restart text)
-  "Return the arguments to invoke RESTART with, and true unless there is something wrong with them, which has been
-pushed: the values of the expressions in TEXT or, without any, what its interactive function returns."
+  "Return the arguments for RESTART, and true if they are valid. They are the values of the expressions in TEXT or, if there
+are none, what the interactive function of RESTART returns. If they are not valid, push why."
   (multiple-value-bind (minimum maximum) (argument-count (sb-kernel::restart-function restart))
     (multiple-value-bind (arguments success) (evaluate-arguments text)
       (cond ((not success)
@@ -270,8 +271,8 @@ pushed: the values of the expressions in TEXT or, without any, what its interact
                     (refuse-arguments restart minimum maximum count)))))))
 
 (defun assertion-places (restart)
-  "Return how many places RESTART asks new values for when it is the CONTINUE of a failed ASSERT, else NIL. What it says
-of itself is all that tells: `Retry assertion with new values for A, (CAR B).'"
+  "Return the number of places for which RESTART asks new values if it is the CONTINUE restart of a failed ASSERT, else NIL.
+Only its report tells: `Retry assertion with new values for A, (CAR B).'"
   (let* ((report (with-server-syntax ()
                    (let ((*print-escape* nil)) (guarded (princ-to-string restart) (failure) ""))))
          (places (search " for " report)))
@@ -279,29 +280,30 @@ of itself is all that tells: `Retry assertion with new values for A, (CAR B).'"
                (eql (mismatch "Retry assertion" report) 15))
       (if places
           (with-input-from-string (stream report :start (+ places 5) :end (1- (length report)))
-            ;; Reads without making anything of it, symbols least of all, and takes the commas for nothing.
+            ;; *READ-SUPPRESS* reads without creating objects, above all without interning symbols, and ignores the commas.
             (with-standard-io-syntax
               (let ((*read-suppress* t))
                 (loop until (eq stream (read stream nil stream)) count t))))
           0))))
 
-(defun answer ()
-  "Return the next of what was given to a restart that asks for it. Called by what TYPE-ANSWERS types."
+(defun next-answer ()
+  "Return the next value for a restart that asks for values. TYPE-ANSWERS types calls of this function."
   (pop *answers*))
 
 (defun type-answers (answers count)
-  "Have the COUNT next places that ASSERT asks for on *QUERY-IO* get new values, those in ANSWERS, or keep their own."
+  "Provide input on *QUERY-IO* for the next COUNT places for which ASSERT asks. The first get new values from ANSWERS, and
+the others keep their values."
   (setf *answers* answers
-        *own-tty* sb-sys:*tty*
+        *saved-tty* sb-sys:*tty*
         sb-sys:*tty* (make-two-way-stream
                       (make-string-input-stream
-                       (format nil "~{~:[n~;y~%(|SBCL-HOST/DEBUGGER|::|ANSWER|)~]~%~}"
+                       (format nil "~{~:[n~;y~%(|SBCL-HOST/DEBUGGER|::|NEXT-ANSWER|)~]~%~}"
                                (loop repeat count collect (and answers (progn (pop answers) t)))))
                       sb-sys:*tty*)))
 
 (defun continue-assertion (restart places text)
-  "Return true and a function that goes on with RESTART, of an assertion, which asks for as many PLACES as that. They
-get the values of the expressions in TEXT."
+  "Return true and a function that invokes RESTART, the CONTINUE of an assertion, which asks for values of PLACES places.
+These get the values of the expressions in TEXT."
   (multiple-value-bind (new success) (evaluate-arguments text)
     (cond ((not success) nil)
           ((> (length new) places)
@@ -313,7 +315,7 @@ get the values of the expressions in TEXT."
                      (invoke-restart restart)))))))
 
 (defun restart-command (job)
-  "Return true and a function that invokes a restart, which HOLD calls."
+  "Return true and a function that invokes the restart that JOB names. HOLD-EVALUATION calls that function."
   (let ((restart (find-held-restart (job-argument job) (job-name job))))
     (when restart
       (let ((places (assertion-places restart)))
@@ -326,19 +328,19 @@ get the values of the expressions in TEXT."
                             (t
                              (lambda ()
                                (apply #'invoke-restart restart arguments)
-                               (say "The restart returned: the evaluation is still held.")))))))))))
+                               (push-notice "The restart returned: the evaluation is still held.")))))))))))
 
 ;;; Frames
 
 (defun find-held-frame (number)
-  "Return the frame NUMBER of the held evaluation, or refuse."
+  "Return frame NUMBER of the held evaluation. Refuse if there is none."
   (or (cdr (assoc number *held-frames*))
       (refuse "There is no frame ~D. Frames are numbered from 0 to ~D."
               number (or (car (car (last *held-frames*))) 0))))
 
 (defun locals-command (job)
-  "Push the local variables of as many frames as the job's flags say, +FRAMES-WITH-LOCALS+ at most, from the frame on whose
-number is the job's argument."
+  "Push the local variables of the frame whose number is JOB's argument and of the frames after it: as many frames as JOB's
+flags say, at most +FRAMES-WITH-LOCALS+."
   (with-inspection-syntax ()
     (let ((*package* (current-package)))
       (loop repeat (min (job-flags job) +frames-with-locals+)
@@ -349,15 +351,15 @@ number is the job's argument."
   t)
 
 (defun frame-has-variables-p (frame)
-  "True when code can be evaluated with variables of FRAME's own visible."
+  "True when code can be evaluated with local variables of FRAME visible."
   (and (not (bogus-frame-p frame))
        (guarded (sb-debug::frame-has-debug-vars-p frame) (failure) nil)
        (guarded (locals frame) (failure) nil)
        t))
 
 (defun evaluate-in-frame (text frame &optional (defined (constantly nil)))
-  "Evaluate the forms in TEXT in FRAME, or globally when it has no variables. Call DEFINED with each form, where it begins
-and ends, and the package it was read in. Return a list of the last one's values, and true unless it failed."
+  "Evaluate the forms in TEXT in FRAME, or globally if FRAME has no variables. Call DEFINED with each form, its start and
+end, and the package in which it was read. Return a list of the values of the last form, and true unless a form failed."
   (declare (type function defined))
   (call-with-recorded-warnings
    (lambda ()
@@ -367,7 +369,7 @@ and ends, and the package it was read in. Return a list of the last one's values
           (do-held-forms (form text values end)
             (incf *form-number*)
             (let ((package *package*)
-                  (sb-c::*source-plist* (note-evaluated-form form (evaluation-number *evaluation*) *code*
+                  (sb-c::*source-plist* (note-evaluated-form form (evaluation-number *evaluation*) *submitted-code*
                                                              *form-start* end)))
               (setf values
                     (multiple-value-list
@@ -378,13 +380,14 @@ and ends, and the package it was read in. Return a list of the last one's values
               (funcall defined form *form-start* end package)))))))))
 
 (defun eval-command (job)
-  "Evaluate code in a frame and push its values. It is an evaluation of its own: what it defines is not the held one's."
+  "Evaluate code in a frame and push its values. This is an evaluation of its own: its definitions do not count as the held
+evaluation's."
   (let ((frame (find-held-frame (job-argument job)))
         (*evaluation* (make-evaluation :number (job-evaluation job)))
         (definitions 0))
     (when frame
       (unless (frame-has-variables-p frame)
-        (say "The frame has no variables that SBCL knows of: the code was evaluated globally."))
+        (push-notice "The frame has no variables that SBCL knows of: the code was evaluated globally."))
       (multiple-value-bind (values success)
           (evaluate-in-frame (job-text job) frame
                              (lambda (form start end package)
@@ -392,28 +395,28 @@ and ends, and the package it was read in. Return a list of the last one's values
                                  (setf definitions (evaluation-definitions *evaluation*))
                                  (push-defining-form form (job-text job) start end package))
                                (forget-changes)))
-        (tell-definitions)
+        (announce-definitions)
         (when (evaluation-threads *evaluation*)
           (push-running-threads))
         (and success
              (nth-value 1 (call-until-abandoned (lambda () (mapc #'push-value values)))))))))
 
 (defun unwindable-p (frame number)
-  "True when the evaluation can go on from FRAME; else refuse."
+  "True when evaluation can continue from FRAME, number NUMBER. Else refuse."
   (let ((why-not (why-not-unwindable frame)))
     (or (not why-not)
-        (refuse "SBCL cannot unwind to frame ~D: ~@?.~@[ The next one out to which it can is ~D.~]" number why-not
+        (refuse "SBCL cannot unwind to frame ~D: ~@?.~@[ The next outer frame to which it can unwind is ~D.~]" number why-not
                 (car (find-if (lambda (entry)
                                 (and (> (car entry) number) (not (why-not-unwindable (cdr entry)))))
                               *held-frames*))))))
 
 (defun return-command (job)
-  "Return values from a frame."
+  "Return true and a function that returns values from a frame."
   (let ((frame (find-held-frame (job-argument job))))
     (when (and frame (unwindable-p frame (job-argument job)))
       (multiple-value-bind (values success) (evaluate-in-frame (job-text job) frame)
         (cond ((not success)
-               (say "The code failed: the frame did not return, and the evaluation is still held."))
+               (push-notice "The code failed: the frame did not return, and the evaluation is still held."))
               ((not (declared-to-return-p frame values))
                (refuse "Frame ~D cannot return this: its function is declaimed to return something else."
                        (job-argument job)))
@@ -423,7 +426,7 @@ and ends, and the package it was read in. Return a list of the last one's values
                          (sb-debug:unwind-to-frame-and-call frame (lambda () (values-list values)))))))))))
 
 (defun restart-frame-command (job)
-  "Call a frame's function again with the same arguments."
+  "Return true and a function that calls a frame's function again with the same arguments."
   (let ((frame (find-held-frame (job-argument job))))
     (when (and frame (unwindable-p frame (job-argument job)))
       (multiple-value-bind (function arguments) (frame-function frame (job-argument job))

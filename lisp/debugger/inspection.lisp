@@ -1,27 +1,27 @@
-;;;; Questions about the image: what the session defined, what a symbol means.
+;;;; Queries about the image: the session's definitions, and what a symbol means.
 
 (in-package "SBCL-HOST/DEBUGGER")
 
 (defun push-item (kind label function)
-  "Push an item of KIND, an item code, with LABEL and the text that FUNCTION prints to its argument."
+  "Push an item of KIND, an item code, with LABEL and the text that FUNCTION prints to the stream it is called with."
   (event *job-id* (event-code :item) kind label)
   (push-text (event-code :item-text) function))
 
 ;;; list-definitions
 
 (defun lambda-list-of (name)
-  "Return the lambda list of the function or macro NAME, and whether it is known."
+  "Return the lambda list of the function or macro NAME. The second value is true if it is unknown."
   (guarded (sb-introspect:function-lambda-list
             (if (and (symbolp name) (macro-function name)) (macro-function name) (fdefinition name)))
       (failure)
     (values nil t)))
 
 (defun variable-label (name)
-  "Return what comes before the value in the line for the variable NAME."
+  "Return the text before the value in the line for the variable NAME."
   (format nil "~S~:[~; = ~]" name (boundp name)))
 
 (defun print-definition (kind name stream)
-  "Print the line for NAME, defined as KIND; of a variable, what comes after its label."
+  "Print the line for NAME, defined as KIND. For a variable, print only what follows its label."
   (cond ((stringp name) (write-string name stream))
         ((not (eq kind :variable)) (prin1 name stream)))
   (case kind
@@ -39,7 +39,7 @@
        (push-argument (symbol-value name) stream)))))
 
 (defun print-lambda-list (lambda-list stream)
-  "Print LAMBDA-LIST without packages: they say nothing to its reader."
+  "Print LAMBDA-LIST without package prefixes, which do not help its reader."
   (labels ((bare (object)
              (typecase object
                (cons (cons (bare (car object)) (bare (cdr object))))
@@ -49,12 +49,12 @@
       (prin1 (bare lambda-list) stream))))
 
 (defun push-argument (value stream)
-  "Print VALUE to STREAM as an argument of a frame would be."
+  "Print VALUE to STREAM in the way of an argument of a frame."
   (print-argument value stream)
   nil)
 
 (defun accessors-of (name)
-  "Return the names of the functions that the definition of the class NAME brings with it."
+  "Return the names of the functions that the definition of the class NAME defines."
   (let ((class (find-class name nil)))
     (if (typep class 'structure-class)
         (let ((description (sb-kernel:find-defstruct-description name nil)))
@@ -68,12 +68,12 @@
                                   for accessor = (sb-kernel:dsd-accessor-name slot)
                                   when accessor collect accessor and collect (list 'setf accessor))))))
         (loop for slot in (guarded (sb-mop:class-direct-slots class) (failure) '())
-              append (remove-if-not #'only-accesses-p (sb-mop:slot-definition-readers slot))
-              append (remove-if-not #'only-accesses-p (sb-mop:slot-definition-writers slot))))))
+              append (remove-if-not #'accessors-only-p (sb-mop:slot-definition-readers slot))
+              append (remove-if-not #'accessors-only-p (sb-mop:slot-definition-writers slot))))))
 
-(defun accesses-p (method name)
-  "True when all that METHOD of the function NAME does is to read or write a slot. Those of conditions are methods like any
-other."
+(defun accessor-method-p (method name)
+  "True when METHOD of the function NAME only reads or writes a slot. The accessors of a condition class are ordinary
+methods."
   (let ((class (first (last (sb-mop:method-specializers method)))))
     (or (typep method 'sb-mop:standard-accessor-method)
         (and (typep class 'sb-pcl::condition-class)
@@ -82,15 +82,15 @@ other."
                             (member name (sb-mop:slot-definition-writers slot) :test #'equal)))
                       (sb-mop:class-direct-slots class))))))
 
-(defun only-accesses-p (name)
-  "True when all that the function NAME does is to read or write a slot."
+(defun accessors-only-p (name)
+  "True when the function NAME only reads or writes slots."
   (let ((function (and (fboundp name) (fdefinition name))))
     (or (not (typep function 'generic-function))
-        (every (lambda (method) (accesses-p method name))
+        (every (lambda (method) (accessor-method-p method name))
                (sb-mop:generic-function-methods function)))))
 
 (defun print-class-definition (name accessors stream)
-  "Print the line for the class NAME with those of its ACCESSORS that the session defined."
+  "Print the line for the class NAME, with those of its ACCESSORS that the session defined."
   (prin1 name stream)
   (let ((names (remove-if #'consp accessors)))
     (when names
@@ -98,7 +98,7 @@ other."
         (format stream " (~{~S~^, ~})" (sort (remove-duplicates names) #'string< :key #'symbol-name))))))
 
 (defun definition-item (kind)
-  "Return the item code for definitions of KIND, or NIL when they are not listed."
+  "Return the item code for definitions of KIND, or NIL for kinds that are not listed."
   (case kind
     (:function (item-code :function))
     (:variable (item-code :variable))
@@ -113,12 +113,13 @@ other."
       (symbol-package (function-name-symbol name))))
 
 (defun definition-sort-key (kind name)
-  "Return what definitions are sorted by."
+  "Return the key by which definitions are sorted."
   (cons (definition-item kind) (if (stringp name) name (prin1-to-string name))))
 
-(defun wanted-definitions (package)
-  "Return those definitions that the session made itself, or all in PACKAGE when that is one: lists of kind and name. The
-second value is a list of the names of systems, each with how many definitions it made and in how many packages."
+(defun listed-definitions (package)
+  "Return the definitions that the session itself made, or all in PACKAGE if that is not NIL, as lists of kind and name. The
+second value is a list of the systems that made definitions: each system's name, the number of its definitions, and the
+number of packages they are in."
   (let ((wanted '())
         (systems (make-hash-table :test 'equal)))
     (map-definitions
@@ -138,13 +139,13 @@ second value is a list of the names of systems, each with how many definitions i
                   collect (list system (first counted) (length (rest counted)))))))
 
 (defun push-definitions (item limit package-name)
-  "Push what the session defined, as ITEM, an item code, or all when that is 0; only in the package PACKAGE-NAME unless
-that is empty. What is more than LIMIT is only counted, a class's accessors go with it, and what systems brought is
-counted for each system."
+  "Push the session's definitions whose item code is ITEM, or all if ITEM is 0; only those in the package PACKAGE-NAME,
+unless that is empty. Definitions beyond LIMIT are only counted. Accessors are listed with their class, and the definitions
+of systems are counted by system."
   (let* ((package (and (plusp (length package-name)) (find-user-package package-name)))
          (accessors (make-hash-table :test 'equal)))
     (with-inspection-syntax ()
-      (multiple-value-bind (definitions counted) (wanted-definitions package)
+      (multiple-value-bind (definitions counted) (listed-definitions package)
         (loop for (kind name) in definitions
               when (eq kind :class)
                 do (dolist (accessor (accessors-of name))
@@ -184,7 +185,7 @@ counted for each system."
                                    system count packages))))))))))
 
 (defun loaded-systems ()
-  "Return the names of the systems that the session loaded, one for those that are defined together."
+  "Return the names of the systems that the session loaded, one name for all systems of one .asd file."
   (remove-duplicates (mapcar #'asdf:primary-system-name
                              (set-difference (already-loaded-systems) **core-systems** :test #'equal))
                      :test #'string=))
@@ -192,7 +193,7 @@ counted for each system."
 ;;; describe-symbol
 
 (defun bare-name (text)
-  "Return what is left of TEXT, as a user writes a name, without what says how that is meant: 'F, #'F and (SETF F) are F."
+  "Return the name in TEXT without quotes or other syntax: 'F, #'F and (SETF F) all yield F."
   (let* ((text (string-left-trim "#'" (string-trim '(#\Space #\Tab #\Newline #\') text)))
          (end (1- (length text))))
     (if (and (> end 6) (string-equal "(setf " text :end2 6) (char= (char text end) #\)))
@@ -200,9 +201,9 @@ counted for each system."
         text)))
 
 (defun locate-symbol (text package-name)
-  "Find the symbol that TEXT means to a reader in the package named PACKAGE-NAME, or in *PACKAGE* when that is empty,
-without interning it. Return the symbol, whether there is one, the name and the package that were looked at. Signal a
-package error when there is no such package."
+  "Find the symbol that TEXT names in the package named PACKAGE-NAME, or in *PACKAGE* if that is empty, without interning
+it. Return the symbol, whether it exists, and the name and package that were searched. Signal a package error if the package
+does not exist."
   (let ((text (bare-name text)))
     (multiple-value-bind (name colon) (read-name text)
       (let ((package (cond ((null colon)
@@ -219,7 +220,7 @@ package error when there is no such package."
                 (values symbol (and status t) name package))))))))
 
 (defun push-detail (label function)
-  "Push a detail of the role before it."
+  "Push a detail of the role that was pushed last."
   (push-item (item-code :detail) label function))
 
 (defun push-text-detail (label text)
@@ -228,7 +229,7 @@ package error when there is no such package."
     (push-detail label (lambda (stream) (write-string text stream)))))
 
 (defun push-role (symbol role &optional setf)
-  "Push that SYMBOL, or (SETF SYMBOL) when SETF is true, has ROLE, a string."
+  "Push that SYMBOL, or (SETF SYMBOL) if SETF is true, has ROLE, a string."
   (push-item (item-code :role) ""
              (lambda (stream)
                (let ((package (symbol-package symbol)))
@@ -243,10 +244,10 @@ package error when there is no such package."
                          role)))))
 
 (defvar *with-source* nil
-  "True when the text of definitions is asked for.")
+  "True when the client asked for the source text of definitions.")
 
 (defun push-source (name type)
-  "Push where NAME, defined as TYPE, was defined, if that is known, and the text of it if that is asked for."
+  "Push where NAME was defined as TYPE, if that is known, and the source text if the client asked for it."
   (let ((place (guarded (let ((source (first (sb-introspect:find-definition-sources-by-name name type))))
                           (and source (definition-place source (symbol-name (function-name-symbol name)))))
                    (failure)
@@ -259,8 +260,8 @@ package error when there is no such package."
   (guarded (form-text (place-text place) (place-position place)) (failure) nil))
 
 (defun push-place (place)
-  "Push PLACE, of a definition, and the text of it if that is asked for."
-  (push-text-detail "Source" (written-place place))
+  "Push PLACE, where a definition is, and its source text if the client asked for it."
+  (push-text-detail "Source" (place-label place))
   (when *with-source*
     (push-text-detail "Text" (let ((text (place-form-text place)))
                                (if text (format nil "~%~A" text) "not available")))))
@@ -278,24 +279,25 @@ package error when there is no such package."
                                    (print-lambda-list lambda-list stream)
                                    (write-string "()" stream)))))))
 
-(defconstant +listed+ 30
-  "How many of a generic function's methods, or of a class's slots and subclasses, are listed.")
+(defconstant +max-listed-items+ 30
+  "The most methods of a generic function, or slots or subclasses of a class, that are listed.")
 
 (defun push-list (label items print)
-  "Push how many ITEMS there are and, a line each, what PRINT, a function of an item and a stream, prints of the first."
+  "Push the number of ITEMS and, a line each, what PRINT, a function of an item and a stream, prints for the first
++MAX-LISTED-ITEMS+ of them."
   (let ((count (length items)))
     (push-detail label
                  (lambda (stream)
                    (format stream "~D" count)
                    (loop for item in items
-                         repeat +listed+
+                         repeat +max-listed-items+
                          do (terpri stream)
                             (guarded (funcall (the function print) item stream) (failure) nil))
-                   (when (> count +listed+)
-                     (format stream "~%... ~D more" (- count +listed+)))))))
+                   (when (> count +max-listed-items+)
+                     (format stream "~%... ~D more" (- count +max-listed-items+)))))))
 
 (defun push-methods (generic-function)
-  "Push the methods of GENERIC-FUNCTION with their places."
+  "Push the methods of GENERIC-FUNCTION with their source locations."
   (let ((name (function-name-symbol (sb-mop:generic-function-name generic-function))))
     (push-list "Methods" (sb-mop:generic-function-methods generic-function)
                (lambda (method stream)
@@ -308,19 +310,19 @@ package error when there is no such package."
                                  nil))
                         (text (and place *with-source* (method-text place key))))
                    (when place
-                     (format stream "  ~A" (written-place place)))
+                     (format stream "  ~A" (place-label place)))
                    (when text
-                     (format stream "~%  ~A" (with-indented-lines text))))))))
+                     (format stream "~%  ~A" (indent-lines text))))))))
 
 (defun method-text (place key)
-  "Return the text of the DEFMETHOD at PLACE if it is of the method with this KEY, else NIL."
+  "Return the text of the DEFMETHOD form at PLACE if it defines the method with KEY, else NIL."
   (let ((text (place-form-text place)))
     (and text
          (guarded (equal key (form-signature (map-form text) text)) (failure) nil)
          text)))
 
-(defun with-indented-lines (text)
-  "Return TEXT with its lines but the first one indented by two more characters."
+(defun indent-lines (text)
+  "Return TEXT with all lines after the first indented by two more characters."
   (with-output-to-string (stream)
     (loop for character across text
           do (write-char character stream)
@@ -328,7 +330,7 @@ package error when there is no such package."
                (write-string "  " stream)))))
 
 (defun all-slots (class)
-  "Return the slots of CLASS, its own first, as a list of conses of a slot's definition and the class that defines it."
+  "Return the slots of CLASS, its own first, as conses of a slot definition and the class that defines it."
   (let ((slots '()))
     (labels ((add (owner)
                (dolist (slot (guarded (sb-mop:class-direct-slots owner) (failure) '()))
@@ -343,7 +345,7 @@ package error when there is no such package."
     (nreverse slots)))
 
 (defun slot-description (class slot)
-  "Return a list of type, initargs, accessors and other writers of SLOT of CLASS."
+  "Return a list of the type, initargs, accessors and additional writers of SLOT of CLASS."
   (let* ((name (sb-mop:slot-definition-name slot))
          (part (and (typep class 'structure-class)
                     (find name (sb-kernel:dd-slots (sb-kernel:find-defstruct-description (class-name class)))
@@ -359,7 +361,7 @@ package error when there is no such package."
                                :test #'equal)))))
 
 (defun print-slot (class slot owner stream)
-  "Print the line for SLOT of CLASS, which has it from OWNER, a class too."
+  "Print the line for SLOT of CLASS, which inherits it from OWNER or is OWNER itself."
   (destructuring-bind (type initargs accessors writers) (slot-description class slot)
     (format stream "~S~@[, type ~S~]~@[, initarg~{ ~S~}~]~@[, accessor~{ ~S~}~]~@[, writer~{ ~S~}~]~@[, from ~S~]"
             (sb-mop:slot-definition-name slot)
@@ -368,7 +370,7 @@ package error when there is no such package."
             (if (eq owner class) nil (class-name owner)))))
 
 (defun push-function-roles (symbol)
-  "Push what SYMBOL means as an operator, and return true when it means something as one."
+  "Push what SYMBOL means as an operator. Return true if it has such a meaning."
   (cond ((special-operator-p symbol)
          (push-role symbol "SPECIAL OPERATOR")
          (push-documentation symbol 'function)
@@ -384,7 +386,7 @@ package error when there is no such package."
          t)))
 
 (defun push-function (name &optional (symbol name) setf)
-  "Push what the function NAME is: SYMBOL, or (SETF SYMBOL) when SETF is true."
+  "Push what the function NAME is, under the name SYMBOL, or (SETF SYMBOL) if SETF is true."
   (let ((generic (typep (fdefinition name) 'generic-function)))
     (push-role symbol (if generic "GENERIC FUNCTION" "FUNCTION") setf)
     (push-arglist name)
@@ -400,7 +402,7 @@ package error when there is no such package."
     (push-source name (if generic :generic-function :function))))
 
 (defun push-setf-role (symbol)
-  "Push what (SETF SYMBOL) means, unless SYMBOL is of the system's, and return true when it means something."
+  "Push what (SETF SYMBOL) means, unless SYMBOL belongs to the system. Return true if it means something."
   (let ((name (list 'setf symbol)))
     (cond ((system-symbol-p symbol) nil)
           ((fboundp name)
@@ -412,19 +414,19 @@ package error when there is no such package."
            (push-source symbol :setf-expander)
            t))))
 
-(defconstant +previewed+ 10
-  "How many entries or slots of a value are shown whose printed representation hides them.")
+(defconstant +max-previewed-parts+ 10
+  "The most entries or slots that are shown of a value whose printed representation hides them.")
 
 (defun value-parts (value)
-  "Return the first +PREVIEWED+ parts of VALUE, a list of lists of label and value (or no value, when it has none):
-entries of a hash table, slots of an instance that is not of the system's; how many there are, and what one is called.
-NIL when it has none."
+  "Return the first +MAX-PREVIEWED-PARTS+ parts of VALUE, their total number, and a format control for the noun. The parts
+are lists of a label and a value (none if the slot is unbound): the entries of a hash table, or the slots of an instance
+whose class is not the system's. Return NIL if VALUE has no parts."
   (typecase value
     (hash-table
      (values (block entries
                (let ((entries '()) (count 0))
                  (maphash (lambda (key value)
-                            (when (> (incf count) +previewed+)
+                            (when (> (incf count) +max-previewed-parts+)
                               (return-from entries (nreverse entries)))
                             (push (list key value) entries))
                           value)
@@ -435,12 +437,12 @@ NIL when it has none."
        (let ((slots (sb-mop:class-slots (class-of value))))
          (values (loop for slot in slots
                        for name = (sb-mop:slot-definition-name slot)
-                       repeat +previewed+
+                       repeat +max-previewed-parts+
                        collect (if (slot-boundp value name) (list name (slot-value value name)) (list name)))
                  (length slots) "slot~:p"))))))
 
 (defun push-contents (value)
-  "Push the first parts of VALUE, if its printed representation hides them."
+  "Push the first parts of VALUE if its printed representation hides them."
   (when (eql 2 (mismatch "#<" (printed value 2)))
     (multiple-value-bind (parts count called) (guarded (value-parts value) (failure) nil)
       (when parts
@@ -450,11 +452,11 @@ NIL when it has none."
                        (loop for (label . rest) in parts
                              do (format stream "~%~A: ~A" (printed label 60)
                                         (if rest (printed (first rest) 100) "unbound")))
-                       (when (> count +previewed+)
-                         (format stream "~%... ~D more" (- count +previewed+)))))))))
+                       (when (> count +max-previewed-parts+)
+                         (format stream "~%... ~D more" (- count +max-previewed-parts+)))))))))
 
 (defun push-variable-roles (symbol)
-  "Push what SYMBOL means as a variable, and return true when it means something as one."
+  "Push what SYMBOL means as a variable. Return true if it has such a meaning."
   (let ((kind (sb-int:info :variable :kind symbol)))
     (when (or (member kind '(:special :constant :global :macro)) (boundp symbol))
       (push-role symbol (case kind
@@ -473,7 +475,7 @@ NIL when it has none."
       t)))
 
 (defun push-type-roles (symbol)
-  "Push what SYMBOL means as a type, and return true when it means something as one."
+  "Push what SYMBOL means as a type. Return true if it has such a meaning."
   (let ((class (find-class symbol nil)))
     (cond (class
            (push-role symbol (typecase class
@@ -493,8 +495,9 @@ NIL when it has none."
                (push-detail "Direct subclasses"
                             (lambda (stream)
                               (format stream "~{~S~^ ~}~@[ ... ~D more~]"
-                                      (subseq subclasses 0 (min +listed+ (length subclasses)))
-                                      (and (> (length subclasses) +listed+) (- (length subclasses) +listed+)))))))
+                                      (subseq subclasses 0 (min +max-listed-items+ (length subclasses)))
+                                      (and (> (length subclasses) +max-listed-items+)
+                                           (- (length subclasses) +max-listed-items+)))))))
            (push-documentation symbol 'type)
            (push-source symbol (typecase class
                                  (sb-pcl::condition-class :condition)
@@ -508,7 +511,7 @@ NIL when it has none."
            t))))
 
 (defun not-found-text (name package)
-  "Return text that says that PACKAGE has no symbol NAME, and who has, with near names."
+  "Return a text that says that PACKAGE has no symbol NAME, which packages have one, and which names are similar."
   (let ((near (near-symbol-names name package #'symbolp))
         (packages (near-names name (package-names)))
         (elsewhere (let ((packages '()))
@@ -525,11 +528,11 @@ NIL when it has none."
             near packages)))
 
 (defun push-not-found (name package)
-  "Push that PACKAGE has no symbol NAME, with near ones."
+  "Push that PACKAGE has no symbol NAME, with similar names."
   (push-item (item-code :not-found) "" (lambda (stream) (write-string (not-found-text name package) stream))))
 
 (defun push-package-role (package)
-  "Push what PACKAGE is."
+  "Push a description of PACKAGE."
   (push-item (item-code :role) "" (lambda (stream) (format stream "~A [PACKAGE]" (package-name package))))
   (flet ((names (label packages)
            (when packages
@@ -547,13 +550,13 @@ NIL when it has none."
         (push-place place)))))
 
 (defun package-called (text)
-  "Return the package that TEXT names as one writes it, or NIL."
+  "Return the package that TEXT names, in any case, or NIL."
   (let ((name (string-left-trim ":#'" (string-trim '(#\Space #\Tab #\Newline) text))))
     (or (find-package name)
         (find-package (string-upcase name)))))
 
 (defun push-description (text package-name with-source)
-  "Push what the symbol that TEXT means in the package named PACKAGE-NAME means, with the text of its definitions if
+  "Push what the symbol that TEXT names in the package PACKAGE-NAME means, with the source text of its definitions if
 WITH-SOURCE is true."
   (multiple-value-bind (symbol found name package)
       (handler-case (locate-symbol text package-name)
@@ -576,7 +579,7 @@ WITH-SOURCE is true."
                 (t (push-not-found name package))))))))
 
 (define-job :definitions (job)
-  "List what the session defined."
+  "List the session's definitions."
   (run-guarded-inspection (lambda () (push-definitions (job-flags job) (job-argument job) (job-name job)))))
 
 (define-job :describe (job)

@@ -1,4 +1,4 @@
-;;;; The package SBCL-HOST/DEBUGGER.
+;;;; The package SBCL-HOST/DEBUGGER: error reports, held evaluations and inspection.
 
 (defpackage "SBCL-HOST/DEBUGGER"
   (:use "COMMON-LISP" "SB-ALIEN" "SB-SYS" "SBCL-HOST" "SBCL-HOST/EMBEDDING")
@@ -6,9 +6,9 @@
   (:import-from "SB-INT" "ENCAPSULATE" "INDEX" "WITH-FLOAT-TRAPS-MASKED")
   (:export
    ;; signalled-errors
-   "+CAPTURE-SECONDS+" "+REPORT-SECONDS+" "CALL-WITH-SIGNAL-OBSERVER" "CALL-WITH-TIME-LIMIT" "PUSH-BOUNDED-REPORT"
+   "+CAPTURE-TIME-LIMIT+" "+REPORT-TIME-LIMIT+" "CALL-WITH-SIGNAL-OBSERVER" "CALL-WITH-TIME-LIMIT" "PUSH-BOUNDED-REPORT"
    ;; inspection
    "LAMBDA-LIST-OF" "LOCATE-SYMBOL" "NOT-FOUND-TEXT" "PRINT-LAMBDA-LIST"
    ;; hints
    "FILE-HINT" "SUGGESTION" "SYMBOL-TEXT")
-  (:documentation "What is told of errors and frames, and evaluations that are held where they failed."))
+  (:documentation "Reports of errors and frames, descriptions of the image, and held evaluations."))

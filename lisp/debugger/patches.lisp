@@ -1,11 +1,11 @@
-;;;; Changes to SBCL for what is told of errors and frames, and what is taken for granted of it for that.
+;;;; Changes to SBCL for reporting errors and frames, and the assumptions about SBCL that this rests on.
 
 (in-package "SBCL-HOST/DEBUGGER")
 
 (define-patch sb-kernel::%signal (condition)
   #'observe-signal)
 
-;; Their frames keep the closures that they are calls of.
+;; Frames of submitted code keep the closures that they are calls of.
 (define-patch sb-c:compile-in-lexenv (form *lexenv* name source-info tlf ephemeral errorp)
   (lambda (compile form lexenv &rest arguments)
     (declare (type function compile))
@@ -17,7 +17,7 @@
 (define-patch sb-di:debug-fun-closure-name (debug-fun frame)
   #'closure-name)
 
-(define-assumption "the handlers in *HANDLER-CLUSTERS*, by which it is told whether SBCL's own handles an error"
+(define-assumption "the handlers in *HANDLER-CLUSTERS*, which show whether one of SBCL's own handles an error"
   (let ((condition (make-condition 'simple-error)))
     (flet ((handled-by-system-p () (system-handles-p condition (butlast sb-kernel:*handler-clusters*))))
       (and (handler-bind ((warning #'muffle-warning) (simple-error #'princ-to-string)) (handled-by-system-p))
@@ -29,12 +29,12 @@
     (typep (sb-mop:method-function method) 'sb-pcl::%method-function)))
 
 (defun compiled-as-submitted (form)
-  "Return the value of FORM, compiled as submitted code is."
+  "Return the value of FORM, compiled in the way of submitted code."
   (let* ((*evaluation-lexenv* nil)
          (lexenv (cached-lexenv-lexenv (evaluation-lexenv))))
     (call-with-closures-marked lexenv (lambda () (sb-impl::eval-tlf form 0 lexenv)))))
 
-(define-assumption "code that is compiled as submitted code is keeps its closures in its frames, and what *SOURCE-PLIST* was"
+(define-assumption "code compiled as submitted code keeps its closures in its frames, and the value of *SOURCE-PLIST*"
   (let* ((sb-c::*source-plist* '(:probe 1))
          (closure (compiled-as-submitted '(flet ((make (n) (lambda () (incf n) (error "probe ~D" n))))
                                            (declare (notinline make))
@@ -44,7 +44,7 @@
                       :probe))
          (member closure (frames-at-error closure #'frame-closure) :test #'eq))))
 
-(define-assumption "what the frames of methods are called"
+(define-assumption "the names of the frames of methods"
   (flet ((name-of (function) (sb-kernel:%fun-name (sb-kernel:%fun-fun function))))
     (let ((method (find-method #'print-object '() (list (find-class 'restart) (find-class t)))))
       (and (method-name-p (name-of (method-fast-function method)))

@@ -1,6 +1,7 @@
-;;;; Calls between Lisp and the host's program, each with a message there and one back: GATE is how the program calls Lisp,
-;;;; CALL-PROGRAM how Lisp calls the program. Both nest. What unwinds in Lisp never crosses the program's frames: GATE stops
-;;;; it and says so, the program returns, and CALL-PROGRAM goes on unwinding.
+;;;; Calls between Lisp and the host's program, each with one message in either direction. The program calls Lisp through
+;;;; CALL-FROM-PROGRAM, and Lisp calls the program through CALL-PROGRAM. Both nest. A non-local exit in Lisp never crosses
+;;;; the program's frames: CALL-FROM-PROGRAM stops it and reports that to the program, the program returns, and CALL-PROGRAM
+;;;; resumes the unwinding.
 
 (in-package "SBCL-HOST/EMBEDDING")
 
@@ -23,41 +24,41 @@
                      (rust:host-error-function condition) (rust:host-error-message condition))))
   (:documentation "A function written in Rust panicked."))
 
-;;; Functions of the program's that are there from the beginning.
+;;; Functions that every program has
 (defconstant +run+ (declared-number "SBCL_PROGRAM_RUN")
-  "Run the closure that the argument, an integer, stands for.")
+  "The number of the program's function that runs a closure. Its argument is the closure's number.")
 (defconstant +ask+ (declared-number "SBCL_PROGRAM_ASK")
-  "Ask the handler of this thread's call about a condition.")
+  "The number of the program's function that asks the handler of this thread's current call about a condition.")
 (defconstant +read-input+ (declared-number "SBCL_PROGRAM_READ_INPUT")
-  "Return the next characters of the program's standard input, or NIL at its end.")
+  "The number of the program's function that returns the next characters of its standard input, or NIL at the end.")
 (defconstant +defined+ (declared-number "SBCL_PROGRAM_DEFINED")
-  "Note that the function of the first argument, a number, is called from now on, and that of the second, unless it is 0,
-no more.")
+  "The number of the program's function that records a definition: the function whose number is the first argument is called
+from now on, and the function whose number is the second argument, unless it is 0, is no longer called.")
 
 (declaim (type (unsigned-byte 64) **program**))
 (defglobal **program** 0
-  "Address of the program's function `call'; 0 when there is no program that embeds this image.")
+  "The address of the program's function `call'; 0 when no program embeds this image.")
 
 (declaim (type simple-vector **program-threads**))
 (defglobal **program-threads** (make-array 0)
-  "The threads that work for the program. The first one does nothing but interrupt others.")
+  "The threads that work for the program. The first one only interrupts the others.")
 
 (defun program-thread-p (thread)
   "True when THREAD works for the program."
   (find thread (the simple-vector **program-threads**) :test #'eq))
 
-;;; Stopping what unwinds, and going on with it
+;;; Stopping a non-local exit, and resuming it
 
-(defvar *unwinding* nil
-  "What is being unwound while the program's frames are left: a list of the block to unwind to, how many values it is
-given, and these; :LOST when that cannot be gone on with; or NIL.")
+(defvar *pending-exit* nil
+  "The non-local exit that is pending while the program's frames return: a list of the block to unwind to, the number of
+values that it gets, and the values. :LOST if the exit cannot be resumed; NIL if there is none.")
 
 (defconstant +room-for-program+ (* 256 1024)
-  "Bytes of control stack that must be left when the program is called: it has no handler for the stack's end.")
+  "The bytes of control stack that must be free when the program is called: it has no handler for the end of the stack.")
 
 (declaim (inline check-stack-room))
 (defun check-stack-room (&optional (more 0))
-  "Signal that the control stack is used up if it will be, by MORE bytes and what the program needs. Where Lisp and the
+  "Signal that the control stack is exhausted unless MORE bytes, and what the program needs, are free. Where Lisp and the
 program call each other, both check."
   (declare (type index more))
   (when (< (- (sap-int (sb-vm::current-sp)) (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*))
@@ -65,16 +66,17 @@ program call each other, both check."
     (error 'sb-kernel::control-stack-exhausted)))
 
 (defun check-stack-room-for-arguments (arguments)
-  "Signal that the control stack is used up if a call with the list ARGUMENTS would use it up. What the caller pushes finds
-the guard pages, but not a list of it that the callee has on the stack, as functions of SBCL's do, some of which hand such a
-list on."
+  "Signal that the control stack is exhausted if a call with the list ARGUMENTS would exhaust it. The arguments that a
+caller pushes run into the guard pages, but a long list that the callee allocates on the stack can skip them. Some of SBCL's
+functions allocate such a list and pass it on."
   (check-stack-room (* 64 (length arguments))))
 
 #+x86-64
 (defmacro stopping-unwind (form (frame) &body body)
-  "Return the values of FORM. When something unwinds it, stop that, with *UNWINDING* set, and return those of BODY. As
-UNWIND-PROTECT does (src/compiler/ir1-translators.lisp), but that UNWIND (src/assembly/x86-64/assem-rtns.lisp), which has
-called this, is not returned to. What it has pushed is read from the stack. FRAME is the function's own frame pointer."
+  "Return the values of FORM. If a non-local exit unwinds FORM, stop it, set *PENDING-EXIT*, and return the values of BODY.
+The expansion is that of UNWIND-PROTECT (src/compiler/ir1-translators.lisp), except that it does not return to UNWIND
+(src/assembly/x86-64/assem-rtns.lisp), which called the cleanup code, but reads what UNWIND pushed from the stack. FRAME is
+the frame pointer of the enclosing function."
   (let ((drop-through (gensym "DROP-THROUGH")) (exit (gensym "EXIT")) (next (gensym "NEXT")) (stack (gensym "STACK")))
     `(block ,drop-through
        (let ((,next (block ,exit
@@ -84,29 +86,29 @@ called this, is not returned to. What it has pushed is read from the stack. FRAM
                        (return-from ,drop-through ,form)))))
          (declare (optimize (sb-c::insert-debug-catch 0)))
          (let ((,stack (sb-vm::current-sp)))
-           (setf *unwinding* (stopped-unwinding ,next (sap+ ,stack 8) (sap+ ,stack 16) ,frame)))
+           (setf *pending-exit* (read-pending-exit ,next (sap+ ,stack 8) (sap+ ,stack 16) ,frame)))
          ,@body))))
 
 #-x86-64
 (defmacro stopping-unwind (form (frame) &body body)
-  "Return the values of FORM; those of BODY when something unwinds it, which is then not gone on with."
+  "Return the values of FORM, or the values of BODY if a non-local exit unwinds FORM. The exit cannot be resumed then."
   (declare (ignore frame))
   (let ((finished (gensym "FINISHED")) (stop (gensym "STOP")))
     `(block ,stop
        (let ((,finished nil))
          (unwind-protect (multiple-value-prog1 ,form (setf ,finished t))
            (unless ,finished
-             (setf *unwinding* :lost)
+             (setf *pending-exit* :lost)
              (return-from ,stop (progn ,@body))))))))
 
 #+x86-64
-(defun stopped-unwinding (next count start frame)
-  "Return what *UNWINDING* is for the block NEXT, and the number of values and the place of the last one that are at COUNT
-and START. A single value is itself where START is, and counts as none."
+(defun read-pending-exit (next count start frame)
+  "Return the value of *PENDING-EXIT* for an exit to the block NEXT. COUNT points at the number of values, and START at the
+address of the last one. A single value is stored at START itself, with a count of 0."
   (let ((count (sap-ref-lispobj count 0)))
     (declare (type index count))
     (cond ((< (sb-kernel:get-lisp-obj-address next) frame)
-           ;; The block is itself in what is left.
+           ;; The block to unwind to is among the frames that are being left.
            :lost)
           ((zerop count) (list next 0 (sap-ref-lispobj start 0)))
           (t
@@ -115,11 +117,11 @@ and START. A single value is itself where START is, and counts as none."
                     (loop for index from 1 to count
                           collect (sap-ref-lispobj values (- (* 8 index))))))))))
 
-(defun go-on-unwinding ()
-  "Go on with what was stopped, on the other side of the program's frames."
-  (let ((unwinding (shiftf *unwinding* nil)))
+(defun resume-unwinding ()
+  "Resume the pending non-local exit, on the other side of the program's frames."
+  (let ((unwinding (shiftf *pending-exit* nil)))
     (when (atom unwinding)
-      (error "A jump of the debugger's cannot cross functions of the program."))
+      (error "A non-local exit of the debugger cannot cross functions of the program."))
     #+x86-64
     (destructuring-bind (next count &rest values) unwinding
       (declare (type index count))
@@ -128,21 +130,21 @@ and START. A single value is itself where START is, and counts as none."
       (check-stack-room (* 8 count))
       (let ((block (make-array count)))
         (declare (dynamic-extent block))
-        ;; As they are on the stack: the first one at the highest address.
+        ;; In stack order: the first value at the highest address.
         (loop for value in values
               for place from (1- count) downto 0
               do (setf (svref block place) value))
         (sb-c::%unwind next
-                       ;; An address as the fixnum that looks like it.
+                       ;; An address, passed as the fixnum with the same bits.
                        (ash (+ (sb-kernel:get-lisp-obj-address block)
                                (- (* 8 (+ sb-vm:vector-data-offset count)) sb-vm:other-pointer-lowtag))
                             (- sb-vm:n-fixnum-tag-bits))
                        count)))))
 
-;;; Conditions as the program gets them
+;;; Conditions as the program receives them
 
 (defun condition-message (condition)
-  "Return what CONDITION reports of itself."
+  "Return the report of CONDITION as text."
   (with-server-syntax (:length 100 :level 10)
     (let ((*print-escape* nil))
       (multiple-value-bind (text result) (bounded-text 10000 (lambda (stream) (princ condition stream)))
@@ -151,9 +153,9 @@ and START. A single value is itself where START is, and counts as none."
             text)))))
 
 (defun class-text (name)
-  "Return NAME, that of a class, as one writes it, in lower case."
+  "Return NAME, the name of a class, as one writes it, in lower case."
   (string-downcase
-   ;; Printing takes longer than all else here, and most classes of conditions are the standard's.
+   ;; A shortcut: printing is the slowest step here, and most classes of conditions are standard ones.
    (if (and (symbolp name)
             (eq (symbol-package name) (load-time-value (find-package "COMMON-LISP")))
             (eq name (find-symbol (symbol-name name) **user-package**)))
@@ -161,19 +163,19 @@ and START. A single value is itself where START is, and counts as none."
        (type-name-text name))))
 
 (defun condition-classes (condition)
-  "Return the names of CONDITION's class and those above it, the nearest first, as one writes them."
+  "Return the names of CONDITION's class and its superclasses, most specific first, as one writes them."
   (loop for class in (sb-mop:class-precedence-list (class-of condition))
         for name = (class-name class)
         until (eq name 'sb-pcl::slot-object)
         collect (class-text name)))
 
 (defun frame-text (frame condition)
-  "Return the call that FRAME is, as one writes it."
+  "Return FRAME's call as source text."
   (multiple-value-bind (name arguments)
       (guarded (sb-debug::frame-call frame :argument-limit 20)
           (failure)
         (values (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '()))
-    (multiple-value-setq (name arguments) (stood-for name arguments))
+    (multiple-value-setq (name arguments) (displayed-call name arguments))
     (when (and (undefined-function-frame-p frame) (typep condition 'undefined-function))
       (setf name (cell-error-name condition)))
     (with-server-syntax (:length 10 :level 3)
@@ -186,7 +188,7 @@ and START. A single value is itself where START is, and counts as none."
                                   (write-char #\) stream)))))))
 
 (defun frame-place-text (frame)
-  "Return where in the source FRAME is, or the empty string."
+  "Return the file and line of FRAME, or the empty string."
   (if (system-frame-p frame)
       ""
       (guarded (let ((place (location-place (sb-di:frame-code-location frame))))
@@ -195,11 +197,11 @@ and START. A single value is itself where START is, and counts as none."
         "")))
 
 (defvar *thread-restarts* '()
-  "The restart clusters of this thread when it began to work for the program: they end the thread, and are not the
-program's business.")
+  "The restart clusters that were active when this thread began to work for the program. They end the thread, so the program
+does not see them.")
 
-(defun restart-offers (condition)
-  "Return the restarts for CONDITION that the program is told of, as lists of a name and a description."
+(defun restart-descriptions (condition)
+  "Return the restarts for CONDITION that the program may invoke, as lists of a name and a description."
   (let ((*print-escape* nil))
     (loop for restart in (restarts-for condition)
           repeat 20
@@ -208,13 +210,13 @@ program's business.")
           collect (list (string (restart-name restart))
                         (values (bounded-text 300 (lambda (stream) (princ restart stream))))))))
 
-(defconstant +reported-frames+ 30
-  "Frames of an error that the program gets.")
+(defconstant +max-reported-frames+ 30
+  "The number of frames of an error that the program receives.")
 
 (defun condition-report (condition hook)
-  "Return what the program is told of CONDITION, which entered the debugger through the function with frame pointer HOOK:
-a list of it, its classes, its message, the restarts (lists of name and description) and the frames (lists of call and
-place)."
+  "Return the report of CONDITION for the program: a list of the condition, its classes, its message, its restarts (lists of
+name and description) and its frames (lists of call and place). CONDITION entered the debugger through the function whose
+frame pointer is HOOK."
   (let ((exhausted (typep condition 'storage-condition))
         (frame (error-frame hook)))
     (with-quiet-debugger ()
@@ -222,72 +224,76 @@ place)."
             (guarded (condition-classes condition) (failure) '("t"))
             (condition-message condition)
             (unless exhausted
-              (guarded (restart-offers condition) (failure) '()))
-            ;; There is little stack left then.
+              (guarded (restart-descriptions condition) (failure) '()))
+            ;; Little stack is left then.
             (unless exhausted
               (guarded (let ((*known-places* nil))
                          (loop for (nil . frame) in (user-frames frame)
-                               repeat +reported-frames+
+                               repeat +max-reported-frames+
                                collect (list (frame-text frame condition) (frame-place-text frame))))
                   (failure) '()))))))
 
-(defun put-report (scratch report)
-  "Write REPORT, as CONDITION-REPORT returns it. The condition is a handle."
-  (put-object scratch (first report) +opaque+)
+(defun put-report (buffer report)
+  "Write REPORT, a list that CONDITION-REPORT returned. The condition itself is written as a handle."
+  (put-object buffer (first report) +opaque+)
   (dolist (part (rest report))
-    (put-object scratch part 2)))
+    (put-object buffer part 2)))
 
 ;;; From Lisp to the program
 
 (defvar *interruptible* nil
-  "True when the code that called the program may be interrupted, and so may what that calls.")
+  "True when the code that called the program may be interrupted. Lisp code that the program calls in turn may then be
+interrupted, too.")
 
-(declaim (inline call-address talk))
-(defun call-address (function scratch reply)
-  "Call the program's FUNCTION, a number, with the message in SCRATCH. Return what it returns; REPLY, two words, gets the
-address and the number of words of its answer. Its second word is how many answers are being read. Interrupts are off."
-  (declare (type (unsigned-byte 64) function) (type scratch scratch) (type system-area-pointer reply))
+(declaim (inline call-program-function exchange-messages))
+(defun call-program-function (function buffer reply)
+  "Call the program's FUNCTION, a number, with the message in BUFFER, and return the status that it returns. REPLY, two
+words, receives the address and the word count of its answer; on entry its second word is the number of answers being read.
+Interrupts must be off."
+  (declare (type (unsigned-byte 64) function) (type message-buffer buffer) (type system-area-pointer reply))
   (with-host-float-modes
     (alien-funcall (sap-alien (int-sap **program**)
                               (function (signed 32) (unsigned 64) (unsigned 64) (unsigned 64) system-area-pointer))
-                   function (scratch-address scratch) (scratch-fill scratch) reply)))
+                   function (buffer-address buffer) (buffer-fill buffer) reply)))
 
-(defun talk (function write)
-  "Call the program's FUNCTION with what WRITE, a function of a scratch, writes. Return what becomes of it (0: an answer,
-1: an error, 2: a panic, 3: what is to be unwound further, 4: there is no such function any more) and its answer."
+(defun exchange-messages (function write)
+  "Call the program's FUNCTION with the message that WRITE, a function of a message buffer, writes. Return the call's status
+(an sbcl_call_status: 0 for an answer, 1 for an error, 2 for a panic, 3 if a non-local exit is pending, 4 if the function no
+longer exists), and the answer."
   (declare (type function write))
-  (let ((scratch *scratch*)
+  (let ((buffer *message-buffer*)
         (interruptible *interrupts-enabled*)
-        ;; As in SBCL's own functions that may take long. A timer's function is called so.
+        ;; As in SBCL's own blocking functions. The function of a timer runs in this state.
         (allowed (or *interrupts-enabled* *allow-with-interrupts*))
         (reply (make-array 2 :element-type '(unsigned-byte 64))))
-    (declare (dynamic-extent reply) (type scratch scratch))
+    (declare (dynamic-extent reply) (type message-buffer buffer))
     (without-interrupts
       (let ((*interruptible* allowed))
-        (begin-message scratch)
-        ;; Handlers of its errors may call the program, and need a scratch of their own.
-        (let ((*scratch* nil))
-          (funcall write scratch))
-        (finish-message scratch)
+        (begin-message buffer)
+        ;; Handlers of errors in WRITE may call the program, and need a message buffer of their own.
+        (let ((*message-buffer* nil))
+          (funcall write buffer))
+        (finish-message buffer)
         (setf (aref reply 0) 0
               (aref reply 1) *answers-being-read*)
         (with-pinned-objects (reply)
-          (let* ((status (call-address function scratch (vector-sap reply)))
+          (let* ((status (call-program-function function buffer (vector-sap reply)))
                  (address (ldb (byte 62 0) (aref reply 0)))
                  (count (ldb (byte 48 0) (aref reply 1))))
             (cond ((or (> status (declared-number "SBCL_CALL_PANICKED")) (zerop count)) (values status nil))
                   ((integer-answer-p address count) (values status (read-integer-answer address)))
                   (t
-                   ;; Bound before interrupts are enabled: an interruption may call the program again.
+                   ;; This must be bound before interrupts are enabled: an interruption may call the program again.
                    (let ((*answers-being-read* (1+ *answers-being-read*)))
                      (values status
-                             ;; WATCH-HEAP interrupts an evaluation that fills the heap.
+                             ;; Reading stays interruptible because WATCH-HEAP interrupts an evaluation that fills the heap.
                              (if interruptible
                                  (with-local-interrupts (read-answer address count))
                                  (read-answer address count))))))))))))
 
 (defun fail-program-call (class answer)
-  "Signal ANSWER, a condition, or one of CLASS with the function's name and a message in the list ANSWER."
+  "Signal ANSWER if it is a condition. Otherwise ANSWER is a list of the function's name and a message; signal a condition
+of CLASS made from it."
   (restart-case (if (typep answer 'condition)
                     (error answer)
                     (error class :function (first answer) :message (second answer)))
@@ -297,42 +303,42 @@ address and the number of words of its answer. Its second word is how many answe
       value)))
 
 (defun fail-without-function ()
-  "Signal that the program has no function that it is called for."
+  "Signal that the program does not have the function that was called."
   (fail-program-call 'rust:host-error '("the program" "there is no such function")))
 
-(defun talk-and-settle (function write missing)
-  "Call the program's FUNCTION as TALK does, and return its values, signal its error, or go on unwinding. Return what
-MISSING, a function, returns where the program has no such function any more."
+(defun call-and-finish (function write missing)
+  "Call the program's FUNCTION as EXCHANGE-MESSAGES does. Then return its values, signal its error, or resume the pending
+non-local exit. If the program no longer has FUNCTION, return the values of the function MISSING."
   (declare (type (unsigned-byte 62) function) (type function write missing))
-  (let ((*unwinding* nil))
-    (multiple-value-bind (status answer) (talk function write)
-      (when *unwinding*
-        (go-on-unwinding))
+  (let ((*pending-exit* nil))
+    (multiple-value-bind (status answer) (exchange-messages function write)
+      (when *pending-exit*
+        (resume-unwinding))
       (ecase status
         (#.(declared-number "SBCL_CALL_VALUES")
-         (if (typep answer 'several) (values-list (several-values answer)) answer))
+         (if (typep answer 'multiple-values) (values-list (multiple-values-elements answer)) answer))
         (#.(declared-number "SBCL_CALL_FAILED") (fail-program-call 'rust:host-error answer))
         (#.(declared-number "SBCL_CALL_PANICKED") (fail-program-call 'rust:host-panic answer))
         (#.(declared-number "SBCL_CALL_MISSING") (funcall missing))))))
 
 (defun call-program (function write &optional (missing #'fail-without-function))
-  "Call the program's FUNCTION with what WRITE, a function of a scratch, writes, and return its values; what MISSING, a
-function, returns where the program has no such function any more."
+  "Call the program's FUNCTION with the message that WRITE, a function of a message buffer, writes, and return its values.
+If the program no longer has FUNCTION, return the values of the function MISSING."
   (declare (type function write missing) (dynamic-extent write missing))
   (check-stack-room)
   (when (zerop **program**)
-    (error "The program that this function was of is not there."))
-  (if *scratch*
-      (talk-and-settle function write missing)
-      (let ((*scratch* (take-scratch)))
-        (unwind-protect (talk-and-settle function write missing)
-          (give-back-scratch *scratch*)))))
+    (error "The program that defined this function is not running."))
+  (if *message-buffer*
+      (call-and-finish function write missing)
+      (let ((*message-buffer* (acquire-message-buffer)))
+        (unwind-protect (call-and-finish function write missing)
+          (release-message-buffer *message-buffer*)))))
 
 ;;; From the program to Lisp
 
 (defmacro with-outer-handlers-for-signals (() &body body)
-  "Evaluate BODY so that the handlers outside the program's frames see only what is not serious: errors are the
-program's, which may pass them on."
+  "Evaluate BODY so that handlers outside the program's frames see only conditions that are not serious. Errors go to the
+program, which may pass them on."
   `(let ((outer sb-kernel:*handler-clusters*))
      (flet ((body () ,@body))
        (declare (dynamic-extent #'body))
@@ -346,7 +352,7 @@ program's, which may pass them on."
                (body)))))))
 
 (defmacro catching-error (() &body body)
-  "Evaluate BODY, whose errors no handler outside sees. Return the condition if it fails, else NIL."
+  "Evaluate BODY, hiding its errors from outer handlers. Return the condition if BODY fails, else NIL."
   `(block failed
      (flet ((fail (condition) (return-from failed condition)))
        (declare (dynamic-extent #'fail))
@@ -356,7 +362,7 @@ program's, which may pass them on."
 
 (declaim (inline call-with-message))
 (defun call-with-message (function address end)
-  "Call FUNCTION, a function or its name, with the arguments from ADDRESS up to END."
+  "Call FUNCTION, a function or the name of one, with the arguments between ADDRESS and END."
   (declare (type (unsigned-byte 62) address end))
   (let ((function (if (functionp function) function (sb-kernel:%coerce-callable-to-fun function))))
     (if (>= address end)
@@ -375,110 +381,114 @@ program's, which may pass them on."
                             (apply function first second third more)))))))))))
 
 (defvar *ask-program* nil
-  "True when the program has a handler that is asked about errors where they happen.")
+  "True when the program has a handler that is asked about errors at the point where they occur.")
 
-(declaim (type index *asking*))
-(defvar *asking* 0
-  "How many of the program's handlers this thread is in, each asked about what the one before it failed with.")
+(declaim (type index *handler-depth*))
+(defvar *handler-depth* 0
+  "The number of the program's handlers that this thread is in, each called for an error of the one before.")
 
-(defconstant +most-asking+ 4
-  "How many those may be: one that calls Lisp by the handle that it handles the errors of would be asked for ever.")
+(defconstant +max-handler-depth+ 4
+  "The limit of *HANDLER-DEPTH*. Without it, a handler that calls Lisp through the handle whose errors it handles would be
+called for ever.")
 
-(defun decide (report)
-  "Ask the program's handler about the condition in REPORT, and invoke the restart that it names, if it does. What
-that fails with itself only another handler is asked about, of a call that it makes. Return the error of a handler whose
-choice cannot be had, or NIL."
+(defun ask-handler (report)
+  "Ask the program's handler about the condition in REPORT, and invoke the restart that it chooses, if any. Errors in the
+handler itself are put only to handlers of calls that it makes. Return the error of a handler that returned no choice, or
+NIL."
   (let* ((*ask-program* nil)
-         (*asking* (1+ *asking*))
-         (choice (guarded (call-program +ask+ (lambda (scratch) (put-report scratch report)))
+         (*handler-depth* (1+ *handler-depth*))
+         (choice (guarded (call-program +ask+ (lambda (buffer) (put-report buffer report)))
                      (failure)
-                   (return-from decide (and (typep failure '(and rust:host-error (not rust:host-panic))) failure))))
+                   (return-from ask-handler (and (typep failure '(and rust:host-error (not rust:host-panic))) failure))))
          (restart (and choice (find-restart-named (first choice) (first report)))))
     (when restart
       (check-stack-room-for-arguments (rest choice))
       (apply #'invoke-restart restart (rest choice)))))
 
 (defun find-restart-named (name condition)
-  "Return the innermost restart for CONDITION whose name is the string NAME, in whatever package, or NIL."
+  "Return the innermost restart for CONDITION whose name, in any package, is the string NAME; or NIL."
   (find name (restarts-for condition)
         :test (lambda (name restart) (and (restart-name restart) (string-equal name (restart-name restart))))))
 
 (defconstant +release-entry+ (declared-number "SBCL_ENTRY_RELEASE")
-  "The handle of RELEASE-HANDLES.")
+  "The handle of the function RELEASE-HANDLES.")
 
-(declaim (inline enter-gate gate))
-(defun enter-gate (function shape address end)
-  "Call FUNCTION, a handle, with the arguments from ADDRESS up to END, and write its values in SHAPE, or the condition that
-it fails with. Return SBCL_CALL_VALUES or SBCL_CALL_FAILED."
+(declaim (inline call-and-write-reply call-from-program))
+(defun call-and-write-reply (function shape address end)
+  "Call FUNCTION, a handle, with the arguments between ADDRESS and END. Write its values in SHAPE and return
+SBCL_CALL_VALUES, or write the condition that it failed with and return SBCL_CALL_FAILED."
   (declare (type (unsigned-byte 32) function) (type (unsigned-byte 16) shape) (type (unsigned-byte 62) address end))
   (let ((report
           (block failed
             (flet ((fail (condition)
                      (let* ((hook (frame-pointer-here))
                             (report (condition-report condition hook))
-                            (failure (and *ask-program* (< *asking* +most-asking+) (decide report))))
+                            (failure (and *ask-program* (< *handler-depth* +max-handler-depth+) (ask-handler report))))
                        (return-from failed (if failure (condition-report failure hook) report)))))
               (declare (dynamic-extent #'fail))
               (let ((*on-debugger* #'fail)
                     (*boundary* (frame-pointer-here)))
                 (multiple-value-call
-                    ;; MORE is in the heap: a list on the stack is made at once, past its guard pages where it is long.
+                    ;; MORE is allocated in the heap: a long list on the stack would be allocated at once, past the guard
+                    ;; pages.
                     (lambda (&optional (value nil one) &rest more)
                       (when more
                         (check-stack-room))
                       (let ((unwritable
-                              (let ((scratch *scratch*))
-                                (declare (type scratch scratch))
-                                (begin-message scratch)
-                                (put scratch (token (tag-number :values) (if one (1+ (length more)) 0)))
+                              (let ((buffer *message-buffer*))
+                                (declare (type message-buffer buffer))
+                                (begin-message buffer)
+                                (put buffer (token (tag-number :values) (if one (1+ (length more)) 0)))
                                 (cond ((and (null more) (typep value '(or null fixnum)))
                                        (when one
-                                         (put-argument scratch value shape))
+                                         (put-argument buffer value shape))
                                        nil)
                                       (t
-                                       (let ((*scratch* nil))
+                                       (let ((*message-buffer* nil))
                                          (catching-error ()
-                                           (put-argument scratch value shape)
+                                           (put-argument buffer value shape)
                                            (dolist (value more)
-                                             (put-object scratch value shape)))))))))
+                                             (put-object buffer value shape)))))))))
                         (when unwritable
-                          ;; As an error of FUNCTION's: what the program does about it can be interrupted.
+                          ;; Treat it as an error of FUNCTION, so that the program's handling of it can be interrupted.
                           (if *interruptible*
                               (let ((*allow-with-interrupts* t))
                                 (with-interrupts (fail unwritable)))
                               (fail unwritable)))))
                   (with-outer-handlers-for-signals ()
-                    ;; The program may have come here without Lisp in between. What follows may hold a mutex of the
-                    ;; host's, which must not be left by the end of the stack.
+                    ;; The program may have called from foreign code without any Lisp frame in between. The code below may
+                    ;; hold one of the host's mutexes, so stack exhaustion must not unwind it.
                     (check-stack-room)
-                    ;; Handles that the program has given up are not to be lost.
+                    ;; An interrupted release would leak the handles that the program has given up.
                     (if (and *interruptible* (/= function +release-entry+))
-                        ;; Not while the values are written: what interrupts that could write a message there itself.
+                        ;; Interrupts are off again while the values are written: an interruption could write a message into
+                        ;; the same buffer.
                         (let ((*allow-with-interrupts* t))
                           (with-interrupts (call-with-message (handle-object function) address end)))
                         (call-with-message (handle-object function) address end)))))))))
     (cond (report
            (when (typep (first report) 'heap-nearly-exhausted)
-             (clear-up-after-call))
-           (begin-message *scratch*)
-           (put-report *scratch* report)
+             (collect-after-call))
+           (begin-message *message-buffer*)
+           (put-report *message-buffer* report)
            (declared-number "SBCL_CALL_FAILED"))
           (t (declared-number "SBCL_CALL_VALUES")))))
 
-(defun gate (function shape address count reply)
-  "Call FUNCTION, a handle, as ENTER-GATE does, with the arguments in the COUNT words at ADDRESS, and store where its answer
-is at the address REPLY, a struct sbcl_message. Return an sbcl_call_status. SBCL_CALL_UNWINDING: something unwinds further out,
-and the program is to return."
+(defun call-from-program (function shape address count reply)
+  "Call FUNCTION, a handle, as CALL-AND-WRITE-REPLY does, with the arguments in the COUNT words at ADDRESS. Store where the
+answer is in REPLY, the address of a struct sbcl_message. Return an sbcl_call_status. SBCL_CALL_UNWINDING means that a
+non-local exit to a frame outside the program's is pending, and the program must return."
   (declare (type (unsigned-byte 62) function shape address count reply))
-  (cond (*unwinding* (declared-number "SBCL_CALL_UNWINDING"))
+  (cond (*pending-exit* (declared-number "SBCL_CALL_UNWINDING"))
         (t
-         (let ((status (stopping-unwind (enter-gate function shape address (+ address (* 8 (ldb (byte 48 0) count))))
+         (let ((status (stopping-unwind (call-and-write-reply function shape address
+                                                              (+ address (* 8 (ldb (byte 48 0) count))))
                            ((frame-pointer-here))
                          (declared-number "SBCL_CALL_UNWINDING")))
-               (scratch *scratch*)
+               (buffer *message-buffer*)
                (reply (int-sap reply)))
-           (declare (type scratch scratch))
-           (finish-message scratch)
-           (setf (sap-ref-64 reply (field-offset "sbcl_message" "words")) (scratch-address scratch)
-                 (sap-ref-64 reply (field-offset "sbcl_message" "count")) (scratch-fill scratch))
+           (declare (type message-buffer buffer))
+           (finish-message buffer)
+           (setf (sap-ref-64 reply (field-offset "sbcl_message" "words")) (buffer-address buffer)
+                 (sap-ref-64 reply (field-offset "sbcl_message" "count")) (buffer-fill buffer))
            status))))

@@ -1,20 +1,21 @@
-;;;; The Lisp threads that pull jobs from the host.
+;;;; The Lisp threads that pull jobs from the host. Each thread serves a lane (enum sbcl_lane): evaluation, inspection,
+;;;; control or signals.
 
 (in-package "SBCL-HOST/EMBEDDING")
 
 (defglobal **lane-threads** (make-array 4 :initial-element nil)
-  "The threads of the lanes for inspection, control and signals; those that evaluate are **EVALUATION-THREADS**.")
+  "The threads of the inspection, control and signal lanes. The evaluation threads are in **EVALUATION-THREADS**.")
 
 (defglobal **boot-thread** nil
-  "The thread that booted the image, which is the host's again and serves nothing.")
+  "The thread that booted the image. It has returned to the host and serves no lane.")
 
 (defglobal **abandoned-threads** nil
-  "The threads that serve no lane any more, since what they do did not react to being interrupted. To the user's code they
-are threads of its own.")
+  "Threads that no longer serve a lane because they did not react to being interrupted. User code sees them as threads of
+its own.")
 
 (defun host-thread-p (thread)
-  "True when THREAD is the host's: what the user's code sees is a main thread, which evaluates in the foreground, the
-thread that it runs in, and those that it made."
+  "True when THREAD belongs to the host. User code sees only a main thread, which evaluates in the foreground, the thread
+that it runs in, and the threads that it made."
   (or (eq thread **boot-thread**)
       (program-thread-p thread)
       (find thread **lane-threads** :test #'eq)
@@ -23,7 +24,7 @@ thread that it runs in, and those that it made."
            (not (eq thread sb-thread:*current-thread*)))))
 
 (defun run-reset ()
-  "Do a :RESET job."
+  "Perform a :RESET job."
   (let ((threads (user-threads)))
     (end-threads threads)
     (await-threads threads))
@@ -42,7 +43,7 @@ thread that it runs in, and those that it made."
   t)
 
 (defun remember-user-variables ()
-  "Take the present values of the printer and reader variables as those that a session begins with."
+  "Record the current values of the printer and reader variables as those with which a session begins."
   (setf **user-variables**
         (mapcar (lambda (variable) (cons variable (symbol-value variable)))
                 '(*print-array* *print-base* *print-case* *print-circle* *print-escape* *print-gensym* *print-length*
@@ -53,7 +54,7 @@ thread that it runs in, and those that it made."
                   *default-pathname-defaults*))))
 
 (defun restore-user-variables ()
-  "Give the printer and reader variables the values that a session begins with."
+  "Reset the printer and reader variables to the values with which a session begins."
   (loop for (variable . value) in **user-variables**
         do (setf (symbol-value variable)
                  (case variable
@@ -62,7 +63,7 @@ thread that it runs in, and those that it made."
                    (t value)))))
 
 (defun thread-of-job (job-id)
-  "Return the thread that does JOB-ID, or NIL when there is none within 10 ms: it may be about to begin."
+  "Return the thread that performs JOB-ID, or NIL. Wait up to 10 ms for it: the job may be about to begin."
   (loop repeat 10
         do (dolist (thread (cons (svref **lane-threads** +inspection-lane+) **evaluation-threads**))
              (when (eql job-id (logandc2 (or (ignore-errors (sb-thread:symbol-value-in-thread '*job-id* thread nil)) 0)
@@ -71,8 +72,8 @@ thread that it runs in, and those that it made."
            (sleep 0.001)))
 
 (defun run-interrupt (job)
-  "Do an :INTERRUPT job: it is for the thread that does the job that it names, if it names one. The host is told when
-that thread takes the interruption, or that there is none."
+  "Perform an :INTERRUPT job: interrupt the thread that performs the job named in JOB, if it names one. Notify the host when
+that thread takes the interruption, or that there is no such thread."
   (let ((target (job-argument job))
         (reason (job-flags job)))
     (when (eql reason +interrupt-heap+)
@@ -83,20 +84,20 @@ that thread takes the interruption, or that there is none."
                 (lambda ()
                   (event target (event-code :interrupted))
                   (cond ((not (eql reason +interrupt-heap+)) (interrupt-evaluation target reason))
-                        ;; A collection may have been quicker.
+                        ;; A garbage collection may have ended it first.
                         ((and (eql target *job-id*) (/= target **ended-for-heap**)) (end-evaluation-for-heap)))))
           (failure)
         (event target (event-code :interrupted))))))
 
 (defun run-start-thread ()
-  "Do a :START-THREAD job."
+  "Perform a :START-THREAD job."
   (guarded (start-lane +evaluation-lane+)
       (failure)
     (event 0 (event-code :thread-refused) 0
            (with-server-syntax () (format nil "No thread could be started for it: ~A" failure)))))
 
 (defun run-abandon (job)
-  "Do an :ABANDON job."
+  "Perform an :ABANDON job."
   (let ((thread (thread-of-job (job-argument job)))
         (lane (job-flags job)))
     (when thread
@@ -110,14 +111,14 @@ that thread takes the interruption, or that there is none."
                (with-server-syntax () (format nil "No thread could be started in its place: ~A" failure)))))))
 
 (defun world-mutexes ()
-  "Return the mutexes of SBCL's own without which nothing can be compiled or defined, and no thread started."
-  (list* sb-thread::*make-thread-lock* **collecting** (definition-mutexes)))
+  "Return the SBCL mutexes without which nothing can be compiled or defined, and no thread can be started."
+  (list* sb-thread::*make-thread-lock* **collection-lock** (definition-mutexes)))
 
-(defun run-look ()
-  "Do a :LOOK job: tell which mutex of SBCL's own an abandoned thread holds that others wait for."
+(defun report-blocked-mutex ()
+  "Perform a :LOOK job: report which of SBCL's own mutexes an abandoned thread holds while other threads wait for it."
   (sb-ext:atomic-update **abandoned-threads** (lambda (threads) (remove-if-not #'sb-thread:thread-alive-p threads)))
   (let ((mutex (find-if (lambda (mutex)
-                          ;; 2: somebody waits for it.
+                          ;; 2: contested, another thread waits for it.
                           (and (eql 2 (sb-thread::mutex-state mutex))
                                (member (sb-thread:mutex-owner mutex) **abandoned-threads** :test #'eq)))
                         (world-mutexes))))
@@ -127,7 +128,7 @@ that thread takes the interruption, or that there is none."
                ""))))
 
 (defun run-job (job)
-  "Do JOB for its connection. Return true when it succeeded."
+  "Perform JOB for its connection. Return true when it succeeded."
   (let ((function (gethash (job-kind job) **job-functions**)))
     (declare (type (or null function) function))
     (call-for-connection (job-connection job)
@@ -137,7 +138,7 @@ that thread takes the interruption, or that there is none."
                                (refuse "No evaluation is held."))))))
 
 (define-job :reset (job)
-  "Remove what the session defined."
+  "Remove the session's definitions."
   (with-interrupts (run-reset)))
 
 (define-job :interrupt (job)
@@ -151,18 +152,18 @@ that thread takes the interruption, or that there is none."
   t)
 
 (define-job :abandon (job)
-  "Give up the thread of a job."
+  "Abandon the thread of a job."
   (run-abandon job)
   t)
 
 (define-job :look (job)
-  "Look whether an abandoned thread holds a lock of SBCL's."
-  (run-look)
+  "Report whether an abandoned thread holds one of SBCL's locks."
+  (report-blocked-mutex)
   t)
 
 (defun contain-interruption (function)
-  "Call FUNCTION, which interrupts a thread of the server's that has nothing to do, as a timer does. Wherever it unwinds
-to, it ends here; an error of it is reported as any thread's."
+  "Call FUNCTION, which interrupts an idle server thread, as a timer does. Any non-local exit ends here, and an error is
+reported as that of any thread."
   (let ((sb-thread::*interrupt-handler* nil))
     (block interruption
       (unwind-protect
@@ -174,41 +175,41 @@ to, it ends here; an error of it is reported as any thread's."
         (return-from interruption)))))
 
 (defun contain-short-interruption (function)
-  "Call FUNCTION as CONTAIN-INTERRUPTION does, and have the next one wait until it is done: they do not nest."
+  "Call FUNCTION as CONTAIN-INTERRUPTION does. The next interruption waits until it has returned, so they do not nest."
   (without-interrupts (contain-interruption function)))
 
 (defun next-lane-job (lane)
-  "Wait for the next job of LANE and return it, or NIL when there will be none. What was to interrupt this thread
-meanwhile does so before it returns: an interrupt on the way out of NEXT-JOB would lose the job."
+  "Wait for the next job of LANE and return it, or NIL when the lane is to end. Pending interruptions of this thread run
+before this returns: an interruption on the way out of NEXT-JOB would lose the job."
   (without-interrupts
     (prog1 (next-job lane)
       (allow-with-interrupts (with-interrupts nil)))))
 
-(defvar *leaving* nil
-  "True when this thread is to end: it was abandoned.")
+(defvar *abandoned* nil
+  "True when this thread was abandoned and is to end.")
 
 (defun do-job (job)
-  "Do JOB and tell the host that it is over."
+  "Perform JOB and notify the host that it is done."
   (let ((success nil)
         (*job-id* (job-id job)))
-    ;; Of an evaluation that was held, this tells the end of the job that made it go on: CHANGE-JOB.
+    ;; For an evaluation that was held, this reports the end of the job that resumed it: see CHANGE-JOB.
     (unwind-protect (let ((sb-thread::*interrupt-handler* nil))
                       (setf success (run-job job)))
       (finish-output-of-job)
-      (setf *leaving* (done success)))))
+      (setf *abandoned* (push-done success)))))
 
 (defun begins-in-background-p (job)
-  "True when JOB is done in the background from its beginning."
+  "True when JOB runs in the background from the start."
   (and (eq :evaluate (job-kind job)) (logtest +evaluate-background+ (job-flags job))))
 
 (defun run-lane (lane)
-  "Do the jobs of LANE until the host ends it. Between them nothing interrupts this thread but where NEXT-LANE-JOB lets
-it: the end of a job is told, and the next one asked for, whatever timers there are."
-  (let ((*output* (when (eql lane +evaluation-lane+) (make-output)))
+  "Perform the jobs of LANE until the host ends it. Between jobs, this thread can be interrupted only inside NEXT-LANE-JOB,
+so that no timer keeps it from reporting the end of one job and asking for the next."
+  (let ((*output* (when (eql lane +evaluation-lane+) (make-thread-output)))
         (sb-thread::*interrupt-handler* #'contain-short-interruption))
     (without-interrupts
       (allow-with-interrupts
-        (loop until *leaving*
+        (loop until *abandoned*
               do (let ((job (next-lane-job lane)))
                    (unless job (return))
                    (when (eql lane +evaluation-lane+)
@@ -218,19 +219,19 @@ it: the end of a job is told, and the next one asked for, whatever timers there 
                    (do-job job)))))))
 
 (defun await-signals ()
-  "Have the host send SBCL's signals to this thread, which has interrupts enabled and nothing else to do. Timers that
-ask for no thread run their functions here."
+  "Have the host forward SBCL's signals to this thread, which has interrupts enabled and nothing else to do. Timers that
+were made for no particular thread run their functions here."
   (next-job +signal-lane+)
   (let ((sb-thread::*interrupt-handler* #'contain-interruption))
     (loop (sleep 86400))))
 
 (defun remove-evaluation-thread (thread)
-  "Have THREAD count as one that evaluates no more."
+  "Remove THREAD from the threads that evaluate."
   (sb-ext:atomic-update **evaluation-threads** (lambda (threads) (remove thread threads))))
 
 (defun run-lane-thread (lane)
-  "What a thread of LANE does. If the user's code ends it, another one takes its place: of those that evaluate, when the
-host asks for one."
+  "Serve LANE: the function of a lane's thread. If user code ends the thread, another one replaces it; an evaluation thread
+is replaced when the host asks for one."
   (let ((ended nil))
     (unwind-protect
          (progn (if (eql lane +signal-lane+) (await-signals) (run-lane lane))
@@ -238,11 +239,11 @@ host asks for one."
       (cond ((eql lane +evaluation-lane+)
              (remove-evaluation-thread sb-thread:*current-thread*)
              (event 0 (event-code :thread-ended)))
-            ((not (or ended *leaving*))
+            ((not (or ended *abandoned*))
              (start-lane lane))))))
 
 (defun start-lane (lane)
-  "Start a thread of LANE and return it."
+  "Start a thread for LANE and return it."
   (let ((thread (sb-thread::%make-thread (svref #("evaluation" "inspection" "control" "signals") lane)
                                          nil (sb-thread:make-semaphore))))
     (if (eql lane +evaluation-lane+)
@@ -256,7 +257,7 @@ host asks for one."
 (defun start-lanes ()
   "Start the threads of all lanes."
   (let ((thread (start-lane +evaluation-lane+)))
-    ;; Before anything of the user's can ask for it.
+    ;; This must be set before any user code can ask for it.
     (setf (sb-thread:thread-name thread) "main thread"
           sb-thread::*initial-thread* thread))
   (mapc #'start-lane (list +inspection-lane+ +control-lane+ +signal-lane+)))

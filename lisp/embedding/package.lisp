@@ -1,4 +1,4 @@
-;;;; The package SBCL-HOST/EMBEDDING.
+;;;; The package SBCL-HOST/EMBEDDING: threads for the host, values and calls.
 
 (defpackage "SBCL-HOST/EMBEDDING"
   (:use "COMMON-LISP" "SB-ALIEN" "SB-SYS" "SBCL-HOST")
@@ -7,4 +7,4 @@
   (:export
    ;; lanes
    "HOST-THREAD-P")
-  (:documentation "The threads that work for the host, and what programs call Lisp by."))
+  (:documentation "The threads that work for the host, and the interface through which programs call Lisp."))

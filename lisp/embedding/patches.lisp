@@ -1,4 +1,4 @@
-;;;; Changes to SBCL for a program that embeds the image, and what is taken for granted of it for that.
+;;;; Changes to SBCL for programs that embed the image, and the assumptions about SBCL that they rest on.
 
 (in-package "SBCL-HOST/EMBEDDING")
 
@@ -11,11 +11,12 @@
   (define sb-ext:exit)
   (define sb-ext:quit))
 
-;; A timer belongs to the thread that made it. Where that is the program's, it is in no call most of the time, and could take
-;; an interruption only in the next one, which may be about anything.
+;; A timer belongs to the thread that made it. If that is one of the program's threads, it is usually in no call, and would
+;; take the interruption only in its next one, which may have nothing to do with the timer. So the timer gets a thread of
+;; its own then.
 (define-patch sb-impl::run-timer (timer)
   (lambda (run timer)
-    (if (idle-p (sb-impl::%timer-thread timer))
+    (if (idle-program-thread-p (sb-impl::%timer-thread timer))
         (sb-thread:make-thread (sb-impl::%timer-interrupt-function timer) :name "timer")
         (funcall (the function run) timer))))
 
@@ -27,14 +28,15 @@
 
 #+x86-64
 (defun stop-and-resume (function)
-  "Return the values of FUNCTION. What unwinds it is stopped here, as where the program's frames are left, and resumed."
-  (let ((*unwinding* nil))
+  "Return the values of FUNCTION. A non-local exit out of it is stopped here, as at the program's frames, and resumed."
+  (let ((*pending-exit* nil))
     (stopping-unwind (funcall (the function function))
         ((frame-pointer-here))
-      (go-on-unwinding))))
+      (resume-unwinding))))
 
 #+x86-64
-(define-dangerous-assumption "UNWIND as STOPPING-UNWIND relies on it: how a non-local exit is stopped, and resumed with its values"
+(define-dangerous-assumption
+    "UNWIND as STOPPING-UNWIND relies on it: how a non-local exit is stopped, and resumed with its values"
   (loop for values in '(() (1) (nil) (1 2) (1 2 3 4 5 6 7))
         always (equal values (multiple-value-list
                               (catch 'probe (stop-and-resume (lambda () (throw 'probe (values-list values)))))))

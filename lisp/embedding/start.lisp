@@ -1,23 +1,24 @@
-;;;; The beginning: what is done when a host starts the image.
+;;;; Starting the image for a host.
 
 (in-package "SBCL-HOST/EMBEDDING")
 
 (defun start-image (&key seed user-init scratch library)
-  "Start the Lisp threads; when LIBRARY is a struct sbcl_library, those of a program that embeds the image as well."
+  "Start the Lisp threads. If LIBRARY, a struct sbcl_library, is given, also start the threads of the program that embeds
+the image."
   (setf *random-state* (sb-ext:seed-random-state seed)
         **boot-thread** (sb-thread:main-thread)
-        **resets** t
-        **scratch** scratch)
+        **resets-available** t
+        **scratch-directory** scratch)
   (limit-nursery)
   (prefer-large-pages)
   (install-standard-streams)
   (name-runtime)
-  ;; UIOP would go on with the streams and directories of the process that built the core.
+  ;; Without this, UIOP would use the streams and directories of the process that built the core.
   (guarded (uiop:call-image-restore-hook) (failure) nil)
   (guarded (locate-compiled-files) (failure) nil)
   (setf **start-directories** (current-directories))
-  (cond (**emptied**
-         (begin-after-checkpoint))
+  (cond (**saved-repl-state**
+         (resume-from-checkpoint))
         (t
          (remember-user-variables)
          (when user-init
@@ -28,8 +29,8 @@
     (start-for-program library)))
 
 (defun start-image-or-refuse (&rest arguments)
-  "Call START-IMAGE with ARGUMENTS and return true, or tell the host why that failed and return false. Nothing unwinds out
-of here: the caller is foreign, and would take for the answer what happens to be in a register."
+  "Call START-IMAGE with ARGUMENTS and return true. If that fails, report why to the host and return false. Nothing may
+unwind out of this function: the caller is foreign code, and would take whatever is in a register for the answer."
   (block start
     (let ((answer nil))
       (flet ((refuse (format &rest arguments)
@@ -45,15 +46,17 @@ of here: the caller is foreign, and would take for the answer what happens to be
           (return-from start (eq answer :started)))))))
 
 (defun locate-compiled-files ()
-  "Have ASDF keep compiled files in the user's cache directory, or below **SCRATCH** if that cannot be written."
+  "Have ASDF keep compiled files in the user's cache directory, or below **SCRATCH-DIRECTORY** if that directory is not
+writable."
   (let ((cache (uiop/configuration::compute-user-cache)))
     (setf uiop:*user-cache*
-          (if (and **scratch** (not (writable-p cache)))
-              (uiop:subpathname (uiop:parse-native-namestring **scratch** :ensure-directory t) ".cache/common-lisp/")
+          (if (and **scratch-directory** (not (writable-p cache)))
+              (uiop:subpathname (uiop:parse-native-namestring **scratch-directory** :ensure-directory t)
+                                ".cache/common-lisp/")
               cache))))
 
 (defun writable-p (directory)
-  "True when this process may make files in DIRECTORY, or make DIRECTORY where it does not exist."
+  "True when this process may create files in DIRECTORY, or create DIRECTORY if it does not exist."
   (let ((name (sb-ext:native-namestring directory)))
     (handler-case (progn (sb-posix:access name sb-posix:w-ok) t)
       (sb-posix:syscall-error (failure)
@@ -62,8 +65,8 @@ of here: the caller is foreign, and would take for the answer what happens to be
              (writable-p (uiop:pathname-parent-directory-pathname directory)))))))
 
 (defun name-runtime ()
-  "Have SBCL's variables name the file of this program, which it was booted from by another name, or from a checkpoint."
-  (let ((program (and (or **emptied** (equal sb-ext:*runtime-pathname* #P"/proc/self/exe"))
+  "Set SBCL's variables to the file name of this program. It was booted under another name, or from a checkpoint."
+  (let ((program (and (or **saved-repl-state** (equal sb-ext:*runtime-pathname* #P"/proc/self/exe"))
                       (probe-file #P"/proc/self/exe"))))
     (when program
       (setf sb-ext:*runtime-pathname* program

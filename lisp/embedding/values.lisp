@@ -1,155 +1,155 @@
-;;;; Lisp objects as the host's programs see them: handles in a table, and messages of words that both sides write and
-;;;; read. A message is a sequence of tokens, each a word (its tag in the low byte, a number in the others) and the words
-;;;; and tokens that this one announces. src/image/message.rs has the same.
+;;;; Lisp objects as the host's programs see them: handles in a table, and messages that both sides write and read as 64-bit
+;;;; words. A message is a sequence of tokens. Each token is a word (its tag in the low byte, a number in the others),
+;;;; followed by the words and tokens that this word announces. src/image/message.rs is the Rust side of the format.
 
 (in-package "SBCL-HOST/EMBEDDING")
 
-;;; Handles: places in a table, each of which keeps an object alive until the host gives it back.
+;;; Handles: indices of a table. Each entry keeps an object alive until the host releases the handle.
 
-(declaim (type simple-vector **values**) (type (or null (unsigned-byte 32)) **free-value**))
-(defglobal **values** (make-array 0)
-  "What the host holds on to, by handle. A free place has the number of the next one, or NIL.")
-(defglobal **free-value** nil
-  "The first free place of **VALUES**, or NIL.")
-(defglobal **values-lock** (sb-thread:make-mutex :name "values of the host")
-  "Held while the two above are changed. An object is read without it, by who has its handle.")
+(declaim (type simple-vector **handle-table**) (type (or null (unsigned-byte 32)) **free-handle**))
+(defglobal **handle-table** (make-array 0)
+  "The objects that the host refers to, indexed by handle. A free entry holds the index of the next free one, or NIL.")
+(defglobal **free-handle** nil
+  "The index of the first free entry of **HANDLE-TABLE**, or NIL.")
+(defglobal **handle-table-lock** (sb-thread:make-mutex :name "values of the host")
+  "Held while **HANDLE-TABLE** and **FREE-HANDLE** change. Whoever has a handle reads its object without the lock.")
 
-(defun grow-values ()
-  "Make twice as many places. Those there are keep their numbers."
-  (let* ((old **values**)
+(defun grow-handle-table ()
+  "Double the size of the handle table. Existing handles stay valid."
+  (let* ((old **handle-table**)
          (size (length old))
          (new (make-array (max 1024 (* 2 size)) :initial-element nil)))
     (replace new old)
     (loop for place from size below (1- (length new))
           do (setf (svref new place) (1+ place)))
-    (setf **values** new
-          **free-value** size)))
+    (setf **handle-table** new
+          **free-handle** size)))
 
 (defun make-handle (object)
   "Return a handle that keeps OBJECT alive."
-  (sb-thread::with-system-mutex (**values-lock**)
-    (let ((place (or **free-value** (grow-values))))
-      (setf **free-value** (svref **values** place)
-            (svref **values** place) object)
+  (sb-thread::with-system-mutex (**handle-table-lock**)
+    (let ((place (or **free-handle** (grow-handle-table))))
+      (setf **free-handle** (svref **handle-table** place)
+            (svref **handle-table** place) object)
       place)))
 
 (declaim (inline handle-object))
 (defun handle-object (handle)
-  "Return the object that HANDLE keeps alive."
-  (svref **values** handle))
+  "Return the object that HANDLE refers to."
+  (svref **handle-table** handle))
 
 (defun release-handles (&rest handles)
-  "Let go of what HANDLES keep alive, and have others take their places."
+  "Release HANDLES: their objects may be collected, and their entries reused."
   (declare (dynamic-extent handles))
-  (sb-thread::with-system-mutex (**values-lock**)
+  (sb-thread::with-system-mutex (**handle-table-lock**)
     (dolist (handle handles)
-      (setf (svref **values** handle) **free-value**
-            **free-value** handle)))
+      (setf (svref **handle-table** handle) **free-handle**
+            **free-handle** handle)))
   (values))
 
-;;; Memory to write messages into. It is not Lisp's: no collection moves it.
+;;; Message buffers: foreign memory that messages are written into. No garbage collection moves it.
 
-(declaim (inline make-scratch))
-(defstruct (scratch (:copier nil) (:predicate nil))
-  "Where a thread writes its messages."
+(declaim (inline make-message-buffer))
+(defstruct (message-buffer (:conc-name buffer-) (:copier nil) (:predicate nil))
+  "A buffer in which a thread writes its messages."
   (address 0 :type (unsigned-byte 64))
   (capacity 0 :type (unsigned-byte 62))
   (fill 0 :type (unsigned-byte 62))
   (handles 0 :type (unsigned-byte 32)))
 
 (defconstant +kept-capacity+ (ash 1 20)
-  "Words that a scratch keeps when a message that took more is followed by a small one.")
+  "The capacity, in words, to which a message buffer shrinks when a small message follows a larger one.")
 
 (declaim (inline begin-message))
-(defun begin-message (scratch)
-  "Have the next token be the first one of a message in SCRATCH."
-  (declare (type scratch scratch))
-  (unless (and (zerop (scratch-handles scratch)) (<= (scratch-capacity scratch) +kept-capacity+))
-    (tidy-scratch scratch))
-  (setf (scratch-fill scratch) 0))
+(defun begin-message (buffer)
+  "Start a new message in BUFFER."
+  (declare (type message-buffer buffer))
+  (unless (and (zerop (buffer-handles buffer)) (<= (buffer-capacity buffer) +kept-capacity+))
+    (reset-message-buffer buffer))
+  (setf (buffer-fill buffer) 0))
 
 (declaim (inline finish-message))
-(defun finish-message (scratch)
-  "Note that the program gets the message in SCRATCH, and with it the handles."
-  (declare (type scratch scratch))
-  (setf (scratch-handles scratch) 0))
+(defun finish-message (buffer)
+  "Record that the program has received the message in BUFFER, and owns its handles."
+  (declare (type message-buffer buffer))
+  (setf (buffer-handles buffer) 0))
 
-(declaim (type (or null scratch) *scratch*))
-(defvar *scratch* nil
-  "What this thread writes messages into, while it talks with the host's program.")
+(declaim (type (or null message-buffer) *message-buffer*))
+(defvar *message-buffer* nil
+  "The buffer into which this thread writes messages while it exchanges them with the host's program.")
 
-(defglobal **scratches** '()
-  "Those that no thread uses now.")
+(defglobal **free-message-buffers** '()
+  "The message buffers that no thread uses.")
 
-(defconstant +largest-message+ (ash 1 27)
-  "Words that a message may have: what an object with circles would make grows for ever.")
+(defconstant +max-message-words+ (ash 1 27)
+  "The most words that a message may have. What is written for a circular object would grow without end.")
 
-(defconstant +most-handles+ (ash 1 22)
-  "Handles that a message may have: each takes room in Lisp, too.")
+(defconstant +max-message-handles+ (ash 1 22)
+  "The most handles that a message may have. Each takes up memory in Lisp, too.")
 
-(defun resize-scratch (scratch capacity)
-  "Give SCRATCH room for CAPACITY words."
+(defun resize-message-buffer (buffer capacity)
+  "Give BUFFER room for CAPACITY words."
   (let ((address (alien-funcall (extern-alien "realloc" (function (unsigned 64) (unsigned 64) (unsigned 64)))
-                                (scratch-address scratch) (* 8 capacity))))
+                                (buffer-address buffer) (* 8 capacity))))
     (when (zerop address)
-      (give-up-message scratch)
+      (discard-message buffer)
       (error 'sb-kernel::heap-exhausted-error))
-    (setf (scratch-address scratch) address
-          (scratch-capacity scratch) capacity)))
+    (setf (buffer-address buffer) address
+          (buffer-capacity buffer) capacity)))
 
-(defun take-scratch ()
-  "Return a scratch that no thread uses."
-  (or (sb-ext:atomic-pop **scratches**)
-      (let ((scratch (make-scratch)))
-        (resize-scratch scratch 512)
-        scratch)))
+(defun acquire-message-buffer ()
+  "Return a message buffer that no other thread uses."
+  (or (sb-ext:atomic-pop **free-message-buffers**)
+      (let ((buffer (make-message-buffer)))
+        (resize-message-buffer buffer 512)
+        buffer)))
 
-(defun tidy-scratch (scratch)
-  "Let go of what the message in SCRATCH keeps alive, which was begun and not finished, and of room for a larger one."
-  (unless (zerop (scratch-handles scratch))
-    (give-up-message scratch))
-  (when (< (* 4 (scratch-fill scratch)) (scratch-capacity scratch))
-    (resize-scratch scratch (min (scratch-capacity scratch) +kept-capacity+))))
+(defun reset-message-buffer (buffer)
+  "Discard the unfinished message in BUFFER, if there is one, and shrink BUFFER if it is much larger than its last message."
+  (unless (zerop (buffer-handles buffer))
+    (discard-message buffer))
+  (when (< (* 4 (buffer-fill buffer)) (buffer-capacity buffer))
+    (resize-message-buffer buffer (min (buffer-capacity buffer) +kept-capacity+))))
 
-(defun give-back-scratch (scratch)
-  "Let other threads use SCRATCH; what a large message took is the system's again."
-  (begin-message scratch)
-  (when (> (scratch-capacity scratch) 65536)
-    (resize-scratch scratch 512))
-  (sb-ext:atomic-push scratch **scratches**))
+(defun release-message-buffer (buffer)
+  "Make BUFFER available to other threads, and free the memory that a large message took."
+  (begin-message buffer)
+  (when (> (buffer-capacity buffer) 65536)
+    (resize-message-buffer buffer 512))
+  (sb-ext:atomic-push buffer **free-message-buffers**))
 
 (define-condition message-too-large (error)
   ()
   (:report "The object is too large to be converted, or holds itself.")
-  (:documentation "A message would have more than +LARGEST-MESSAGE+ words, or +MOST-HANDLES+ handles."))
+  (:documentation "A message would have more than +MAX-MESSAGE-WORDS+ words, or +MAX-MESSAGE-HANDLES+ handles."))
 
-(defun refuse-message (scratch)
-  "Signal that what is being written in SCRATCH is too large."
-  ;; Before handlers run, which may write messages of their own there.
-  (give-up-message scratch)
+(defun refuse-message (buffer)
+  "Signal that the message in BUFFER is too large."
+  ;; This must come before the handlers run: they may write messages of their own into BUFFER.
+  (discard-message buffer)
   (error 'message-too-large))
 
-(defun grow-scratch (scratch words)
-  "Make room for as many WORDS more in SCRATCH."
-  (let ((capacity (max (+ (scratch-fill scratch) words) (* 2 (scratch-capacity scratch)))))
-    (when (> capacity +largest-message+)
-      (refuse-message scratch))
-    (resize-scratch scratch capacity)))
+(defun grow-message-buffer (buffer words)
+  "Make room for WORDS more words in BUFFER."
+  (let ((capacity (max (+ (buffer-fill buffer) words) (* 2 (buffer-capacity buffer)))))
+    (when (> capacity +max-message-words+)
+      (refuse-message buffer))
+    (resize-message-buffer buffer capacity)))
 
 (declaim (inline reserve put))
-(defun reserve (scratch words)
-  "Return the address of the next WORDS of SCRATCH, which are written by the caller."
-  (declare (type scratch scratch) (type index words))
-  (let ((fill (scratch-fill scratch)))
-    (when (> (+ fill words) (scratch-capacity scratch))
-      (grow-scratch scratch words))
-    (setf (scratch-fill scratch) (+ fill words))
-    (int-sap (ldb (byte 64 0) (+ (scratch-address scratch) (* 8 fill))))))
+(defun reserve (buffer words)
+  "Reserve the next WORDS words of BUFFER and return their address. The caller writes them."
+  (declare (type message-buffer buffer) (type index words))
+  (let ((fill (buffer-fill buffer)))
+    (when (> (+ fill words) (buffer-capacity buffer))
+      (grow-message-buffer buffer words))
+    (setf (buffer-fill buffer) (+ fill words))
+    (int-sap (ldb (byte 64 0) (+ (buffer-address buffer) (* 8 fill))))))
 
-(defun put (scratch word)
-  "Write WORD."
+(defun put (buffer word)
+  "Write WORD into BUFFER."
   (declare (type (unsigned-byte 64) word))
-  (setf (sap-ref-64 (reserve scratch 1) 0) word))
+  (setf (sap-ref-64 (reserve buffer 1) 0) word))
 
 ;;; Tokens
 
@@ -165,60 +165,61 @@
     :list :dotted :vector :octets :table :handle :doubles :values))
 
 (deftype depth ()
-  "How many levels of lists, vectors and tables are written out; what is deeper is a handle."
+  "The number of levels of lists, vectors and tables that are written out. Objects nested deeper are written as handles."
   '(unsigned-byte 8))
 
 (defconstant +opaque+ 256
-  "Of a shape: what is below its depth is a handle, whatever it is, so that it is the same object when it comes back. A
-shape is this or 0, and a depth.")
+  "The shape flag that makes anything below the depth a handle, whatever its type, so that the identical object comes back.
+A shape is the sum of this flag, or 0, and a depth.")
 
 (declaim (inline token))
 (defun token (tag &optional (number 0))
-  "Return the word that begins a token."
+  "Return the first word of a token."
   (declare (type (unsigned-byte 8) tag) (type (unsigned-byte 56) number))
   (logior tag (ash number 8)))
 
-(defun put-bignum (scratch integer)
-  "Write INTEGER in two's complement, the lowest word first."
+(defun put-bignum (buffer integer)
+  "Write INTEGER in two's complement, least significant word first."
   (declare (type bignum integer))
   (let ((words (sb-bignum:%bignum-length integer)))
-    (put scratch (token (tag-number :bignum) words))
+    (put buffer (token (tag-number :bignum) words))
     (dotimes (index words)
-      (put scratch (sb-bignum:%bignum-ref integer index)))))
+      (put buffer (sb-bignum:%bignum-ref integer index)))))
 
 (declaim (inline put-integer))
-(defun put-integer (scratch integer)
+(defun put-integer (buffer integer)
   "Write INTEGER, of any size."
   (typecase integer
     ((signed-byte 64)
-     (let ((sap (reserve scratch 2)))
+     (let ((sap (reserve buffer 2)))
        (setf (sap-ref-64 sap 0) (token (tag-number :integer))
              (signed-sap-ref-64 sap 8) integer)))
-    (t (put-bignum scratch integer))))
+    (t (put-bignum buffer integer))))
 
 (declaim (notinline simple-vector-length))
 (defun simple-vector-length (data)
-  "Return the length of DATA, a simple vector, as it is in memory. WITH-ARRAY-DATA promises the compiler that its END is not
-beyond it, so that a comparison with LENGTH would be taken for true."
+  "Return the length that the header of DATA, a simple vector, states. WITH-ARRAY-DATA promises the compiler that its END is
+within DATA, so the compiler would fold an inline comparison with LENGTH to true."
   (length (the (simple-array * (*)) data)))
 
 (defmacro with-vector-data ((data start end) vector &body body)
-  "Evaluate BODY with DATA the simple vector, pinned, that has the elements of VECTOR, from START below END. Another thread
-may adjust VECTOR at any time, and between two looks at it: what counts is that DATA has all of these elements."
+  "Evaluate BODY with DATA bound to the simple vector that holds the elements of VECTOR, pinned, and START and END to their
+bounds. Another thread may adjust VECTOR at any time, even between two reads of its header, so check that DATA contains all
+of these elements."
   `(sb-kernel:with-array-data ((,data ,vector) (,start) (,end) :check-fill-pointer t)
      (with-pinned-objects (,data)
        (unless (<= ,start ,end (simple-vector-length ,data))
          (error "A vector was adjusted while it was read."))
        ,@body)))
 
-(defun put-string (scratch string)
+(defun put-string (buffer string)
   "Write the characters of STRING."
   (declare (type string string))
   (with-vector-data (data start end) string
     (let* ((length (- end start))
            (sap (progn
-                  (put scratch (token (tag-number :string) length))
-                  (reserve scratch (ceiling length 2)))))
+                  (put buffer (token (tag-number :string) length))
+                  (reserve buffer (ceiling length 2)))))
       (typecase data
         ((simple-array character (*))
          (sb-kernel:%byte-blt (vector-sap data) (* 4 start) sap 0 (* 4 length)))
@@ -227,41 +228,41 @@ may adjust VECTOR at any time, and between two looks at it: what counts is that 
                for offset of-type index from 0 by 4
                do (setf (sap-ref-32 sap offset) (char-code (char data index)))))))))
 
-(defun put-symbol (scratch symbol)
-  "Write SYMBOL by its names, as one of no package when it has none."
+(defun put-symbol (buffer symbol)
+  "Write SYMBOL as its package name and its name, or as uninterned if it has no package."
   (let ((package (symbol-package symbol)))
     (cond ((keywordp symbol)
-           (put scratch (token (tag-number :keyword))))
+           (put buffer (token (tag-number :keyword))))
           (t
-           (put scratch (token (tag-number :symbol) (if package 1 0)))
+           (put buffer (token (tag-number :symbol) (if package 1 0)))
            (when package
-             (put-string scratch (package-name package)))))
-    (put-string scratch (symbol-name symbol))))
+             (put-string buffer (package-name package)))))
+    (put-string buffer (symbol-name symbol))))
 
-(defun put-octets (scratch vector)
-  "Write VECTOR, of octets."
+(defun put-octets (buffer vector)
+  "Write VECTOR, whose elements are octets."
   (declare (type (vector (unsigned-byte 8)) vector))
   (with-vector-data (data start end) vector
     (let* ((length (- end start))
            (sap (progn
-                  (put scratch (token (tag-number :octets) length))
-                  (reserve scratch (ceiling length 8)))))
+                  (put buffer (token (tag-number :octets) length))
+                  (reserve buffer (ceiling length 8)))))
       (declare (type (simple-array (unsigned-byte 8) (*)) data))
       (sb-kernel:%byte-blt (vector-sap data) start sap 0 length))))
 
-(defun put-doubles (scratch vector)
-  "Write VECTOR, of double floats."
+(defun put-doubles (buffer vector)
+  "Write VECTOR, whose elements are double floats."
   (declare (type (vector double-float) vector))
   (with-vector-data (data start end) vector
     (let* ((length (- end start))
            (sap (progn
-                  (put scratch (token (tag-number :doubles) length))
-                  (reserve scratch length))))
+                  (put buffer (token (tag-number :doubles) length))
+                  (reserve buffer length))))
       (declare (type (simple-array double-float (*)) data))
       (sb-kernel:%byte-blt (vector-sap data) (* 8 start) sap 0 (* 8 length)))))
 
 (defun list-extent (list)
-  "Return how many conses LIST has, and what comes after the last one; or NIL if it has no end."
+  "Return the number of conses of LIST and the tail after the last one, or NIL if LIST is circular."
   (let ((slow list))
     (loop for rest = list then (cdr rest)
           for count of-type index from 0
@@ -272,129 +273,129 @@ may adjust VECTOR at any time, and between two looks at it: what counts is that 
                  (return nil)))
           finally (return (values count rest)))))
 
-(defun put-list (scratch list shape)
-  "Write the elements of LIST, which has some, in SHAPE."
+(defun put-list (buffer list shape)
+  "Write the elements of LIST, which is not empty, in SHAPE."
   (multiple-value-bind (count tail) (list-extent list)
     (unless count
-      (refuse-message scratch))
-    (put scratch (if tail (token (tag-number :dotted) count) (token (tag-number :list) count)))
+      (refuse-message buffer))
+    (put buffer (if tail (token (tag-number :dotted) count) (token (tag-number :list) count)))
     (loop for rest = list then (cdr rest)
           repeat count
-          do (put-object scratch (car rest) shape))
+          do (put-object buffer (car rest) shape))
     (when tail
-      (put-object scratch tail shape))))
+      (put-object buffer tail shape))))
 
-(defun put-table (scratch table shape)
+(defun put-table (buffer table shape)
   "Write the entries of TABLE in SHAPE."
-  ;; Another thread may add entries: those there are now count.
+  ;; Take a snapshot first: another thread may add entries.
   (let ((entries (loop for key being the hash-keys of table using (hash-value value) collect (cons key value))))
-    (put scratch (token (tag-number :table) (length entries)))
+    (put buffer (token (tag-number :table) (length entries)))
     (loop for (key . value) in entries
-          do (put-object scratch key shape)
-             (put-object scratch value shape))))
+          do (put-object buffer key shape)
+             (put-object buffer value shape))))
 
-(defun put-handle (scratch object)
-  "Write a new handle of OBJECT."
-  (when (> (incf (scratch-handles scratch)) +most-handles+)
-    (refuse-message scratch))
-  (let ((place (reserve scratch 1)))
+(defun put-handle (buffer object)
+  "Write a new handle for OBJECT."
+  (when (> (incf (buffer-handles buffer)) +max-message-handles+)
+    (refuse-message buffer))
+  (let ((place (reserve buffer 1)))
     (setf (sap-ref-64 place 0) (token (tag-number :handle) (make-handle object)))))
 
-(defun put-container (scratch object shape)
-  "Write OBJECT, of whatever type, in SHAPE, whose depth is not 0."
+(defun put-container (buffer object shape)
+  "Write OBJECT, of any type, in SHAPE, whose depth is not 0."
   (declare (type (unsigned-byte 16) shape))
   (let ((inner (1- shape)))
     (typecase object
-      (cons (put-list scratch object inner))
-      ((vector (unsigned-byte 8)) (put-octets scratch object))
-      ((vector double-float) (put-doubles scratch object))
+      (cons (put-list buffer object inner))
+      ((vector (unsigned-byte 8)) (put-octets buffer object))
+      ((vector double-float) (put-doubles buffer object))
       (vector
        (with-vector-data (data start end) object
-         (put scratch (token (tag-number :vector) (- end start)))
+         (put buffer (token (tag-number :vector) (- end start)))
          (loop for index of-type index from start below end
-               do (put-object scratch (aref data index) inner))))
-      (hash-table (put-table scratch object inner))
-      (t (put-handle scratch object)))))
+               do (put-object buffer (aref data index) inner))))
+      (hash-table (put-table buffer object inner))
+      (t (put-handle buffer object)))))
 
-(defun put-number (scratch number)
-  "Write NUMBER, a large integer, a ratio or complex."
+(defun put-number (buffer number)
+  "Write NUMBER, which is a bignum, a ratio or a complex."
   (etypecase number
-    (integer (put-integer scratch number))
+    (integer (put-integer buffer number))
     (ratio
-     (put scratch (token (tag-number :ratio)))
-     (put-integer scratch (numerator number))
-     (put-integer scratch (denominator number)))
+     (put buffer (token (tag-number :ratio)))
+     (put-integer buffer (numerator number))
+     (put-integer buffer (denominator number)))
     (complex
-     (put scratch (token (tag-number :complex)))
-     (put-object scratch (realpart number) 0)
-     (put-object scratch (imagpart number) 0))))
+     (put buffer (token (tag-number :complex)))
+     (put-object buffer (realpart number) 0)
+     (put-object buffer (imagpart number) 0))))
 
 (declaim (inline put-argument))
-(defun put-argument (scratch object shape)
-  "Write OBJECT as PUT-OBJECT does, fixnums in place."
+(defun put-argument (buffer object shape)
+  "Write OBJECT as PUT-OBJECT does, with fixnums handled inline."
   (if (typep object 'fixnum)
-      (put-integer scratch object)
-      (put-object scratch object shape)))
+      (put-integer buffer object)
+      (put-object buffer object shape)))
 
-(defun put-object (scratch object shape)
-  "Write OBJECT in SHAPE. What EQL cannot tell from a copy is written as it is in any."
+(defun put-object (buffer object shape)
+  "Write OBJECT in SHAPE. Objects that EQL cannot tell from a copy are written in full whatever the shape."
   (declare (type (unsigned-byte 16) shape) (optimize speed) (sb-ext:muffle-conditions sb-ext:compiler-note))
   (typecase object
-    (fixnum (put-integer scratch object))
-    (null (put scratch (token (tag-number :nil))))
-    ((eql t) (put scratch (token (tag-number :true))))
+    (fixnum (put-integer buffer object))
+    (null (put buffer (token (tag-number :nil))))
+    ((eql t) (put buffer (token (tag-number :true))))
     (single-float
-     (put scratch (token (tag-number :single) (ldb (byte 32 0) (sb-kernel:single-float-bits object)))))
+     (put buffer (token (tag-number :single) (ldb (byte 32 0) (sb-kernel:single-float-bits object)))))
     (double-float
-     (put scratch (token (tag-number :double)))
-     (put scratch (ldb (byte 64 0) (sb-kernel:double-float-bits object))))
-    (character (put scratch (token (tag-number :character) (char-code object))))
+     (put buffer (token (tag-number :double)))
+     (put buffer (ldb (byte 64 0) (sb-kernel:double-float-bits object))))
+    (character (put buffer (token (tag-number :character) (char-code object))))
     (t
-     (cond ((eql shape +opaque+) (put-handle scratch object))
-           ((numberp object) (put-number scratch object))
-           ((symbolp object) (put-symbol scratch object))
-           ((stringp object) (put-string scratch object))
+     (cond ((eql shape +opaque+) (put-handle buffer object))
+           ((numberp object) (put-number buffer object))
+           ((symbolp object) (put-symbol buffer object))
+           ((stringp object) (put-string buffer object))
            ((zerop (logand shape 255))
-            ;; These two are atoms to the host.
+            ;; The host treats byte vectors as atoms, whatever the depth.
             (typecase object
-              ((vector (unsigned-byte 8)) (put-octets scratch object))
-              (t (put-handle scratch object))))
-           (t (put-container scratch object shape))))))
+              ((vector (unsigned-byte 8)) (put-octets buffer object))
+              (t (put-handle buffer object))))
+           (t (put-container buffer object shape))))))
 
 ;;; Reading
 
-(defstruct (several (:constructor make-several (values)) (:copier nil) (:predicate nil))
-  "What a message of several values is read as."
-  (values '() :type list))
+(defstruct (multiple-values (:constructor make-multiple-values (elements)) (:copier nil) (:predicate nil))
+  "The multiple values that a message contained."
+  (elements '() :type list))
 
 (declaim (inline word-at))
 (defun word-at (address)
   "Return the word at ADDRESS, an integer."
   (sap-ref-64 (int-sap address) 0))
 
-(defun give-up-message (scratch)
-  "Let go of what the handles in the message in SCRATCH keep alive: nobody gets it."
-  (declare (type scratch scratch))
-  (let* ((address (scratch-address scratch))
-         (end (+ address (* 8 (scratch-fill scratch)))))
+(defun discard-message (buffer)
+  "Release the handles in the message in BUFFER: the program will not receive it."
+  (declare (type message-buffer buffer))
+  (let* ((address (buffer-address buffer))
+         (end (+ address (* 8 (buffer-fill buffer)))))
     (declare (type (unsigned-byte 62) address end))
     (loop while (< address end)
           do (let* ((word (word-at address))
                     (number (ash word -8)))
-               (flet ((is (&rest tags)
+               (flet ((tag-p (&rest tags)
                         (declare (dynamic-extent tags))
                         (member (ldb (byte 8 0) word) tags)))
-                 (when (is (tag-number :handle))
+                 (when (tag-p (tag-number :handle))
                    (release-handles number))
-                 (incf address (* 8 (cond ((is (tag-number :integer) (tag-number :double)) 2)
-                                          ((is (tag-number :bignum) (tag-number :doubles)) (1+ number))
-                                          ((is (tag-number :string)) (1+ (ceiling number 2)))
-                                          ((is (tag-number :octets)) (1+ (ceiling number 8)))
+                 (incf address (* 8 (cond ((tag-p (tag-number :integer) (tag-number :double)) 2)
+                                          ((tag-p (tag-number :bignum) (tag-number :doubles)) (1+ number))
+                                          ((tag-p (tag-number :string)) (1+ (ceiling number 2)))
+                                          ((tag-p (tag-number :octets)) (1+ (ceiling number 8)))
                                           (t 1)))))))
-    (setf (scratch-fill scratch) 0)
-    (finish-message scratch)))
+    (setf (buffer-fill buffer) 0)
+    (finish-message buffer)))
 
-;;; The decoder checks each read against the message's end. Malformed words signal an error.
+;;; The decoder checks every read against the message's end. Malformed words signal an error.
 
 (define-condition malformed-message (error)
   ()
@@ -403,7 +404,7 @@ may adjust VECTOR at any time, and between two looks at it: what counts is that 
 
 (declaim (inline end-of-words))
 (defun end-of-words (address words end)
-  "Return the address after so many WORDS at ADDRESS. All of them must be below END."
+  "Return the address after WORDS words at ADDRESS. All of them must be below END."
   (declare (type (unsigned-byte 62) address end) (type (unsigned-byte 58) words))
   (let ((next (+ address (* 8 words))))
     (when (> next end)
@@ -411,7 +412,7 @@ may adjust VECTOR at any time, and between two looks at it: what counts is that 
     next))
 
 (defun check-characters (address length)
-  "Signal an error unless the LENGTH characters at ADDRESS have codes of characters."
+  "Signal an error unless the LENGTH words of 32 bits at ADDRESS are all character codes."
   (declare (type (unsigned-byte 62) address) (type index length) (optimize speed))
   (let ((sap (int-sap address))
         (seen 0))
@@ -419,13 +420,13 @@ may adjust VECTOR at any time, and between two looks at it: what counts is that 
     (dotimes (index length)
       (setf seen (logior seen (sap-ref-32 sap (* 4 index)))))
     (unless (or (< seen char-code-limit)
-                ;; Together they may have bits that none of them has.
+                ;; SEEN may have bits that no single code has.
                 (loop for index of-type index below length
                       always (< (sap-ref-32 sap (* 4 index)) char-code-limit)))
       (error 'malformed-message))))
 
 (defun read-string-token (address length end)
-  "Return a fresh string of the LENGTH characters at ADDRESS, and the address after it."
+  "Return a fresh string of the LENGTH characters at ADDRESS, and the address after them."
   (declare (type (unsigned-byte 62) address length end))
   (let ((next (end-of-words address (ceiling length 2) end)))
     (check-characters address length)
@@ -445,7 +446,7 @@ may adjust VECTOR at any time, and between two looks at it: what counts is that 
     (values names address)))
 
 (defun read-bignum (address words)
-  "Return the integer in the WORDS, at least one, at ADDRESS."
+  "Return the integer in the WORDS words, at least one, at ADDRESS."
   (declare (type (unsigned-byte 62) address) (type (integer 1 #.sb-bignum:maximum-bignum-length) words))
   (let ((integer (sb-bignum:%allocate-bignum words)))
     (dotimes (index words)
@@ -461,7 +462,7 @@ may adjust VECTOR at any time, and between two looks at it: what counts is that 
     (values elements address)))
 
 (defun read-objects (address end)
-  "Return a list of the objects from ADDRESS up to END."
+  "Return a list of the objects between ADDRESS and END."
   (declare (type (unsigned-byte 62) address end))
   (loop while (< address end)
         collect (multiple-value-bind (object next) (read-object address end)
@@ -469,21 +470,21 @@ may adjust VECTOR at any time, and between two looks at it: what counts is that 
                   object)))
 
 (defun copy-octets (address vector octets)
-  "Copy so many OCTETS from ADDRESS into VECTOR, and return that."
+  "Copy OCTETS octets from ADDRESS into VECTOR and return VECTOR."
   (with-pinned-objects (vector)
     (sb-kernel:%byte-blt (int-sap address) 0 (vector-sap vector) 0 octets))
   vector)
 
 (defun read-handle (number)
-  "Return the object that the handle NUMBER keeps alive."
-  (let ((object (and (< number (length **values**)) (handle-object number))))
-    ;; No handle is made for these: it is a free place.
+  "Return the object to which the handle NUMBER refers."
+  (let ((object (and (< number (length **handle-table**)) (handle-object number))))
+    ;; No handle is made for objects of these types: this is a free entry.
     (when (typep object '(or null fixnum))
       (error 'malformed-message))
     object))
 
 (defun read-object (address end)
-  "Return the object whose token is at ADDRESS, and the address after it. All of it must be below END."
+  "Return the object whose token is at ADDRESS, and the address after it. The whole token must be below END."
   (declare (type (unsigned-byte 62) address end))
   (let* ((next (end-of-words address 1 end))
          (word (word-at address))
@@ -556,7 +557,7 @@ may adjust VECTOR at any time, and between two looks at it: what counts is that 
 
 (declaim (inline read-argument))
 (defun read-argument (address end)
-  "Return what READ-OBJECT does, integers of a word in place. There is a word at ADDRESS."
+  "Return the values of READ-OBJECT, with integers of one word handled inline. There must be a word at ADDRESS."
   (declare (type (unsigned-byte 62) address end))
   (if (and (eql (word-at address) (token (tag-number :integer)))
            (<= (+ address 16) end))
@@ -565,27 +566,28 @@ may adjust VECTOR at any time, and between two looks at it: what counts is that 
 
 (declaim (type index *answers-being-read*))
 (defvar *answers-being-read* 0
-  "How many of the program's answers this thread is reading. What that calls, such as the handler of an error that INTERN
-signals, may call the program again, and the program keeps these answers meanwhile.")
+  "The number of answers of the program that this thread is reading. Reading may run code, such as the handler of an error
+that INTERN signals, which calls the program again. The program keeps these answers valid meanwhile.")
 
 (defun read-answer (address count)
-  "Return what the program answered in the COUNT words, at least one, at ADDRESS: an object, or several values. The answer
-counts among those being read."
+  "Return the program's answer in the COUNT words, at least one, at ADDRESS: an object, or a MULTIPLE-VALUES. The caller has
+counted the answer among *ANSWERS-BEING-READ*."
   (declare (type (unsigned-byte 62) address) (type (unsigned-byte 48) count))
   (let ((word (word-at address))
         (end (+ address (* 8 count))))
     (declare (type (unsigned-byte 62) end))
     (if (eql (ldb (byte 8 0) word) (tag-number :values))
-        (make-several (values (read-elements (end-of-words address 1 end) (ash word -8) end)))
+        (make-multiple-values (values (read-elements (end-of-words address 1 end) (ash word -8) end)))
         (values (read-object address end)))))
 
 (declaim (inline integer-answer-p read-integer-answer))
 (defun integer-answer-p (address count)
-  "True when the program's answer, the COUNT words at ADDRESS, is an integer of one word: nothing else runs while it is read."
+  "True when the program's answer, the COUNT words at ADDRESS, is an integer of one word. Reading such an answer runs no
+other code."
   (declare (type (unsigned-byte 62) address count))
   (and (eql count 2) (eql (word-at address) (token (tag-number :integer)))))
 
 (defun read-integer-answer (address)
-  "Return the integer of the program's answer at ADDRESS."
+  "Return the integer that the program's answer at ADDRESS holds."
   (declare (type (unsigned-byte 62) address))
   (signed-sap-ref-64 (int-sap address) 8))

@@ -8,101 +8,101 @@
 
 (defun fiveam-tests ()
   "Return all tests."
-  (loop for test being the hash-values of (symbol-value (their-symbol "*TEST*"))
-        when (their-type-p test "TEST-CASE")
+  (loop for test being the hash-values of (symbol-value (framework-symbol "*TEST*"))
+        when (framework-type-p test "TEST-CASE")
           collect test))
 
 (defun fiveam-name (test)
   "Return the name of TEST."
-  (their-slot test "NAME"))
+  (framework-slot test "NAME"))
 
 (defun fiveam-home (test)
   "Return the package of TEST."
   (symbol-home (fiveam-name test)))
 
-(defun fiveam-tests-of (&optional (spec (symbol-value (their-symbol "*SUITE*"))) &rest options)
-  "Return the tests that RUN runs for SPEC, each once, in that order."
+(defun fiveam-tests-of (&optional (spec (symbol-value (framework-symbol "*SUITE*"))) &rest options)
+  "Return the tests that FiveAM's RUN would run for SPEC, each once, in that order."
   (declare (ignore options))
   (let ((tests '())
         (seen (make-hash-table :test 'eq)))
     (labels ((visit (spec)
-               (let ((test (if (symbolp spec) (call-theirs "GET-TEST" spec) spec)))
+               (let ((test (if (symbolp spec) (call-framework "GET-TEST" spec) spec)))
                  (cond ((null test))
                        ((consp test) (mapc #'visit test))
                        ((gethash test seen))
-                       ((their-type-p test "TEST-CASE")
+                       ((framework-type-p test "TEST-CASE")
                         (setf (gethash test seen) t)
                         (push test tests))
-                       ((their-type-p test "TEST-SUITE")
+                       ((framework-type-p test "TEST-SUITE")
                         (setf (gethash test seen) t)
-                        (loop for member being the hash-values of (their-slot test "TESTS")
+                        (loop for member being the hash-values of (framework-slot test "TESTS")
                               do (visit member)))))))
       (visit spec))
     (nreverse tests)))
 
 (defun fiveam-groups (wanted-p)
-  "Return the tests of the suites for whose names WANTED-P is true."
+  "Return the tests of the suites whose names satisfy WANTED-P."
   (declare (type function wanted-p))
-  (loop for name being the hash-keys of (symbol-value (their-symbol "*TEST*")) using (hash-value test)
-        when (and name (their-type-p test "TEST-SUITE") (funcall wanted-p name))
+  (loop for name being the hash-keys of (symbol-value (framework-symbol "*TEST*")) using (hash-value test)
+        when (and name (framework-type-p test "TEST-SUITE") (funcall wanted-p name))
           append (fiveam-tests-of name)))
 
 (defun run-fiveam (tests)
-  "Run TESTS and return their results as RUN does, the last one first."
-  (let ((run (fdefinition (their-symbol "RUN")))
+  "Run TESTS and return their results as FiveAM's RUN does, the last one first."
+  (let ((run (fdefinition (framework-symbol "RUN")))
         (all '()))
-    (with-their-variables (("*ON-ERROR*" nil) ("*ON-FAILURE*" nil) ("*DEBUG-ON-ERROR*" nil) ("*DEBUG-ON-FAILURE*" nil)
-                           ("*PRINT-NAMES*" nil) ("*TEST-DRIBBLE*" (make-broadcast-stream))
-                           ("*!*" nil) ("*!!*" nil) ("*!!!*" nil))
+    (with-framework-variables (("*ON-ERROR*" nil) ("*ON-FAILURE*" nil) ("*DEBUG-ON-ERROR*" nil) ("*DEBUG-ON-FAILURE*" nil)
+                               ("*PRINT-NAMES*" nil) ("*TEST-DRIBBLE*" (make-broadcast-stream))
+                               ("*!*" nil) ("*!!*" nil) ("*!!!*" nil))
       (call-without-failures-marked
        (lambda ()
          (dolist (test tests)
            (let* ((verdict (new-verdict test))
-                  ;; Another test may have defined it anew, or removed it.
-                  (test (call-theirs "GET-TEST" (fiveam-name test)))
-                  ;; Others that it depends on are run as well, and told of by themselves.
+                  ;; Another test may have redefined or removed it.
+                  (test (call-framework "GET-TEST" (fiveam-name test)))
+                  ;; RUN also runs the tests that this one depends on. They are reported by themselves.
                   (results (when test
                              (remove test (first (call-as-test verdict (lambda () (funcall run (fiveam-name test)))))
-                                     :key (lambda (result) (their-slot result "TEST-CASE")) :test-not #'eq))))
+                                     :key (lambda (result) (framework-slot result "TEST-CASE")) :test-not #'eq))))
              (unless test
                (note-removed verdict))
              (setf all (append results all))
              (call-as-test verdict (lambda () (mapc (lambda (result) (add-fiveam-result verdict result))
                                                     (reverse results))))
-             (conclude verdict))))))
+             (record-verdict verdict))))))
     all))
 
 (defun call-without-failures-marked (function)
-  "Call FUNCTION. Meanwhile what prints the values of a check that failed sets no marks: no other framework prints them
-while the test runs."
+  "Call FUNCTION. Meanwhile the code that prints the values of a failed check sets no marks. Only FiveAM prints these while
+the test runs."
   (declare (type function function))
-  (let ((symbol (their-symbol "PROCESS-FAILURE")))
+  (let ((symbol (framework-symbol "PROCESS-FAILURE")))
     (if *coverage*
         (unwind-protect
              (progn (encapsulate symbol 'coverage
                                  (lambda (original &rest arguments)
                                    (declare (type function original))
-                                   (call-unmarked (lambda () (apply original arguments)))))
+                                   (call-preserving-marks (lambda () (apply original arguments)))))
                     (funcall function))
           (sb-int:unencapsulate symbol 'coverage))
         (funcall function))))
 
 (defun add-fiveam-result (verdict result)
-  "Add RESULT of a check to VERDICT."
-  (cond ((their-type-p result "TEST-PASSED")
+  "Add RESULT, of a check, to VERDICT."
+  (cond ((framework-type-p result "TEST-PASSED")
          (incf (verdict-passed-checks verdict)))
-        ((their-type-p result "TEST-SKIPPED")
+        ((framework-type-p result "TEST-SKIPPED")
          (when (and (eq (verdict-status verdict) :passed) (zerop (verdict-passed-checks verdict)))
            (setf (verdict-status verdict) :skipped
-                 (verdict-message verdict) (cut-text (princ-to-string (their-slot result "REASON"))))))
-        ((their-type-p result "UNEXPECTED-TEST-FAILURE")
-         (end-with-condition verdict (their-slot result "ACTUAL-CONDITION")))
+                 (verdict-message verdict) (cut-text (princ-to-string (framework-slot result "REASON"))))))
+        ((framework-type-p result "UNEXPECTED-TEST-FAILURE")
+         (end-with-condition verdict (framework-slot result "ACTUAL-CONDITION")))
         (t
-         (add-check verdict (fiveam-check (their-slot result "TEST-EXPR") (their-slot result "REASON"))))))
+         (add-check verdict (fiveam-check (framework-slot result "TEST-EXPR") (framework-slot result "REASON"))))))
 
 (defun split-at (text separators)
-  "Return the parts of TEXT between SEPARATORS, strings that come in this order, without blanks around them; or NIL when
-one is missing."
+  "Return the parts of TEXT between SEPARATORS, strings that occur in this order, trimmed of whitespace; or NIL if one is
+missing."
   (let ((start 0)
         (parts '()))
     (dolist (separator separators
@@ -113,7 +113,8 @@ one is missing."
         (setf start (+ end (length separator)))))))
 
 (defun fiveam-check (form reason)
-  "Return the check of FORM that failed for REASON, a string that IS makes of the form, its value and the expected one."
+  "Return the check of FORM that failed for REASON, the string that FiveAM's IS makes from the form, its value and the
+expected value."
   (let ((evaluated (format nil "~% evaluated to ~%"))
         (shown (shown-form form))
         (reason (if (stringp reason) reason "")))

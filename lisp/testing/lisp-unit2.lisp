@@ -8,64 +8,64 @@
 
 (defun unit2-tests ()
   "Return all tests."
-  (copy-list (call-theirs "LIST-TESTS")))
+  (copy-list (call-framework "LIST-TESTS")))
 
 (defun unit2-name (test)
   "Return the name of TEST."
-  (their-slot test "NAME"))
+  (framework-slot test "NAME"))
 
 (defun unit2-home (test)
   "Return the package of TEST."
   (symbol-home (unit2-name test)))
 
 (defun unit2-tests-of (&rest options &key &allow-other-keys)
-  "Return the tests that RUN-TESTS runs for OPTIONS."
-  (apply #'call-theirs "GET-TESTS"
+  "Return the tests that RUN-TESTS would run for OPTIONS."
+  (apply #'call-framework "GET-TESTS"
          (loop for (key value) on options by #'cddr
                when (member key '(:tests :tags :package :reintern-package :exclude-tests :exclude-tags))
                  append (list key value))))
 
 (defun unit2-groups (wanted-p)
-  "Return the tests with those tags for which WANTED-P is true."
+  "Return the tests that have a tag satisfying WANTED-P."
   (declare (type function wanted-p))
-  (let ((tags (remove-if-not (lambda (tag) (and (symbolp tag) (funcall wanted-p tag))) (call-theirs "LIST-TAGS"))))
-    (and tags (call-theirs "GET-TESTS" :tags tags))))
+  (let ((tags (remove-if-not (lambda (tag) (and (symbolp tag) (funcall wanted-p tag))) (call-framework "LIST-TAGS"))))
+    (and tags (call-framework "GET-TESTS" :tags tags))))
 
 (defun run-unit2 (tests)
   "Run TESTS and return their results as RUN-TESTS does."
-  (let ((all (make-instance (their-symbol "TEST-RESULTS-DB") :tests tests))
+  (let ((all (make-instance (framework-symbol "TEST-RESULTS-DB") :tests tests))
         (*debugger-hook* nil))
     (dolist (test tests all)
       (let* ((verdict (new-verdict test))
-             (run (fdefinition (their-symbol "RUN-TESTS")))
+             (run (fdefinition (framework-symbol "RUN-TESTS")))
              (results (first (call-as-test verdict (lambda () (funcall run :tests (list (unit2-name test))))))))
         (when results
-          (when (zerop (length (their-slot results "RESULTS")))
+          (when (zerop (length (framework-slot results "RESULTS")))
             (note-removed verdict))
           (call-as-test verdict
                         (lambda ()
-                          (loop for result across (their-slot results "RESULTS")
-                                do (call-theirs "RECORD-RESULT" result all)
+                          (loop for result across (framework-slot results "RESULTS")
+                                do (call-framework "RECORD-RESULT" result all)
                                    (add-unit2-result verdict result)))))
-        (conclude verdict)))))
+        (record-verdict verdict)))))
 
 (defun unit2-list (result name)
-  "Return what RESULT has collected under NAME."
-  (let ((collected (call-theirs name result)))
-    (if (listp collected) collected (call-theirs "HEAD" collected))))
+  "Return the list that RESULT has collected under NAME."
+  (let ((collected (call-framework name result)))
+    (if (listp collected) collected (call-framework "HEAD" collected))))
 
 (defun add-unit2-result (verdict result)
-  "Add RESULT of a test to VERDICT."
+  "Add RESULT, of a test, to VERDICT."
   (incf (verdict-passed-checks verdict) (length (unit2-list result "PASSED")))
   (dolist (failure (unit2-list result "FAILED"))
-    (let ((form (their-slot failure "FORM")))
+    (let ((form (framework-slot failure "FORM")))
       (flet ((values-text (name)
-               (let ((values (their-slot failure name)))
+               (let ((values (framework-slot failure name)))
                  (if (listp values) (format nil "~{~A~^, ~}" (mapcar #'shown-text values)) (shown-text values)))))
         (add-check verdict (make-check :form form :shown (shown-form form)
                                        :expected (values-text "EXPECTED") :actual (values-text "ACTUAL")
-                                       ;; Forms and their values in turn.
-                                       :message (let ((extras (their-slot failure "EXTRAS")))
+                                       ;; EXTRAS alternates forms and their values.
+                                       :message (let ((extras (framework-slot failure "EXTRAS")))
                                                   (and (consp extras)
                                                        (format nil "~{~*~A~^, ~}" (mapcar #'shown-text extras)))))))))
   (let ((condition (first (unit2-list result "ERRORS"))))

@@ -1,4 +1,4 @@
-;;;; Parachute, by a report of our own that watches and collects its tests, as its manual has it.
+;;;; Parachute, by a report class of our own that observes and collects the tests, as Parachute's manual describes.
 
 (in-package "SBCL-HOST/TESTING")
 
@@ -8,47 +8,47 @@
 
 (defun parachute-tests ()
   "Return all tests."
-  (loop for package in (call-theirs "TEST-PACKAGES")
-        append (call-theirs "PACKAGE-TESTS" package)))
+  (loop for package in (call-framework "TEST-PACKAGES")
+        append (call-framework "PACKAGE-TESTS" package)))
 
 (defun parachute-name (test)
   "Return the name of TEST, a symbol or string."
-  (their-slot test "NAME"))
+  (framework-slot test "NAME"))
 
 (defun parachute-home (test)
   "Return the package of TEST."
-  (their-slot test "HOME"))
+  (framework-slot test "HOME"))
 
 (defun parachute-tests-of (designator &rest options)
-  "Return the tests that TEST runs for DESIGNATOR."
+  "Return the tests that Parachute's TEST would run for DESIGNATOR."
   (declare (ignore options))
   (cond ((consp designator) (mapcan #'parachute-tests-of designator))
-        ((their-type-p designator "TEST") (list designator))
-        ((packagep designator) (copy-list (call-theirs "PACKAGE-TESTS" designator)))
-        ((call-theirs "FIND-TEST" designator) (list (call-theirs "FIND-TEST" designator)))
-        ((find-package designator) (copy-list (call-theirs "PACKAGE-TESTS" designator)))
+        ((framework-type-p designator "TEST") (list designator))
+        ((packagep designator) (copy-list (call-framework "PACKAGE-TESTS" designator)))
+        ((call-framework "FIND-TEST" designator) (list (call-framework "FIND-TEST" designator)))
+        ((find-package designator) (copy-list (call-framework "PACKAGE-TESTS" designator)))
         (t (error "No test or package found for ~S." designator))))
 
 (defun parachute-groups (wanted-p)
-  "There are none: a test that has others as its children is a test."
+  "Return no tests: a parent of tests is itself a test."
   (declare (ignore wanted-p))
   '())
 
 (defglobal **parachute-report** nil
-  "A cons of the package of Parachute and the name of the class of reports that was made for it; or NIL.")
+  "A cons of Parachute's package and the name of the report class that was made for it, or NIL.")
 
 (defun parachute-report ()
-  "Return the name of a class of reports whose tests are run by CALL-AS-TEST."
+  "Return the name of a report class that runs its tests by CALL-AS-TEST. Make the class if necessary."
   (let ((package (framework-package *framework*)))
     (unless (eq package (car **parachute-report**))
       (let ((name (make-symbol "REPORT"))
-            (eval-in-context (their-symbol "EVAL-IN-CONTEXT"))
-            (status (their-symbol "STATUS")))
+            (eval-in-context (framework-symbol "EVAL-IN-CONTEXT"))
+            (status (framework-symbol "STATUS")))
         (handler-bind ((warning #'muffle-warning))
           (funcall
            (compile nil `(lambda ()
-                           (defclass ,name (,(their-symbol "REPORT")) ())
-                           (defmethod ,eval-in-context :around ((report ,name) (result ,(their-symbol "RESULT")))
+                           (defclass ,name (,(framework-symbol "REPORT")) ())
+                           (defmethod ,eval-in-context :around ((report ,name) (result ,(framework-symbol "RESULT")))
                              (watch-parachute-result result
                                                      (lambda () (call-next-method))
                                                      (lambda (status) (setf (,status result) status))))))))
@@ -56,81 +56,82 @@
     (cdr **parachute-report**)))
 
 (defvar *parachute-conditions* '()
-  "Conditions that results of the test that runs ended with: conses of result and condition.")
+  "The conditions that ended results of the running test: conses of result and condition.")
 
 (defun watch-parachute-result (result function set-status)
-  "Call FUNCTION, which evaluates RESULT, a test's as a test. SET-STATUS is a function that sets its status."
+  "Call FUNCTION, which evaluates RESULT; the result of a test is evaluated as a test. SET-STATUS is a function that sets
+RESULT's status."
   (declare (type function function set-status))
-  (unless (eq :unknown (their-slot result "STATUS"))
+  (unless (eq :unknown (framework-slot result "STATUS"))
     (return-from watch-parachute-result (funcall function)))
   (flet ((evaluate ()
            (handler-case (funcall function)
              (error (condition)
                (push (cons result condition) *parachute-conditions*)
                (funcall set-status :failed)))))
-    (if (their-type-p result "TEST-RESULT")
-        (let ((verdict (new-verdict (their-slot result "EXPRESSION")))
+    (if (framework-type-p result "TEST-RESULT")
+        (let ((verdict (new-verdict (framework-slot result "EXPRESSION")))
               (*parachute-conditions* '()))
           (call-as-test verdict #'evaluate)
           (unless (eq :passed (verdict-status verdict))
             (funcall set-status :failed))
           (call-as-test verdict (lambda () (add-parachute-results verdict result)))
-          ;; One that only holds others together is none.
+          ;; A test that only groups others is not reported.
           (unless (and (eq :passed (verdict-status verdict))
                        (zerop (verdict-passed-checks verdict))
-                       (some (lambda (child) (their-type-p child "TEST-RESULT")) (their-slot result "RESULTS")))
-            (conclude verdict)))
+                       (some (lambda (child) (framework-type-p child "TEST-RESULT")) (framework-slot result "RESULTS")))
+            (record-verdict verdict)))
         (evaluate))))
 
 (defun add-parachute-results (verdict result)
-  "Add to VERDICT what RESULT, of its test, has come to, but for what its children have."
-  (when (and (eq :skipped (their-slot result "STATUS")) (eq :passed (verdict-status verdict)))
+  "Add to VERDICT the results of RESULT, that of its test, but not those of child tests."
+  (when (and (eq :skipped (framework-slot result "STATUS")) (eq :passed (verdict-status verdict)))
     (setf (verdict-status verdict) :skipped))
   (let ((condition (cdr (assoc result *parachute-conditions*))))
     (when condition
       (end-with-condition verdict condition)))
   (let ((skipped 0))
     (labels ((visit (parent)
-               (loop for child across (their-slot parent "RESULTS")
-                     do (cond ((their-type-p child "TEST-RESULT"))
-                              ((their-type-p child "CONTROLLING-RESULT")
-                               (when (eq :skipped (their-slot child "CHILD-STATUS"))
+               (loop for child across (framework-slot parent "RESULTS")
+                     do (cond ((framework-type-p child "TEST-RESULT"))
+                              ((framework-type-p child "CONTROLLING-RESULT")
+                               (when (eq :skipped (framework-slot child "CHILD-STATUS"))
                                  (incf skipped)))
-                              ((their-type-p child "PARENT-RESULT") (visit child))
-                              (t (case (their-slot child "STATUS")
+                              ((framework-type-p child "PARENT-RESULT") (visit child))
+                              (t (case (framework-slot child "STATUS")
                                    (:passed (incf (verdict-passed-checks verdict)))
                                    (:failed (add-parachute-check verdict child))))))))
       (visit result))
     (when (and (plusp skipped) (eq :passed (verdict-status verdict)) (zerop (verdict-passed-checks verdict)))
       (setf (verdict-status verdict) :skipped)))
-  ;; A time limit of its own.
-  (when (and (eq :failed (their-slot result "STATUS"))
+  ;; The test exceeded Parachute's own time limit.
+  (when (and (eq :failed (framework-slot result "STATUS"))
              (eq :passed (verdict-status verdict))
-             (notany (lambda (child) (eq :failed (their-slot child "STATUS"))) (their-slot result "RESULTS")))
+             (notany (lambda (child) (eq :failed (framework-slot child "STATUS"))) (framework-slot result "RESULTS")))
     (setf (verdict-status verdict) :failed
-          (verdict-message verdict) (cut-text (princ-to-string (their-slot result "DESCRIPTION"))))))
+          (verdict-message verdict) (cut-text (princ-to-string (framework-slot result "DESCRIPTION"))))))
 
 (defun add-parachute-check (verdict result)
-  "Add RESULT of a check that failed to VERDICT."
-  (let* ((form (their-slot result "EXPRESSION"))
+  "Add to VERDICT the check that RESULT, which failed, describes."
+  (let* ((form (framework-slot result "EXPRESSION"))
          (condition (cdr (assoc result *parachute-conditions*)))
-         (compares (their-type-p result "COMPARISON-RESULT"))
-         (description (their-slot result "DESCRIPTION")))
+         (compares (framework-type-p result "COMPARISON-RESULT"))
+         (description (framework-slot result "DESCRIPTION")))
     (when condition
       (end-with-condition verdict condition))
     (add-check verdict
                (make-check :form form :shown (shown-form form)
-                           :expected (and compares (not condition) (shown-text (their-slot result "EXPECTED")))
+                           :expected (and compares (not condition) (shown-text (framework-slot result "EXPECTED")))
                            :actual (cond (condition nil)
-                                         ((slot-boundp result (their-symbol "VALUE"))
-                                          (shown-text (their-slot result "VALUE"))))
+                                         ((slot-boundp result (framework-symbol "VALUE"))
+                                          (shown-text (framework-slot result "VALUE"))))
                            :message (and (stringp description) (cut-text description))))))
 
 (defun run-parachute (tests)
   "Run TESTS, each with its children, and return the report."
   (let ((roots (remove-if (lambda (test)
-                            (loop for parent = (their-slot test "PARENT") then (their-slot parent "PARENT")
+                            (loop for parent = (framework-slot test "PARENT") then (framework-slot parent "PARENT")
                                   while parent
                                     thereis (member parent tests)))
                           tests)))
-    (call-theirs "TEST" roots :report (parachute-report))))
+    (call-framework "TEST" roots :report (parachute-report))))

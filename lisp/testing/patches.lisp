@@ -2,7 +2,7 @@
 
 (in-package "SBCL-HOST/TESTING")
 
-;; Code that is loaded with marks is not compiled inline: its marks would be another function's.
+;; Code that is loaded with coverage marks must not be compiled inline: its marks would count for the calling function.
 (define-patch sb-c::%proclaim (raw-form location)
   (lambda (proclaim form location)
     (unless (and *marking* (inline-proclamation-p form))

@@ -9,11 +9,11 @@
 
 (defun rove-suites ()
   "Return all suites."
-  (call-theirs "ALL-SUITES"))
+  (call-framework "ALL-SUITES"))
 
 (defun rove-suite-tests (suite)
-  "Return the tests of SUITE: lists of name and suite."
-  (loop for name in (funcall (their-symbol "SUITE-TESTS" "ROVE/CORE/SUITE/PACKAGE") suite)
+  "Return the tests of SUITE as lists of name and suite."
+  (loop for name in (funcall (framework-symbol "SUITE-TESTS" "ROVE/CORE/SUITE/PACKAGE") suite)
         collect (list name suite)))
 
 (defun rove-tests ()
@@ -26,21 +26,21 @@
 
 (defun rove-home (test)
   "Return the package of TEST."
-  (slot-value (second test) (their-symbol "PACKAGE" "ROVE/CORE/SUITE/PACKAGE")))
+  (slot-value (second test) (framework-symbol "PACKAGE" "ROVE/CORE/SUITE/PACKAGE")))
 
 (defun rove-groups (wanted-p)
-  "There are none: a suite is a package."
+  "Return no tests: a suite is a package."
   (declare (ignore wanted-p))
   '())
 
 (defun rove-tests-of-suite (suite)
-  "Return the tests that RUN-SUITE runs for SUITE, or a package."
+  "Return the tests that RUN-SUITE would run for SUITE, a suite or a designator of a package."
   (rove-suite-tests (if (or (packagep suite) (stringp suite) (symbolp suite))
-                        (call-theirs "FIND-SUITE" suite)
+                        (call-framework "FIND-SUITE" suite)
                         suite)))
 
 (defun rove-tests-of-systems (systems &rest options)
-  "Return the tests that RUN runs for SYSTEMS, designators of systems."
+  "Return the tests that Rove's RUN would run for SYSTEMS, a system designator or a list of them."
   (declare (ignore options))
   (loop for designator in (if (listp systems) systems (list systems))
         for system = (asdf:find-system designator)
@@ -48,22 +48,22 @@
         append (progn
                  (load-for-tests system)
                  (loop for suite in (remove-duplicates
-                                     (append (funcall (their-symbol "SYSTEM-SUITES" "ROVE/CORE/SUITE/PACKAGE") system)
-                                             (and package (list (call-theirs "FIND-SUITE" package)))))
+                                     (append (funcall (framework-symbol "SYSTEM-SUITES" "ROVE/CORE/SUITE/PACKAGE") system)
+                                             (and package (list (call-framework "FIND-SUITE" package)))))
                        when suite
                          append (rove-suite-tests suite)))))
 
 (defun run-rove (tests)
-  "Run TESTS with what their suites have done before and after. Return true when none failed, and the results."
-  (let ((stats (make-instance (their-symbol "STATS" "ROVE/CORE/STATS")))
+  "Run TESTS, with the setup, hooks and teardown of their suites. Return true if none failed, and the results."
+  (let ((stats (make-instance (framework-symbol "STATS" "ROVE/CORE/STATS")))
         (package "ROVE/CORE/SUITE/PACKAGE"))
-    (funcall (their-symbol "INITIALIZE" "ROVE/CORE/STATS") stats)
-    (progv (list (their-symbol "*STATS*" "ROVE/CORE/STATS") (their-symbol "*DEBUG-ON-ERROR*" "ROVE/CORE/ASSERTION"))
+    (funcall (framework-symbol "INITIALIZE" "ROVE/CORE/STATS") stats)
+    (progv (list (framework-symbol "*STATS*" "ROVE/CORE/STATS") (framework-symbol "*DEBUG-ON-ERROR*" "ROVE/CORE/ASSERTION"))
         (list stats nil)
       (dolist (suite (remove-duplicates (mapcar #'second tests) :from-end t))
-        (flet ((of-suite (name) (funcall (their-symbol name package) suite))
+        (flet ((of-suite (name) (funcall (framework-symbol name package) suite))
                (call-hooks (hooks) (loop for (nil . hook) in (reverse hooks) do (funcall hook))))
-          (let ((*package* (slot-value suite (their-symbol "PACKAGE" package))))
+          (let ((*package* (slot-value suite (framework-symbol "PACKAGE" package))))
             (flet ((around (name)
                      (let ((function (of-suite name)))
                        (when function
@@ -72,11 +72,11 @@
               (loop for test in tests
                     when (eq suite (second test))
                       do (let ((verdict (new-verdict test))
-                               (before (length (their-results stats))))
+                               (before (length (rove-results stats))))
                            (call-as-test verdict
                                          (lambda ()
                                            (unwind-protect
-                                                (let ((function (call-theirs "GET-TEST" (first test))))
+                                                (let ((function (call-framework "GET-TEST" (first test))))
                                                   (call-hooks (of-suite "SUITE-BEFORE-HOOKS"))
                                                   (if function
                                                       (funcall function)
@@ -84,21 +84,21 @@
                                              (call-hooks (of-suite "SUITE-AFTER-HOOKS")))))
                            (call-as-test verdict
                                          (lambda ()
-                                           (dolist (result (ldiff (their-results stats)
-                                                                  (last (their-results stats) before)))
+                                           (dolist (result (ldiff (rove-results stats)
+                                                                  (last (rove-results stats) before)))
                                              (add-rove-result verdict result))))
-                           (conclude verdict)))
+                           (record-verdict verdict)))
               (around "SUITE-TEARDOWN"))))))
-    (values (funcall (their-symbol "PASSEDP" "ROVE/CORE/STATS") stats) (their-results stats))))
+    (values (funcall (framework-symbol "PASSEDP" "ROVE/CORE/STATS") stats) (rove-results stats))))
 
-(defun their-results (stats)
-  "Return what was recorded in STATS, newest first."
-  (funcall (their-symbol "STATS-RESULTS" "ROVE/CORE/STATS") stats))
+(defun rove-results (stats)
+  "Return the results that were recorded in STATS, newest first."
+  (funcall (framework-symbol "STATS-RESULTS" "ROVE/CORE/STATS") stats))
 
 (defun add-rove-result (verdict result)
-  "Add RESULT, of a test, a part of one, or an assertion, to VERDICT."
-  (flet ((of-class-p (name) (typep result (their-symbol name "ROVE/CORE/RESULT")))
-         (value (name) (funcall (their-symbol name "ROVE/CORE/RESULT") result)))
+  "Add RESULT, that of a test, of a part of one, or of an assertion, to VERDICT."
+  (flet ((of-class-p (name) (typep result (framework-symbol name "ROVE/CORE/RESULT")))
+         (value (name) (funcall (framework-symbol name "ROVE/CORE/RESULT") result)))
     (cond ((of-class-p "TEST")
            (dolist (name '("FAILED-TESTS" "PASSED-TESTS" "PENDING-TESTS"))
              (dolist (part (value name))
@@ -107,7 +107,7 @@
            (let ((reason (value "ASSERTION-REASON")))
              (when (typep reason 'condition)
                (end-with-condition verdict reason))
-             ;; An error outside of all assertions is recorded as one without a form.
+             ;; Rove records an error outside of assertions as an assertion without a form.
              (unless (and (typep reason 'condition) (atom (value "ASSERTION-FORM")))
                (add-check verdict (rove-check result reason)))))
           ((of-class-p "PENDING-ASSERTION")
@@ -119,10 +119,10 @@
            (incf (verdict-passed-checks verdict))))))
 
 (defun rove-check (assertion reason)
-  "Return the check of ASSERTION, which failed, for REASON if that is a condition."
-  (flet ((value (name) (funcall (their-symbol name "ROVE/CORE/RESULT") assertion)))
+  "Return the check for ASSERTION, which failed. REASON is the condition that ended it, if it is one."
+  (flet ((value (name) (funcall (framework-symbol name "ROVE/CORE/RESULT") assertion)))
     (let ((form (value "ASSERTION-FORM"))
-          (negative (slot-value assertion (their-symbol "NEGATIVE" "ROVE/CORE/RESULT")))
+          (negative (slot-value assertion (framework-symbol "NEGATIVE" "ROVE/CORE/RESULT")))
           (place (and (find-symbol "ASSERTION-SOURCE-LOCATION" "ROVE/CORE/RESULT")
                       (value "ASSERTION-SOURCE-LOCATION")))
           (values (loop for argument in (value "ASSERTION-ARGS")
@@ -136,9 +136,9 @@
                                  (if negative "false" "true"))
                   :actual (cond ((typep reason 'condition) nil)
                                 (values (format nil "~{~A~^, ~}" values))
-                                ;; What else than NIL a form has come to is not kept.
+                                ;; A failed positive assertion had the value NIL. Other values are not recorded.
                                 ((not negative) "NIL"))
-                  :message (let ((description (slot-value assertion (their-symbol "DESC" "ROVE/CORE/RESULT"))))
+                  :message (let ((description (slot-value assertion (framework-symbol "DESC" "ROVE/CORE/RESULT"))))
                              (and (stringp description) (cut-text description)))
                   :file (and (consp place) (stringp (car place)) (car place))
                   :line (and (consp place) (stringp (car place)) (consp (cdr place)) (integerp (second place))

@@ -1,15 +1,16 @@
-;;;; Suspects: the functions that a failing test ran and few passing tests did, with the lines that make the difference.
+;;;; Suspects: the functions that a failing test ran and few passing tests ran, with the lines that differ.
 
 (in-package "SBCL-HOST/TESTING")
 
 (defstruct (marked-form (:copier nil) (:predicate nil))
-  "A top-level form with marks."
+  "A top-level form with coverage marks."
   (file "" :type string :read-only t)
   (number 0 :type index :read-only t)
-  ;; Lists of a mark, :THEN, :ELSE or NIL, and the path in the form to what that mark stands for; of a mark and :EXPANSION
-  ;; where the form defines a macro and that is in what it expands to.
+  ;; Lists of a mark, :THEN, :ELSE or NIL, and the path in the form to the subform that the mark stands for. If the form
+  ;; defines a macro, also lists of a mark in an expansion of the macro and :EXPANSION.
   (marks '() :type list)
-  ;; Once it was looked for: the text of the file, the map of the form there, the line that it begins at, and its words.
+  ;; Once LOCATE-FORM was called: the text of the file, the map of the form there, the line on which it begins, and its
+  ;; words.
   (looked-for nil)
   (text nil)
   (map nil)
@@ -19,13 +20,13 @@
 (defstruct (suspect (:copier nil) (:predicate nil))
   "A form of which a failing test ran a part that few passing tests ran."
   (form nil :type marked-form :read-only t)
-  ;; How many passing tests ran that part.
+  ;; The number of passing tests that ran that part.
   (passing 0 :type index :read-only t)
-  ;; What comes first has less.
+  ;; The sort key: the most likely suspect has the lowest score.
   (score 0 :type real))
 
 (defun count-tests (verdicts wanted-p)
-  "Return a vector of how many of the tests of VERDICTS for which WANTED-P is true set each mark."
+  "Return a vector with the number of tests among VERDICTS that satisfy WANTED-P and set each mark."
   (declare (type function wanted-p))
   (let ((counts (make-array (coverage-count *coverage*) :element-type 'fixnum :initial-element 0)))
     (loop for verdict across verdicts
@@ -37,7 +38,7 @@
     counts))
 
 (defun passed-p (verdict)
-  "True when VERDICT is that of a test that passed."
+  "True when the test of VERDICT passed."
   (eq :passed (verdict-status verdict)))
 
 (defun code-file (code)
@@ -46,7 +47,7 @@
     (and name (sb-ext:native-namestring (parse-namestring name)))))
 
 (defun marked-forms ()
-  "Return the forms with marks."
+  "Return all forms with marks."
   (let ((table (make-hash-table :test 'equal)))
     (loop for code across (coverage-codes *coverage*)
           for start across (coverage-starts *coverage*)
@@ -65,8 +66,8 @@
     (loop for form being the hash-values of table collect form)))
 
 (defun find-suspect (form marks passing failing)
-  "Return FORM as a suspect for a failing test that set MARKS, or NIL when that ran nothing of it. PASSING and FAILING
-are how many tests of either kind set each mark."
+  "Return FORM as a suspect for a failing test that set MARKS, or NIL if the test ran no part of FORM. PASSING and FAILING
+are the numbers of passing and failing tests that set each mark."
   (let ((fewest nil)
         (alike 0)
         (ran 0)
@@ -82,17 +83,17 @@ are how many tests of either kind set each mark."
                    (setf alike (max alike (aref failing mark))))))
     (when fewest
       (make-suspect :form form :passing fewest
-                    ;; Few passing tests, a small part of the code, others that fail too. Measured: scripts/mutants.py.
-                    ;; A macro comes after the function that it was expanded in.
+                    ;; Lower for few passing tests, a small part of the code, and other tests that also fail. Measured with
+                    ;; scripts/mutants.py. A macro comes after the function in which it was expanded.
                     :score (+ (log (1+ fewest) 2) (/ (log (1+ ran) 2) 2) (- (log (max 1 alike) 2))
                               (if expansion 1 0))))))
 
 (defvar *marked-files* (make-hash-table :test 'equal)
-  "While forms are located, by the native namestring of a file: a cons of its text and of where its top-level forms begin,
-a vector.")
+  "While forms are being located: a table from native namestrings to conses of a file's text and a vector of the start
+positions of its top-level forms.")
 
 (defun marked-file (file)
-  "Return the text of FILE, a native namestring, and a vector of where its top-level forms begin; or NIL."
+  "Return the text of FILE, a native namestring, and a vector of the start positions of its top-level forms; or NIL."
   (let ((known (or (gethash file *marked-files*)
                    (setf (gethash file *marked-files*)
                          (let* ((octets (file-octets file))
@@ -101,7 +102,7 @@ a vector.")
     (values (car known) (cdr known))))
 
 (defun locate-form (form)
-  "Find the text of FORM, if that was not done yet. Return true when it is there."
+  "Find the text of FORM, if that was not yet attempted. Return true if it was found."
   (unless (marked-form-looked-for form)
     (setf (marked-form-looked-for form) t)
     (multiple-value-bind (text starts) (marked-file (marked-form-file form))
@@ -115,10 +116,10 @@ a vector.")
                     (marked-form-words form) (word-table (subseq text start end)))))))))
   (and (marked-form-map form) t))
 
-;;; Macros: what they expand to runs in the functions that call them, whose marks stand for the whole call.
+;;; Macros. The expansion of a macro runs in the functions that call it, whose marks stand for the whole call.
 
 (defun defined-macro (form)
-  "Return the name of the macro that FORM, which is located, defines; or NIL."
+  "Return the name of the macro that FORM, which is located, defines, or NIL."
   (let ((map (marked-form-map form))
         (text (marked-form-text form)))
     (and (integerp (second map))
@@ -127,13 +128,12 @@ a vector.")
          (token-name text (third map)))))
 
 (defun subform-at (map path)
-  "Return what is at PATH in MAP, or NIL."
+  "Return the subform at PATH in MAP, or NIL."
   (dolist (index path map)
     (setf map (and (consp map) (nth index (rest map))))))
 
 (defun mark-expansions (forms)
-  "Have those of FORMS that define macros have the marks of the calls of them, too. Forms that are not understood are left
-as they are."
+  "Add to those of FORMS that define macros the marks of the macros' calls. Forms that cannot be parsed stay as they are."
   (let ((macros (make-hash-table :test 'equal)))
     (dolist (form forms)
       (let ((name (and (guarded (locate-form form) (failure) nil) (defined-macro form))))
@@ -149,7 +149,7 @@ as they are."
                   do (push (list mark :expansion) (marked-form-marks macro))))))))
 
 (defun conditional-lines (form)
-  "Return the positions in FORM of what chooses what is evaluated there."
+  "Return the positions in FORM of its conditionals."
   (let ((text (marked-form-text form))
         (positions '()))
     (labels ((visit (part depth)
@@ -162,26 +162,26 @@ as they are."
     positions))
 
 (defun form-of-p (form &rest operators)
-  "True when FORM is one of an operator with one of the names OPERATORS."
+  "True when FORM is a form of one of OPERATORS, names."
   (let ((operator (second (marked-form-map form))))
     (and (integerp operator)
          (member (token-name (marked-form-text form) operator) operators :test #'equal))))
 
-(defun no-suspect-p (form)
-  "True when FORM defines a package, or a test of a framework that is known: not what is to be tested."
+(defun excluded-form-p (form)
+  "True when FORM is not code under test: it defines a package, or a test of a known framework."
   (form-of-p form "DEFPACKAGE" "DEFINE-PACKAGE" "IN-PACKAGE" "TEST" "DEF-TEST" "DEFTEST" "DEFINE-TEST"))
 
 (defun form-name (form)
-  "Return what FORM is called: what it defines."
+  "Return the name of what FORM defines."
   (let* ((text (marked-form-text form))
          (named (third (marked-form-map form))))
     (cond ((null named) "top-level form")
-          ((integerp named) (string-upcase (subseq text named (or (catch 'confused (token-end text named)) named))))
+          ((integerp named) (string-upcase (subseq text named (or (catch 'scan-failed (token-end text named)) named))))
           (t (let ((end (nth-value 1 (map-form text (first named)))))
                (string-upcase (subseq text (first named) (min end (+ 60 (first named))))))))))
 
 (defun symbol-of-form (form)
-  "Return the name of the symbol that FORM defines something of: BAR for that of (SETF BAR); or NIL."
+  "Return the name of the symbol for which FORM defines something, BAR for (SETF BAR), or NIL."
   (let ((named (third (marked-form-map form))))
     (when (consp named)
       (setf named (third named)))
@@ -190,13 +190,13 @@ as they are."
 ;;; Lines
 
 (defun conditional-p (name)
-  "True when NAME is that of an operator that chooses what of its form is evaluated."
+  "True when NAME is that of an operator that selects which parts of its form are evaluated."
   (member name '("IF" "WHEN" "UNLESS" "COND" "AND" "OR" "CASE" "ECASE" "TYPECASE" "ETYPECASE" "IF-LET" "WHEN-LET")
           :test #'string=))
 
 (defun condition-position (map text path)
-  "Return the position in MAP, of TEXT, of what decides that the subform at PATH is evaluated: the innermost conditional
-around it, or its clause; or NIL."
+  "Return the position in MAP, the map of a form of TEXT, of the innermost conditional, or clause of one, that decides
+whether the subform at PATH is evaluated; or NIL."
   (let ((form map)
         (found nil))
     (dolist (index path found)
@@ -210,10 +210,11 @@ around it, or its clause; or NIL."
       (setf form (and (consp form) (nth index (rest form)))))))
 
 (defun suspect-lines (suspect marks passing words number &optional (least 0))
-  "Return lists of number, text and how many passing tests ran it, of at most NUMBER lines of SUSPECT that make the
-difference, in order. MARKS are those of the failing test, PASSING is how many passing tests set each. Where there are
-more, those that decide, and those with WORDS, as from WEIGH-WORDS; with these, or where it would be less than LEAST lines,
-those that more passing tests ran, too."
+  "Return the lines of SUSPECT that differ between failing and passing tests, at most NUMBER, in order, as lists of line
+number, text, and number of passing tests that ran the line. MARKS are those of the failing test, and PASSING the number of
+passing tests that set each mark. If there are more lines, prefer those that decide, and those that contain WORDS, as from
+WEIGH-WORDS. Lines that contain WORDS are included even if more passing tests ran them, and so are others until there are
+LEAST lines."
   (let* ((form (suspect-form suspect))
          (text (marked-form-text form))
          (map (marked-form-map form))
@@ -241,7 +242,7 @@ those that more passing tests ran, too."
                    (t (note (position-at-path map path) 0 count)))))
     (dolist (line lines)
       (incf (fourth line) (shared-words words (word-table (second line)))))
-    ;; That the form was begun says nothing.
+    ;; The first line of the form says nothing: it always runs.
     (setf lines (or (remove (marked-form-line form) lines :key #'first) lines)
           lines (sort (sort lines #'< :key #'first) #'> :key #'fourth))
     (let ((telling (count-if (lambda (line)
@@ -252,7 +253,8 @@ those that more passing tests ran, too."
             #'< :key #'first))))
 
 (defun branch-position (map text path branch)
-  "Return the position of the BRANCH, :THEN or :ELSE, of the form at PATH in MAP, of TEXT, if that is an IF; or NIL."
+  "Return the position of BRANCH, :THEN or :ELSE, of the form at PATH in MAP, the map of a form of TEXT, if that form is an
+IF; or NIL."
   (let ((form map))
     (dolist (index path)
       (setf form (and (consp form) (nth index (rest form)))))
@@ -281,7 +283,7 @@ those that more passing tests ran, too."
 ;;; Words
 
 (defun map-words (function text)
-  "Call FUNCTION with each word of TEXT, in upper case: what may be a name, and no number."
+  "Call FUNCTION with each word of TEXT, in upper case. Words are what may be names, not numbers."
   (declare (type function function) (type string text))
   (let ((start nil))
     (loop for index from 0 to (length text)
@@ -295,14 +297,14 @@ those that more passing tests ran, too."
                     (setf start nil))))))
 
 (defun word-table (text)
-  "Return a hash table with the words of TEXT as keys."
+  "Return a hash table whose keys are the words of TEXT."
   (let ((table (make-hash-table :test 'equal)))
     (map-words (lambda (word) (setf (gethash word table) t)) text)
     table))
 
-(defun words-of (verdict)
-  "Return the words of what VERDICT says, each once; but for the name of the condition's type, by which one finds what
-defines and signals it."
+(defun verdict-words (verdict)
+  "Return the distinct words of the messages in VERDICT, without the name of the condition's type: that would only lead to
+the forms that define and signal the condition."
   (let* ((table (make-hash-table :test 'equal))
          (message (or (verdict-message verdict) ""))
          (report (if (test-operation-p verdict) 0 (or (search ": " message) 0))))
@@ -316,8 +318,8 @@ defines and signals it."
     (loop for word being the hash-keys of table collect word)))
 
 (defun weigh-words (words forms)
-  "Return those of WORDS that stand in one of FORMS, each as a cons of it and its weight: 1 when no other has it,
-towards 0 the more do."
+  "Return conses of a word and its weight for those of WORDS that occur in FORMS. The weight is 1 for a word in a single
+form, and nears 0 the more forms contain the word."
   (loop with all = (log (1+ (length forms)) 2)
         for word in words
         for among = (count-if (lambda (form) (gethash word (marked-form-words form))) forms)
@@ -325,17 +327,17 @@ towards 0 the more do."
           collect (cons word (- 1 (/ (log among 2) all)))))
 
 (defun shared-words (words table)
-  "Return the weight of those of WORDS, conses of one and its weight, that are keys of TABLE."
+  "Return the total weight of those of WORDS, conses of word and weight, that are keys of TABLE."
   (loop for (word . weight) in words
         when (gethash word table)
           sum weight))
 
 ;;; Order
 
-(defun weigh (suspect words frames)
-  "Have the score of SUSPECT say, too, that it is one of FRAMES, names of functions from the error out, and that WORDS,
-as from WEIGH-WORDS, stand in it. Types are defined with few forms that may be wrong; a condition is called as the function
-that signals it may be, and has the words of its report: that tells nothing."
+(defun adjust-score (suspect words frames)
+  "Adjust the score of SUSPECT if it is one of FRAMES, the names of functions from the error outwards, and if WORDS, as from
+WEIGH-WORDS, occur in it. Type definitions score worse: they contain few forms that may be wrong, and a condition often
+shares its name with the function that signals it and contains the words of its report, which says nothing."
   (let* ((form (suspect-form suspect))
          (frame (position (symbol-of-form form) frames :test #'equal)))
     (if (form-of-p form "DEFINE-CONDITION" "DEFSTRUCT" "DEFCLASS")
@@ -344,12 +346,12 @@ that signals it may be, and has the words of its report: that tells nothing."
               (+ (if frame (/ 2 (1+ (/ frame 2))) 0)
                  (min 4 (shared-words words (marked-form-words form))))))))
 
-(defconstant +weighed-suspects+ 200
-  "Of how many suspects of a test the source is looked at.")
+(defconstant +max-weighed-suspects+ 200
+  "The most suspects of a test whose source is examined.")
 
-(defun suspects-of (verdict forms passing failing number)
-  "Return the first NUMBER suspects for VERDICT among FORMS, and the words that are weighed. PASSING and FAILING are how
-many tests of either kind set each mark."
+(defun find-suspects (verdict forms passing failing number)
+  "Return the first NUMBER suspects for VERDICT among FORMS, and the weighed words. PASSING and FAILING are the numbers of
+passing and failing tests that set each mark."
   (let* ((marks (verdict-marks verdict))
          (all (sort (loop for form in forms
                           for suspect = (find-suspect form marks passing failing)
@@ -359,30 +361,31 @@ many tests of either kind set each mark."
          (located (remove-if-not (lambda (suspect)
                                    (guarded (let ((form (suspect-form suspect)))
                                               (and (locate-form form)
-                                                   (not (no-suspect-p form))))
+                                                   (not (excluded-form-p form))))
                                        (failure)
                                      nil))
-                                 (subseq all 0 (min (length all) +weighed-suspects+))))
-         (words (weigh-words (words-of verdict) (mapcar #'suspect-form located))))
+                                 (subseq all 0 (min (length all) +max-weighed-suspects+))))
+         (words (weigh-words (verdict-words verdict) (mapcar #'suspect-form located))))
     (dolist (suspect located)
-      (guarded (weigh suspect words (verdict-frames verdict)) (failure) nil))
+      (guarded (adjust-score suspect words (verdict-frames verdict)) (failure) nil))
     (let ((sorted (stable-sort located #'< :key #'suspect-score)))
       (values (subseq sorted 0 (min number (length sorted))) words))))
 
 (defun shown-lines (place)
-  "Return how many lines are shown of the suspect at PLACE, from 0: most of what is likely."
+  "Return the most lines that are shown of the suspect at PLACE, from 0: more of the likely ones."
   (case place
     (0 12)
     ((1 2) 6)
     (t 3)))
 
-(defun least-lines (place)
-  "Return how many lines are shown of the suspect at PLACE, from 0, at least: what is around those that make the difference."
+(defun minimum-lines (place)
+  "Return the least number of lines that are shown of the suspect at PLACE, from 0, to include the context of the lines that
+differ."
   (if (zerop place) 9 0))
 
 (defun push-suspects-of (verdict suspects words passing packages directories)
-  "Push SUSPECTS for VERDICT as records `suspect', each with its lines after it, `line'. WORDS and PASSING are as for
-SUSPECT-LINES; PACKAGES are those of the code, and DIRECTORIES those that its files are told relative to."
+  "Push SUSPECTS for VERDICT as records `suspect', each followed by its lines, `line'. WORDS and PASSING are as for
+SUSPECT-LINES. PACKAGES are those of the code, and file names are given relative to DIRECTORIES."
   (loop for suspect in suspects
         for form = (suspect-form suspect)
         for place from 0
@@ -394,33 +397,33 @@ SUSPECT-LINES; PACKAGES are those of the code, and DIRECTORIES those that its fi
                         :macros (let ((macros (guarded (macros-in form packages) (failure) nil)))
                                   (and macros (format nil "~{~A~^, ~}" macros))))
            (loop for (line code count) in (guarded (suspect-lines suspect (verdict-marks verdict) passing words
-                                                                  (shown-lines place) (least-lines place))
+                                                                  (shown-lines place) (minimum-lines place))
                                               (failure)
                                             nil)
                  do (push-record "line" :line line :code code
                                         :passing (and (> count (suspect-passing suspect)) count)))))
 
-;;; Reports of a test operation that is one test: they are many, and those of one fault have one suspect.
+;;; Reports of a test operation that counts as one test. There are many, and those of one fault share a suspect.
 
-(defconstant +weighed-reports+ 300
-  "For how many reports suspects are looked for.")
-(defconstant +told-groups+ 3
-  "Of how many groups of reports with the same first suspect is told.")
+(defconstant +max-weighed-reports+ 300
+  "The most reports for which suspects are searched.")
+(defconstant +max-reported-groups+ 3
+  "The most groups of reports with the same first suspect that are pushed.")
 
 (defstruct (report-group (:copier nil) (:predicate nil))
   "Reports with the same first suspect."
   (count 0 :type index)
-  ;; The one that ran least, with its suspects and the words that are weighed.
+  ;; The report that ran the least code, with its suspects and the weighed words.
   (report nil :type (or null verdict))
   (suspects '() :type list)
   (words '() :type list))
 
 (defun group-reports (reports forms passing failing number)
-  "Return groups of those of REPORTS that tell of a failure, the largest first. The other arguments are as for SUSPECTS-OF."
+  "Return groups of those of REPORTS that report a failure, the largest first. The other arguments are as for FIND-SUSPECTS."
   (let ((groups '()))
     (loop for report across (remove-if-not #'failed-p reports)
-          repeat +weighed-reports+
-          do (multiple-value-bind (suspects words) (suspects-of report forms passing failing number)
+          repeat +max-weighed-reports+
+          do (multiple-value-bind (suspects words) (find-suspects report forms passing failing number)
                (when suspects
                  (let ((group (find (suspect-form (first suspects)) groups
                                     :key (lambda (group) (suspect-form (first (report-group-suspects group)))))))
@@ -435,20 +438,20 @@ SUSPECT-LINES; PACKAGES are those of the code, and DIRECTORIES those that its fi
                            (report-group-words group) words))))))
     (stable-sort (nreverse groups) #'> :key #'report-group-count)))
 
-(defun units-of (verdicts)
-  "Return the tests of VERDICTS with what they ran, in place of one that has reports those."
+(defun tests-with-marks (verdicts)
+  "Return the tests of VERDICTS with coverage marks. Reports replace the test operation that printed them."
   (coerce (loop for verdict across verdicts
                 append (cond ((plusp (length (verdict-reports verdict))) (coerce (verdict-reports verdict) 'list))
                              ((verdict-marks verdict) (list verdict))))
           'vector))
 
 (defun push-suspects (run systems number)
-  "Push the first NUMBER suspects for each test of RUN that failed, of SYSTEMS' code, as records `suspects', with the
-name of the test, and `suspect', with its lines after it, `line'. Of a test operation with reports there is one `suspects'
-for some of these, which say what was PRINTED and how many MORE are like it; and none where there is nothing that passed to
-compare it with."
+  "Push the first NUMBER suspects in the code of SYSTEMS for each failed test of RUN: a record `suspects' with the name of
+the test, then records `suspect', each followed by its lines, `line'. A test operation with reports has a record `suspects'
+for each of the largest groups of reports, which says what was PRINTED and how many MORE reports are like it. It has none if
+nothing passed with which to compare it."
   (let* ((verdicts (test-run-verdicts run))
-         (units (units-of verdicts))
+         (units (tests-with-marks verdicts))
          (forms (marked-forms))
          (passing (count-tests units #'passed-p))
          (failing (count-tests units #'failed-p))
@@ -458,7 +461,7 @@ compare it with."
                             for directory = (asdf:system-source-directory system)
                             when directory
                               collect (sb-ext:native-namestring directory))))
-    (flet ((tell (verdict suspects words)
+    (flet ((push-for (verdict suspects words)
              (push-suspects-of verdict suspects words passing packages directories)))
       (with-source-files ()
         (loop with *marked-files* = (make-hash-table :test 'equal)
@@ -469,12 +472,12 @@ compare it with."
                        ((some #'failed-p (verdict-reports verdict))
                         (loop for group in (group-reports (verdict-reports verdict) forms passing failing number)
                               for report = (report-group-report group)
-                              repeat +told-groups+
+                              repeat +max-reported-groups+
                               do (push-record "suspects" :name (verdict-title verdict)
                                                          :printed (verdict-message report)
                                                          :more (1- (report-group-count group)))
-                                 (tell report (report-group-suspects group) (report-group-words group))))
+                                 (push-for report (report-group-suspects group) (report-group-words group))))
                        ((verdict-marks verdict)
                         (push-record "suspects" :name (verdict-title verdict))
-                        (multiple-value-call #'tell verdict
-                          (suspects-of verdict forms passing failing number)))))))))
+                        (multiple-value-call #'push-for verdict
+                          (find-suspects verdict forms passing failing number)))))))))

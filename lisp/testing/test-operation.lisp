@@ -1,11 +1,11 @@
-;;;; The operation RUN-TESTS: which tests are meant, and what they came to, as records.
+;;;; The operation RUN-TESTS: it selects and runs tests, and pushes their results as records.
 
 (in-package "SBCL-HOST/TESTING")
 
 ;;; Systems
 
 (defun test-systems (system)
-  "Return SYSTEM and the systems that its test operation runs the tests of, those first."
+  "Return SYSTEM and the systems whose tests its test operation runs, SYSTEM last."
   (let ((found '()))
     (labels ((visit (system)
                (unless (member system found)
@@ -23,12 +23,12 @@
                                                              nil)))
                                 (when named (visit named))))))))
       (visit system))
-    ;; Those which it asks for come first.
     found))
 
 (defun find-secondary-system (name)
-  "Return the system NAME, which has a slash in it, or NIL: one of the .asd file that is loaded, or of a file that a
-package-inferred system makes one. ASDF itself would load the .asd file again and take its systems for not loaded."
+  "Return the system NAME, which contains a slash, or NIL. It is defined in the .asd file that is loaded, or made by a
+package-inferred system from a file. ASDF's own search would load the .asd file again and then treat its systems as not
+loaded."
   (or (asdf:registered-system name)
       (let* ((primary (asdf:registered-system (asdf:primary-system-name name)))
              (file (subseq name (1+ (position #\/ name)))))
@@ -37,7 +37,8 @@ package-inferred system makes one. ASDF itself would load the .asd file again an
              (asdf:find-system name nil)))))
 
 (defun sibling-test-systems (system)
-  "Return the systems that SYSTEM's tests are likely in by their names, SYSTEM's own test operation naming none."
+  "Return a list of the system whose name suggests that it holds SYSTEM's tests, or NIL. For use when SYSTEM's own test
+operation names none."
   (loop for ending in '("/tests" "/test" "-tests" "-test" ".tests" ".test" "/t")
         for name = (concatenate 'string (asdf:component-name system) ending)
         for sibling = (ignore-errors (if (find #\/ name) (find-secondary-system name) (asdf:find-system name nil)))
@@ -50,18 +51,18 @@ package-inferred system makes one. ASDF itself would load the .asd file again an
     (and method
          (let ((specializer (second (sb-mop:method-specializers method))))
            (or (typep specializer 'sb-mop:eql-specializer)
-               ;; That of COMPONENT does nothing.
+               ;; ASDF's own method, for COMPONENT, does nothing.
                (not (eql 0 (search "ASDF" (package-name (symbol-package (class-name specializer)))))))))))
 
-(defvar *takes-over* nil
-  "True while a framework's function that runs tests is to run them here.")
+(defvar *redirecting-frameworks* nil
+  "True while a call of a framework's function that runs tests is redirected to this test run.")
 
-(defvar *asked* nil
-  "True once a framework was asked to run tests here, be it none.")
+(defvar *framework-called* nil
+  "True once a framework was called to run tests here, even if there were none.")
 
-(defun call-taking-over (function)
-  "Return the values of FUNCTION. What a framework is asked to run meanwhile, by this thread, is run in this run of tests;
-its function returns what it would. *ASKED* becomes true then."
+(defun call-redirecting-frameworks (function)
+  "Return the values of FUNCTION. When this thread meanwhile calls a framework to run tests, run them in this test run,
+return what the framework's function would, and set *FRAMEWORK-CALLED*."
   (declare (type function function))
   (let ((entries (loop for framework in (present-frameworks)
                        append (loop for (name . tests-of) in (framework-entries framework)
@@ -75,13 +76,13 @@ its function returns what it would. *ASKED* becomes true then."
                       (encapsulate symbol 'run-tests
                                    (lambda (original &rest arguments)
                                      (declare (type function original))
-                                     (cond (*takes-over*
-                                            (setf *asked* t)
-                                            (let ((*takes-over* nil)
+                                     (cond (*redirecting-frameworks*
+                                            (setf *framework-called* t)
+                                            (let ((*redirecting-frameworks* nil)
                                                   (*framework* framework))
-                                              (run-with framework (apply tests-of arguments))))
+                                              (run-framework-tests framework (apply tests-of arguments))))
                                            (t (apply original arguments)))))))
-           (let ((*takes-over* t))
+           (let ((*redirecting-frameworks* t))
              (call-silencing-frameworks function)))
       (loop for (symbol) in entries
             do (sb-int:unencapsulate symbol 'run-tests)))))
@@ -89,27 +90,28 @@ its function returns what it would. *ASKED* becomes true then."
 ;;; Test operations
 
 (defun reload-for-tests (systems)
-  "Load what has changed of SYSTEMS, and say what is left of the old versions of its files."
+  "Load what has changed of SYSTEMS, and report what remains of the old versions of their files."
   (let ((*reloaded-files* (list '())))
     (dolist (system systems)
       (load-for-tests system t))
-    (tell-stale (car *reloaded-files*))))
+    (report-stale-definitions (car *reloaded-files*))))
 
 (defun perform-tests (system)
-  "Do what SYSTEM's test operation does. What it asks a known framework for is run here; else it is one test itself: it
-fails when it signals, is ended, or returns false and says so, and it is none that passes when a framework ran none."
+  "Perform SYSTEM's test operation. Tests that it asks a known framework to run are run here. Otherwise the operation counts
+as one test: it fails if it signals an error, is ended, or returns false and prints a failure. It does not count as a passed
+test if a framework was called and ran no tests."
   (let* ((verdicts (test-run-verdicts *test-run*))
          (before (length verdicts))
-         (*asked* nil)
+         (*framework-called* nil)
          (verdict (make-verdict :framework "ASDF" :name (asdf:component-name system)
                                 :title (format nil "test-op of ~A" (asdf:component-name system)))))
     (call-as-test verdict
                   (lambda ()
                     (block perform
                       (handler-bind ((error (lambda (condition)
-                                              ;; One of a test ends that, in the debugger if nothing handles it.
+                                              ;; An error in a test ends that test, in the debugger if nothing handles it.
                                               (when (eq verdict *verdict*)
-                                                ;; How it says that tests failed.
+                                                ;; After failed tests, an error is only how the operation reports them.
                                                 (unless (find-if #'failed-p verdicts :start before)
                                                   (end-with-condition verdict condition))
                                                 (return-from perform)))))
@@ -117,7 +119,7 @@ fails when it signals, is ended, or returns false and says so, and it is none th
                             (call-keeping-output
                              verdict
                              (lambda ()
-                               (call-taking-over
+                               (call-redirecting-frameworks
                                 (lambda ()
                                   (asdf:perform (asdf:make-operation 'asdf:test-op) system)))))
                           (when (= before (length verdicts))
@@ -126,12 +128,12 @@ fails when it signals, is ended, or returns false and says so, and it is none th
         (judge-reports verdict)
         (setf (verdict-reports verdict) #()))
     (when (or (not (eq :passed (verdict-status verdict)))
-              (and (= before (length verdicts)) (not *asked*) (performs-tests-p system)))
-      (conclude verdict))))
+              (and (= before (length verdicts)) (not *framework-called*) (performs-tests-p system)))
+      (record-verdict verdict))))
 
 (defun run-system-tests (system reload)
-  "Run the tests of SYSTEM, which is loaded with those that its test operation names; those that are found by its name are
-loaded here, with RELOAD what has changed of them too. Return the systems that they are in."
+  "Run the tests of SYSTEM, which is loaded, with the systems that its test operation names. Systems that are found by their
+names are loaded here and, if RELOAD is true, reloaded where they have changed. Return the systems that hold the tests."
   (let* ((systems (test-systems system))
          (verdicts (test-run-verdicts *test-run*)))
     (mapc #'load-for-tests systems)
@@ -149,23 +151,23 @@ loaded here, with RELOAD what has changed of them too. Return the systems that t
 
 (defun run-tests-in (packages)
   "Run the tests that belong to one of PACKAGES."
-  (run-those (lambda (framework test)
-               (member (funcall (framework-home framework) test) packages))))
+  (run-matching-tests (lambda (framework test)
+                        (member (funcall (framework-home framework) test) packages))))
 
-(defun run-those (wanted-p)
-  "Run the tests for which WANTED-P, a function of framework and test, is true."
+(defun run-matching-tests (wanted-p)
+  "Run the tests that satisfy WANTED-P, a function of framework and test."
   (declare (type function wanted-p))
   (dolist (framework (reverse (present-frameworks)))
     (let* ((*framework* framework)
            (tests (remove-if-not (lambda (test) (funcall wanted-p framework test))
                                  (funcall (framework-tests framework)))))
       (when tests
-        (run-with framework tests)))))
+        (run-framework-tests framework tests)))))
 
 ;;; Names
 
 (defun split-name (text)
-  "Return the name that TEXT, written as for the reader, gives to a symbol, and that of its package, or NIL."
+  "Return the name of the symbol that TEXT spells, in reader syntax, and the name of its package, or NIL."
   (let* ((text (string-left-trim "'" (string-trim " " text)))
          (colon (position #\: text :end (position #\| text) :from-end t))
          (package (and colon (string-right-trim ":" (subseq text 0 colon)))))
@@ -175,8 +177,8 @@ loaded here, with RELOAD what has changed of them too. Return the systems that t
                   (t package)))))
 
 (defun run-tests-named (text)
-  "Run the test, or the tests of the group, that TEXT names: with a package, that one, else any one of that name, those of
-*PACKAGE* first."
+  "Run the test, or the tests of the group, that TEXT names. Without a package prefix, prefer tests of *PACKAGE* to those of
+other packages with the same name."
   (multiple-value-bind (name package-name) (split-name text)
     (let ((package (and package-name (find-user-package package-name)))
           (names '()))
@@ -203,24 +205,24 @@ loaded here, with RELOAD what has changed of them too. Return the systems that t
                                                         (or (null home) (eq home (symbol-home group)))))))
                                 :from-end t)))
                      (when all
-                       (run-with framework all))))))
+                       (run-framework-tests framework all))))))
         (run (and (null package) (current-package)))
         (when (zerop (length (test-run-verdicts *test-run*)))
           (run nil))
         (when (zerop (length (test-run-verdicts *test-run*)))
-          (no-tests "There is no test or suite named ~A in the frameworks that are loaded (~{~A~^, ~}).~
-                     ~@[ Did you mean ~{~A~^, ~}?~]"
-                    text (mapcar #'framework-title (present-frameworks))
-                    (near-names name (remove-duplicates names :test #'string=))))))))
+          (signal-no-tests "There is no test or suite named ~A in the frameworks that are loaded (~{~A~^, ~}).~
+                            ~@[ Did you mean ~{~A~^, ~}?~]"
+                           text (mapcar #'framework-title (present-frameworks))
+                           (near-names name (remove-duplicates names :test #'string=))))))))
 
-(defun no-tests (control &rest arguments)
-  "Signal an error that says why there are no tests, by a format CONTROL with ARGUMENTS."
+(defun signal-no-tests (control &rest arguments)
+  "Signal an error that says why there are no tests, from a format CONTROL with ARGUMENTS."
   (error "~A" (with-server-syntax () (apply #'format nil control arguments))))
 
 ;;; Places
 
 (defun form-matches-p (object map text)
-  "True when MAP, of a form of TEXT, is likely to be what OBJECT was read from."
+  "True when OBJECT was probably read from MAP, the map of a form of TEXT."
   (cond ((consp object)
          (and (consp map)
               (if (and (eql (first map) (second map)) (find (char text (first map)) "'#`,"))
@@ -254,8 +256,8 @@ loaded here, with RELOAD what has changed of them too. Return the systems that t
         (t t)))
 
 (defun check-position (form map text)
-  "Return the position in MAP, of a form of TEXT, of the check of FORM, as in (is FORM), else of what FORM was read from; or
-NIL."
+  "Return the position in MAP, the map of a form of TEXT, of the check around FORM, as in (is FORM), or else of FORM itself;
+or NIL."
   (let ((found nil))
     (labels ((visit (part around depth)
                (when (and (consp part) (< depth 30))
@@ -268,13 +270,13 @@ NIL."
       (and (consp form) (visit map nil 0))
       found)))
 
-(defconstant +shown-check+ 300
-  "Characters of a check that is shown as it stands in its source.")
+(defconstant +max-check-length+ 300
+  "The most characters of a check that is shown as it is in its source.")
 
 (defun source-of-check (text position)
-  "Return the form of TEXT at POSITION, in one line, or NIL when it is long."
+  "Return the form of TEXT at POSITION on one line, or NIL if it is long."
   (let ((end (nth-value 1 (map-form text position))))
-    (when (and end (<= (- end position) +shown-check+))
+    (when (and end (<= (- end position) +max-check-length+))
       (with-output-to-string (line)
         (loop with blank = nil
               for character across (subseq text position end)
@@ -285,7 +287,7 @@ NIL."
                           (write-char character line))))))))
 
 (defun names-test-p (map text name)
-  "True when MAP, of a top-level form of TEXT, is of one that may define the test NAME, a string."
+  "True when MAP, the map of a top-level form of TEXT, may be of a form that defines the test NAME, a string."
   (when (and (consp map) (integerp (second map)) (rest (rest map)))
     (let ((named (third map)))
       (flet ((named-p (form)
@@ -299,8 +301,8 @@ NIL."
                                    (and (rest (rest named)) (named-p (third named))))))))))
 
 (defun test-map (name text)
-  "Return the map of the top-level form of TEXT that defines the test NAME, a string, or NIL: of several that are alike the
-last, which is the one that counts."
+  "Return the map of the top-level form of TEXT that defines the test NAME, a string, or NIL. If several similar forms do,
+return the last, which is the one in effect."
   (let ((position 0)
         (found nil)
         (mentioned -1))
@@ -310,7 +312,7 @@ last, which is the one that counts."
           (setf mentioned (or (token-position name text position) (return found))))
         (multiple-value-bind (map end) (map-form text position)
           (unless map
-            ;; What is not understood is left out, up to the next line that begins a form.
+            ;; Skip what cannot be parsed, up to the next line that begins a form.
             (let ((next (search (format nil "~%(") text :start2 (min (length text) (1+ position)))))
               (unless next (return found))
               (setf position (1+ next)))
@@ -321,19 +323,19 @@ last, which is the one that counts."
               (setf found map))
             (setf position end)))))))
 
-(defconstant +searched-files+ 2000
-  "How many files are looked into for the tests that failed.")
+(defconstant +max-searched-files+ 2000
+  "The most files in which failed tests are searched.")
 
 (defun test-place (verdict files directories)
-  "Return where the test of VERDICT, or its first failed check, is in FILES, native namestrings: a file relative to one of
-DIRECTORIES, a line, and the line of source; or NIL."
+  "Return the place of the test of VERDICT, or of its first failed check, in FILES, native namestrings: a list of the file
+relative to one of DIRECTORIES, the line number, and the text of the line; or NIL."
   (let* ((whole (string (verdict-name verdict)))
-         ;; Macros that define several tests at once make up names of one: PARSE.COMPILED.
+         ;; Macros that define several tests at once derive their names from one: PARSE.COMPILED.
          (names (cons whole (loop for end = (position #\. whole :from-end t) then (position #\. whole :from-end t :end end)
                                   while (and end (plusp end))
                                   collect (subseq whole 0 end)))))
     (loop for file in files
-          repeat +searched-files+
+          repeat +max-searched-files+
           for octets = (file-octets file)
           for text = (and octets (octets-text octets 0 (length octets)))
           for map = (and text (some (lambda (name) (guarded (test-map name text) (failure) nil)) names))
@@ -350,19 +352,19 @@ DIRECTORIES, a line, and the line of source; or NIL."
                                (values (line-and-column text position))
                                (line-at text position)))))))
 
-;;; What is told
+;;; Records
 
-(defconstant +told-failures+ 500
-  "Of how many tests that failed all is told.")
-(defconstant +told-tests+ 5000
-  "How many tests are told of by name.")
+(defconstant +max-reported-failures+ 500
+  "The most failed tests that are reported with their place in the source.")
+(defconstant +max-reported-tests+ 5000
+  "The most tests that are reported by name.")
 
 (defun count-status (status verdicts)
-  "Return how many of VERDICTS have STATUS."
+  "Return the number of VERDICTS that have STATUS."
   (count status verdicts :key #'verdict-status))
 
 (defun push-verdict (verdict place system)
-  "Push VERDICT, and the checks that failed, with its PLACE, as TEST-PLACE returns it, and SYSTEM, as of a TEST-RUN."
+  "Push VERDICT and its failed checks. PLACE is a value of TEST-PLACE, and SYSTEM is as in a TEST-RUN."
   (destructuring-bind (&optional file line code) place
     (push-record "test"
                  :system system
@@ -387,7 +389,7 @@ DIRECTORIES, a line, and the line of source; or NIL."
       (push-record "more-checks" :count (verdict-more-checks verdict)))))
 
 (defun push-counts (run)
-  "Push how many tests of RUN came to what."
+  "Push the number of tests of RUN for each status."
   (let ((verdicts (test-run-verdicts run)))
     (push-record "run"
                  :system (test-run-system run)
@@ -398,7 +400,8 @@ DIRECTORIES, a line, and the line of source; or NIL."
                  :milliseconds (test-run-milliseconds run))))
 
 (defun push-verdicts (run share)
-  "Push what each test of RUN came to; SHARE is that of this run of how many may be told of."
+  "Push the verdict of each test of RUN, failed tests first. SHARE is this run's share of the number of tests that may be
+reported."
   (let* ((verdicts (test-run-verdicts run))
          (systems (test-run-systems run))
          (files (system-files (or systems (mapcar #'asdf:find-system (user-systems)))))
@@ -406,33 +409,33 @@ DIRECTORIES, a line, and the line of source; or NIL."
                             for directory = (asdf:system-source-directory system)
                             when directory
                               collect (sb-ext:native-namestring directory)))
-         (told 0))
+         (count 0))
     (with-source-files ()
-      (flet ((tell (verdict)
-               (when (< told (* share +told-tests+))
-                 (incf told)
+      (flet ((report (verdict)
+               (when (< count (* share +max-reported-tests+))
+                 (incf count)
                  (push-verdict verdict (and (failed-p verdict)
-                                            (<= told (* share +told-failures+))
+                                            (<= count (* share +max-reported-failures+))
                                             (guarded (or (check-place verdict directories)
                                                          (test-place verdict files directories))
                                                 (failure)
                                               nil))
                                (test-run-system run)))))
-        (map nil (lambda (verdict) (when (failed-p verdict) (tell verdict))) verdicts)
-        (map nil (lambda (verdict) (unless (failed-p verdict) (tell verdict))) verdicts)))))
+        (map nil (lambda (verdict) (when (failed-p verdict) (report verdict))) verdicts)
+        (map nil (lambda (verdict) (unless (failed-p verdict) (report verdict))) verdicts)))))
 
 (defun check-place (verdict directories)
-  "Return the place of the first failed check of VERDICT where the framework knows it, as TEST-PLACE does."
+  "Return the place of the first failed check of VERDICT, as TEST-PLACE does, if the framework knows it; else NIL."
   (let ((check (find-if #'check-file (verdict-checks verdict))))
     (and check
          (list (relative-file (check-file check) directories) (check-line check) nil))))
 
 (defun user-systems ()
-  "Return the names of the systems that are loaded but those of the core."
+  "Return the names of the loaded systems that are not part of the core."
   (remove-if (lambda (name) (member name **core-systems** :test #'string=)) (asdf:already-loaded-systems)))
 
 (defun run-selected (run system package name reload)
-  "Run in RUN the tests of SYSTEM, a system, of PACKAGE, or of NAME; with RELOAD, of what has changed on disk."
+  "Run in RUN the tests of SYSTEM, a system, of PACKAGE, or with NAME. If RELOAD is true, load what has changed on disk."
   (let ((start 0))
     (call-with-test-run run
                         (lambda ()
@@ -442,21 +445,21 @@ DIRECTORIES, a line, and the line of source; or NIL."
                                 (t (run-tests-named name)))))
     (setf (test-run-milliseconds run) (round (- (monotonic-milliseconds) start))))
   (when (zerop (length (test-run-verdicts run)))
-    (no-tests "Nothing ran: there are no tests of ~:[the package ~A~;the system ~:*~A~*, and its test-op does nothing~]. ~
-               The frameworks that are loaded: ~{~A~^, ~}."
-              (and system (asdf:component-name system)) package (mapcar #'framework-title (present-frameworks)))))
+    (signal-no-tests "Nothing ran: there are no tests of ~:[the package ~A~;the system ~:*~A~*, and its test-op does ~
+                      nothing~]. The frameworks that are loaded: ~{~A~^, ~}."
+                     (and system (asdf:component-name system)) package (mapcar #'framework-title (present-frameworks)))))
 
-(defun call-for-one-of-several (run function)
-  "Return the values of FUNCTION, which finds the tests of RUN's system and runs them. What keeps it from that is told as
-an error of a test that is called as the system, so that others can go on."
+(defun call-for-one-system (run function)
+  "Return the values of FUNCTION, which finds and runs the tests of RUN's system. An error that prevents this is reported as
+that of a test with the system's name, so that the tests of other systems still run."
   (declare (type function function))
   (let ((verdict (make-verdict :title (test-run-system run) :name (test-run-system run) :status :error)))
     (block one
       (let ((*on-debugger* (lambda (condition)
                              (let ((*test-run* run))
                                (note-debugger verdict condition (frame-pointer-here))
-                               ;; Here: what was being loaded is known no more once this is left.
-                               (conclude verdict))
+                               ;; Record the verdict before the non-local exit, which loses what was being loaded.
+                               (record-verdict verdict))
                              (setf (test-run-milliseconds run) (or (test-run-milliseconds run) 0))
                              (return-from one))))
         (with-boundary ()
@@ -464,9 +467,9 @@ an error of a test that is called as the system, so that others can go on."
 
 ;;; Another image
 
-(defun push-way-to-files (run)
-  "Push how another image finds the files of this one: the directories of .asd files as records `directory', and the systems
-with the packages of RUN's tests as records `load'."
+(defun push-file-locations (run)
+  "Push where another image finds the files of this one: the directories of .asd files as records `directory', and the
+systems that hold the packages of RUN's tests as records `load'."
   (dolist (directory (remove-duplicates
                       (append (loop for entry in asdf:*central-registry*
                                     for directory = (ignore-errors (eval entry))
@@ -485,15 +488,16 @@ with the packages of RUN's tests as records `load'."
         (push-record "load" :system (test-run-system run) :name name)))))
 
 (defun run-tests-of (run &key system directory definition fallback looked package name reload load beside covering)
-  "Run in RUN the tests of SYSTEM, of PACKAGE, or of NAME, as the operation says; COVERING: under coverage."
-  (let* ((*looked-in* looked)
+  "Run in RUN the tests of SYSTEM, of PACKAGE, or with NAME. The arguments are those of the operation RUN-TESTS. If COVERING
+is true, record coverage."
+  (let* ((*searched-locations* looked)
          (system (and system
                       (progn (find-definition system directory definition fallback)
                              (asdf:find-system (system-in-any-case system)))))
          (systems (and system (test-systems system)))
          (covered (and covering
                        (load-with-coverage (or systems (mapcar #'asdf:find-system load))
-                                           (uiop:subpathname (uiop:parse-native-namestring **scratch**
+                                           (uiop:subpathname (uiop:parse-native-namestring **scratch-directory**
                                                                                            :ensure-directory t)
                                                              "coverage/")))))
     (dolist (name load)
@@ -509,14 +513,18 @@ with the packages of RUN's tests as records `load'."
 
 (define-operation :run-tests (evaluate &key systems package name (timeout 60000) reload registry load way beside
                                        (suspects 0) endless)
-  "Run the tests of SYSTEMS, each a list of the keyword :SYSTEM and arguments that it is found by, as load does; of
-PACKAGE, or of NAME, a test or a group, strings; each may take TIMEOUT milliseconds. With RELOAD, what changed on disk is
-loaded first. Pushes a record `run' with the counts, and for each test one, `test', those that failed first, with the
-checks that failed, `check', after it. Of several systems these say which, before each a record `system' is pushed, and
-one that has no tests that could be run keeps none from being told of. In another image than the session's, REGISTRY
-names directories with .asd files, and LOAD systems to load first; with SUSPECTS more than 0, so many are looked for by
-coverage for each test that fails; the tests named ENDLESS, strings, then get less time. WAY: tell how another image
-finds the files. BESIDE: run here only what is loaded already."
+  "Run the tests of SYSTEMS, of PACKAGE, or with NAME, a test or a group. Each of SYSTEMS is a list of the keyword :SYSTEM,
+a name, and further arguments to find it, as for the operation LOAD. Each test may take TIMEOUT milliseconds. If RELOAD is
+true, first load what has changed on disk.
+
+Push a record `run' with the counts, and for each test a record `test', failed tests first, followed by its failed checks,
+`check'. If there are several systems, these records name theirs, and a record `system' precedes the tests of each. A system
+whose tests cannot be run does not keep the results of the others from being reported.
+
+In an image other than the session's, REGISTRY lists directories with .asd files, and LOAD systems to load first. If
+SUSPECTS is not 0, search for that many suspects by coverage for each failed test; tests whose names are in ENDLESS then get
+less time. If WAY is true, push where another image finds the files. If BESIDE is true, run only tests that are already
+loaded."
   (setf asdf:*central-registry*
         (append asdf:*central-registry*
                 (mapcar (lambda (directory) (uiop:parse-native-namestring directory :ensure-directory t)) registry)))
@@ -530,10 +538,10 @@ finds the files. BESIDE: run here only what is loaded already."
                                         :package package :name name :reload reload :load load :beside beside
                                         :covering (plusp suspects) arguments)))
                           (cond (several
-                                 ;; What is printed after it is of this one.
+                                 ;; Output from here on belongs to this system.
                                  (flush-output)
                                  (push-record "system" :name title)
-                                 (call-for-one-of-several run #'run))
+                                 (call-for-one-system run #'run))
                                 (t (run))))
                         (setf errors (test-run-errors run))
                      collect run))
@@ -545,5 +553,5 @@ finds the files. BESIDE: run here only what is loaded already."
         (when *coverage*
           (push-suspects run (test-run-covered run) suspects))))
     (when way
-      (mapc #'push-way-to-files runs))
+      (mapc #'push-file-locations runs))
     '()))

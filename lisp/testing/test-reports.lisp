@@ -1,12 +1,12 @@
-;;;; What a test operation of no known framework prints: whether it says that a test failed, and, under coverage, what ran
-;;;; before each report.
+;;;; The output of a test operation of an unknown framework: whether it says that a test failed, and, under coverage, what
+;;;; code ran before each report.
 
 (in-package "SBCL-HOST/TESTING")
 
 ;;; Words
 
 (defun line-words (line)
-  "Return the words of LINE, of letters and digits."
+  "Return the words of LINE, which consist of letters and digits."
   (loop with end = (length line)
         for start = (position-if #'alphanumericp line) then (position-if #'alphanumericp line :start stop)
         for stop = (and start (or (position-if-not #'alphanumericp line :start start) end))
@@ -14,19 +14,20 @@
         collect (subseq line start stop)))
 
 (defun any-word-p (words beginnings)
-  "True when one of WORDS begins with one of BEGINNINGS, and none of the two before it and the one after it denies it."
+  "True when one of WORDS begins with one of BEGINNINGS and is not negated by either of the two words before it or the word
+after it."
   (flet ((denies-p (word) (member word '("0" "no" "none" "zero" "without" "not") :test #'string-equal)))
     (loop for (before-last before word after) on (list* "" "" words)
           thereis (and word
                        (some (lambda (beginning) (eql 0 (search beginning word :test #'char-equal))) beginnings)
                        (notany #'denies-p (remove nil (list before-last before after)))))))
 
-(defun tells-failure-p (line)
+(defun failure-line-p (line)
   "True when LINE says that something failed, and not that nothing did."
   (any-word-p (line-words line) '("fail")))
 
-(defun tells-difference-p (line)
-  "True when LINE says that something is not as it should be, in whatever words."
+(defun discrepancy-line-p (line)
+  "True when LINE says in some words that a result is not as it should be."
   (let ((words (line-words line)))
     (or (any-word-p words '("fail"))
         (loop for (word next) on words
@@ -44,26 +45,26 @@
 
 ;;; The verdict
 
-(defconstant +judged-output+ 4000
-  "How many of the last characters that a test operation prints are looked at.")
+(defconstant +judged-output-length+ 4000
+  "The number of characters at the end of a test operation's output that are examined.")
 
-(defconstant +noted-pieces+ 20000
-  "Of how many pieces that a test operation prints it is noted what ran before them, which takes some time.")
+(defconstant +max-observed-pieces+ 20000
+  "The most pieces of a test operation's output before which coverage is recorded, which takes some time.")
 
 (defun call-keeping-output (verdict function)
-  "Return the values of FUNCTION, which runs the test operation of VERDICT, as a list, and the last characters that it
-printed. Under coverage, VERDICT gets its reports."
+  "Return a list of the values of FUNCTION, which runs the test operation of VERDICT, and the last characters that it
+printed. Under coverage, store its reports in VERDICT."
   (declare (type function function))
   (let ((kept (make-array 0 :element-type 'character :adjustable t :fill-pointer t))
         (pieces 0))
     (flet ((keep (string start end)
-             (when (and *coverage* (eq verdict *verdict*) (< pieces +noted-pieces+))
+             (when (and *coverage* (eq verdict *verdict*) (< pieces +max-observed-pieces+))
                (incf pieces)
-               (note-printed verdict (subseq string start (min end (+ start +shown-value+)))))
-             (let* ((start (max start (- end +judged-output+)))
-                    (superfluous (- (+ (length kept) (- end start)) (* 2 +judged-output+))))
+               (note-printed verdict (subseq string start (min end (+ start +max-shown-length+)))))
+             (let* ((start (max start (- end +judged-output-length+)))
+                    (superfluous (- (+ (length kept) (- end start)) (* 2 +judged-output-length+))))
                (when (plusp superfluous)
-                 (let ((dropped (max 0 (- (length kept) +judged-output+))))
+                 (let ((dropped (max 0 (- (length kept) +judged-output-length+))))
                    (replace kept kept :start2 dropped)
                    (decf (fill-pointer kept) dropped)))
                (loop for index from start below end
@@ -75,28 +76,28 @@ printed. Under coverage, VERDICT gets its reports."
         (values values kept)))))
 
 (defun judge-returned (verdict values printed)
-  "Have VERDICT, of a test operation that returned VALUES, say that it failed when those and the text PRINTED both do: ASDF
-asks for an error, but many return false."
+  "Record in VERDICT that a test operation failed if both VALUES, which it returned, and the text PRINTED say so. ASDF
+expects an error, but many test operations return false."
   (when (and values (null (first values)))
-    (let ((line (find-if #'tells-failure-p (text-lines printed) :from-end t)))
+    (let ((line (find-if #'failure-line-p (text-lines printed) :from-end t)))
       (when line
         (setf (verdict-status verdict) :failed
               (verdict-message verdict) (format nil "It returned NIL and printed: ~A" (string-trim " " line)))))))
 
-;;; Reports: what ran before a text was printed stands for a test of its own, which passed unless the text tells of a
-;;; difference.
+;;; Reports. The code that ran before a text was printed counts as a test of its own, which passed unless the text reports a
+;;; discrepancy.
 
-(defconstant +reports+ 2000
-  "How many reports are kept of a test operation.")
+(defconstant +max-reports+ 2000
+  "The most reports of a test operation that are kept.")
 
 (defun note-printed (verdict text)
-  "Have VERDICT say that its test operation printed TEXT: a report on what ran since the one before, which it goes on where
-nothing did."
+  "Record in VERDICT that its test operation printed TEXT: a new report on the code that ran since the last one, or, if none
+ran, more text of the last report."
   (let* ((reports (verdict-reports verdict))
          (count (length reports))
          (marks (set-marks)))
-    (forget-marks)
-    (cond ((and (find 1 marks) (< count +reports+))
+    (clear-marks)
+    (cond ((and (find 1 marks) (< count +max-reports+))
            (let ((report (make-verdict :framework "ASDF" :title (verdict-title verdict) :message (cut-text text)
                                        :marks marks)))
              (if (plusp count)
@@ -106,22 +107,22 @@ nothing did."
           ((plusp count)
            (let* ((report (aref reports (1- count)))
                   (message (verdict-message report)))
-             (when (<= (length message) +shown-value+)
+             (when (<= (length message) +max-shown-length+)
                (setf (verdict-message report) (cut-text (concatenate 'string message text)))))))))
 
 (defun judge-reports (verdict)
-  "Have the reports of VERDICT, of a test operation, say which of them tell of a difference. What the last one says last may
-be of all tests."
+  "Set the status of each report of VERDICT, the verdict of a test operation. The last failure line of the last report may
+be a summary of all tests."
   (let* ((reports (verdict-reports verdict))
          (last (1- (length reports))))
     (flet ((judge (report lines)
-             (setf (verdict-status report) (if (some #'tells-difference-p lines) :failed :passed))))
+             (setf (verdict-status report) (if (some #'discrepancy-line-p lines) :failed :passed))))
       (loop for report across reports
             for lines = (text-lines (verdict-message report))
             for index from 0
             do (judge report
                       (if (= index last)
-                          (remove-if #'tells-failure-p lines :count 1 :from-end t)
+                          (remove-if #'failure-line-p lines :count 1 :from-end t)
                           lines)))
       (when (and (plusp last) (notany #'failed-p reports))
         (let ((report (aref reports last)))

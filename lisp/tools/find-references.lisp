@@ -1,9 +1,9 @@
-;;;; find-references: who calls, reads, sets, binds, expands, specialises or tests a name, through what SBCL records.
+;;;; find-references: the code that calls, reads, sets, binds, expands, specialises on or tests a name, from SBCL's records.
 ;;;;
-;;;; SBCL keeps three things with compiled code: cross-references with the form that each is in
-;;;; (src/compiler/xref.lisp), none of names in COMMON-LISP or its own packages; the linkage cells that full calls go
-;;;; through, whatever their names; and constants. All code is looked through at each question, which takes some
-;;;; milliseconds: so there is no index that could be out of date, hold on to garbage, or grow.
+;;;; SBCL keeps three records with compiled code: cross-references with the number of the form that each is in
+;;;; (src/compiler/xref.lisp), but none of names in COMMON-LISP or its own packages; the linkage cells of full calls,
+;;;; whatever the name; and constants. Each request scans all code, which takes some milliseconds. So there is no index that
+;;;; could be out of date, retain garbage, or grow.
 
 (in-package "SBCL-HOST/TOOLS")
 
@@ -11,12 +11,12 @@
 
 (declaim (type index **code-count**))
 (defglobal **code-count** 30000
-  "How many code components there were when they were last looked at.")
+  "The number of code components at the last scan.")
 
 (defun image-code ()
-  "Return a vector of all code components, those that are garbage by now included."
+  "Return a vector of all code components, including garbage."
   (loop
-    ;; Nothing is allocated while the collector is held off.
+    ;; The vector is made first, because nothing may be allocated while the garbage collector is held off.
     (let ((all (make-array (+ **code-count** 1000) :initial-element nil))
           (end 0))
       (declare (type index end))
@@ -34,16 +34,17 @@
         collect (sb-kernel:%code-entry-point code index)))
 
 (defun system-code-p (code)
-  "True when the component CODE is SBCL's own or the server's, or not known."
+  "True when the component CODE belongs to SBCL or to the server, or its source is unknown."
   (let ((source (code-source code)))
     (or (null source)
         (let ((file (sb-c::debug-source-namestring source)))
           (and (stringp file) (system-file-p file))))))
 
 (defmacro do-code ((code &key system) &body body)
-  "Evaluate BODY with CODE bound to each component of which the source is known; the system's only if SYSTEM is true."
+  "Evaluate BODY with CODE bound to each component whose source is known. The system's own components are included only if
+SYSTEM is true."
   (let ((last (gensym "LAST")) (skip (gensym "SKIP")) (all (gensym "ALL")) (source (gensym "SOURCE")))
-    ;; What comes one after the other is mostly from one file.
+    ;; Consecutive components are mostly from one file.
     `(let ((,all ,system) (,last nil) (,skip t))
        (loop for ,code across (the simple-vector (image-code))
              for ,source = (code-source ,code)
@@ -53,8 +54,8 @@
                 (unless (or ,skip (null ,source))
                   ,@body)))))
 
-(defun once-only-p (function)
-  "True when FUNCTION, a simple function, is what a top-level form was compiled to: it has run and will not again."
+(defun toplevel-code-p (function)
+  "True when FUNCTION, a simple function, is the code of a top-level form, which has run and will not run again."
   (let ((name (sb-kernel:%simple-fun-name function))
         (code (sb-kernel:fun-code-header function)))
     (or (equal name "top level form")
@@ -63,7 +64,7 @@
              (null (sb-c::debug-source-namestring (code-source code)))))))
 
 (defun function-code (function)
-  "Return the component that FUNCTION, any function, runs."
+  "Return the component whose code FUNCTION, any function, runs."
   (sb-kernel:fun-code-header (sb-kernel:%fun-fun function)))
 
 (defun method-code (method)
@@ -74,18 +75,18 @@
     (and (functionp function) (function-code function))))
 
 (defun method-body-name-p (name)
-  "True when NAME, of a simple function, is of a method's body."
+  "True when NAME, the name of a simple function, is that of a method's body."
   (typep name '(cons (member sb-pcl::fast-method sb-pcl::slow-method) cons)))
 
 (defun defined-name (name)
-  "Return the function name that calls of the simple function called NAME go to, and true; or NIL when it has none. A
-method's is its generic function's."
+  "Return the function name through which the simple function named NAME is called, and true; or NIL if there is none. For a
+method, that is the name of its generic function."
   (cond ((method-body-name-p name) (values (second name) t))
         ((typep name '(cons (eql macro-function) (cons symbol null))) (values (second name) t))
         ((and name (sb-int:valid-function-name-p name)) (values name t))))
 
-(defun current-p (function)
-  "True when FUNCTION, a simple function, is what its name means at present, :UNKNOWN when it has no global name."
+(defun current-definition-p (function)
+  "True when FUNCTION, a simple function, is the current definition of its name; :UNKNOWN if it has no global name."
   (let* ((name (sb-kernel:%simple-fun-name function))
          (code (sb-kernel:fun-code-header function)))
     (multiple-value-bind (defined found) (defined-name name)
@@ -104,53 +105,53 @@ method's is its generic function's."
             (t (and (fboundp name) (eq code (function-code (fdefinition name)))))))))
 
 (defun live-functions (code)
-  "Return those simple functions of the component CODE that may still be called: NIL when all have been redefined, or
-were a top-level form."
-  (let* ((functions (remove-if #'once-only-p (code-functions code)))
-         (current (mapcar #'current-p functions)))
+  "Return the simple functions of the component CODE that may still be called. Return NIL if all have been redefined, or
+were top-level forms."
+  (let* ((functions (remove-if #'toplevel-code-p (code-functions code)))
+         (current (mapcar #'current-definition-p functions)))
     (and functions
-         ;; A function without a name lives as long as those beside it.
+         ;; A function without a name may be called as long as the others of its component may.
          (or (member t current) (every (lambda (current) (eq current :unknown)) current))
          functions)))
 
-;;; What code refers to
+;;; The references of code
 
 (defun linkage-index (name)
-  "Return the number of the linkage cell that full calls of NAME, a function name, go through; 0 when there is none."
+  "Return the index of the linkage cell for full calls of NAME, a function name, or 0 if there is none."
   (let ((fname (if (symbolp name) name (sb-int:find-fdefn name))))
     (if fname (sb-vm::fname-linkage-index fname) 0)))
 
 (defun linkage-indices (code)
-  "Return the numbers of the linkage cells that CODE refers to."
+  "Return the indices of the linkage cells to which CODE refers."
   (let ((fixups (sb-vm::%code-fixups code)))
     (if (eql fixups 0)
         '()
         (values (sb-c:unpack-code-fixup-locs fixups)))))
 
 (defun constant-p (object code)
-  "True when OBJECT is one of the constants of the component CODE."
+  "True when OBJECT is a constant of the component CODE."
   (loop for index from sb-vm:code-constants-offset below (sb-kernel:code-header-words code)
           thereis (eq object (sb-kernel:code-header-ref code index))))
 
 (defun map-xrefs (visit function)
-  "Call VISIT with kind, name and number of the form of each cross-reference of FUNCTION, a simple function."
+  "Call VISIT with the kind, the name and the form number of each cross-reference of FUNCTION, a simple function."
   (let ((data (sb-kernel:%simple-fun-xrefs function)))
     (when data
       (sb-c:map-packed-xref-data visit data))))
 
 (defstruct (reference (:copier nil) (:predicate nil))
-  "One place in code that refers to something."
-  ;; The simple function that it is in.
+  "A place in code that refers to a name."
+  ;; The simple function that contains the reference.
   (function nil :type (or null function))
-  ;; The number of its form in the top-level form, or NIL when SBCL does not know.
+  ;; The number of the referring form within the top-level form, or NIL if SBCL does not know it.
   (number nil :type (or null index))
-  ;; A word on how it refers, or NIL when that is clear.
+  ;; A word on the kind of the reference, or NIL if that is obvious.
   (how nil :type (or null string)))
 
 (defun code-references (code name kinds index)
-  "Return the references in the component CODE to NAME: the cross-references of KINDS, lists of a kind of SBCL's and a
-word or NIL; without any of any kind, a full call through the linkage cell INDEX unless that is 0, or else among the
-constants if that is not NIL."
+  "Return the references to NAME in the component CODE. These are the cross-references of KINDS, lists of one of SBCL's
+kinds and a word or NIL. If CODE has no cross-reference of any kind to NAME, return a full call through the linkage cell
+INDEX, unless that is 0, or else an occurrence among the constants. If INDEX is NIL, look only at cross-references."
   (let ((references '())
         (recorded nil))
     (loop for entry below (sb-kernel:code-n-entries code)
@@ -166,13 +167,13 @@ constants if that is not NIL."
     (flet ((somewhere (how)
              (let ((functions (live-functions code)))
                (when functions
-                 (list (make-reference :function (or (find t functions :key #'current-p) (first (last functions)))
+                 (list (make-reference :function (or (find t functions :key #'current-definition-p) (first (last functions)))
                                        :how how))))))
       (cond (references
              (let ((live (live-functions code)))
                (loop for reference in references
                      for function = (reference-function reference)
-                     ;; What a top-level form refers to, a function in it does.
+                     ;; Attribute a top-level form's reference to a live function in the form.
                      do (when (and live (not (member function live)))
                           (setf (reference-function reference) (first (last live))))
                      when live collect reference)))
@@ -185,27 +186,27 @@ constants if that is not NIL."
              (somewhere "as data"))))))
 
 (defun core-name-p (name)
-  "True when NAME, a function name or symbol, came with the image."
+  "True when NAME, a function name or symbol, belongs to a package that came with the image."
   (let ((package (symbol-package (if (consp name) (second name) name))))
     (and (member package **system-packages** :test #'eq) t)))
 
 (defun all-references (name kinds index)
-  "Return the references to NAME in all code, as CODE-REFERENCES does of one component."
+  "Return the references to NAME in all code, as CODE-REFERENCES returns those of one component."
   (let ((references '()))
-    ;; The system's code does not refer to the user's names.
+    ;; System code does not refer to the user's names.
     (do-code (code :system (core-name-p name))
       (setf references (nconc (code-references code name kinds index) references)))
     references))
 
-;;; Where
+;;; Places
 
 (defun source-name (name)
-  "Return the string that NAME, a function name, stands as in source."
+  "Return the string under which NAME, a function name, occurs in source."
   (symbol-name (if (consp name) (second name) name)))
 
 (defun function-toplevel (function)
-  "Return the number of the top-level form that FUNCTION, a simple function, is from, or NIL; and the number of its own
-form in that."
+  "Return the number of the top-level form that FUNCTION, a simple function, was compiled from, or NIL; and the number of
+its own form within that form."
   (guarded (let ((debug-fun (sb-di::fun-debug-fun function)))
              (values (sb-c::compiled-debug-fun-tlf-number (sb-di::compiled-debug-fun-compiler-debug-fun debug-fun))
                      (or (guarded (sb-di:code-location-form-number (sb-di:debug-fun-start-location debug-fun))
@@ -216,7 +217,7 @@ form in that."
     (values nil 0)))
 
 (defun named-position (map text name)
-  "Return where NAME, a string, first stands as a symbol in MAP, of a form of TEXT; or NIL."
+  "Return the first position in MAP, the map of a form of TEXT, where NAME, a string, occurs as a symbol; or NIL."
   (labels ((visit (form)
              (cond ((consp form) (mapc #'visit (rest form)))
                    ((and (constituent-p (schar text form))
@@ -226,7 +227,7 @@ form in that."
     nil))
 
 (defun move-place (place name)
-  "Have PLACE be where NAME, a string, first stands in the form there, if it does."
+  "Move PLACE to the first occurrence of NAME, a string, in the form there, if there is one. Return PLACE."
   (let* ((text (place-text place))
          (start (place-position place))
          (found (and text (let ((map (map-form text start)))
@@ -239,13 +240,13 @@ form in that."
     place))
 
 (defun line-start (text position)
-  "Return where what stands on the line of TEXT begins that POSITION is on."
+  "Return the position of the first character that is not whitespace on the line of TEXT that contains POSITION."
   (let ((newline (position #\Newline text :end position :from-end t)))
     (or (position-if-not #'whitespace-p text :start (if newline (1+ newline) 0)) position)))
 
 (defun code-place (function number name)
-  "Return the place in FUNCTION, a simple function, of the form with NUMBER; if that is NIL, of where NAME, a string,
-first stands in FUNCTION. NIL when no place is known."
+  "Return the place of form NUMBER in FUNCTION, a simple function. If NUMBER is NIL, return the place where NAME, a string,
+first occurs in FUNCTION. Return NIL if no place is known."
   (let ((source (code-source (sb-kernel:fun-code-header function))))
     (multiple-value-bind (toplevel own) (function-toplevel function)
       (let ((place (guarded (source-form-place source toplevel (or number own)
@@ -257,15 +258,15 @@ first stands in FUNCTION. NIL when no place is known."
             place)))))
 
 (defun function-title (function)
-  "Return what FUNCTION, a simple function, is called in a list of references."
+  "Return the title of FUNCTION, a simple function, in a list of references."
   (let ((name (sb-kernel:%simple-fun-name function)))
     (if (method-body-name-p name)
         `(:method ,@(rest name))
         name)))
 
 (defun source-order (function number)
-  "Return a list that functions, and the forms with NUMBER in them, are sorted by, as LIST< does: SBCL's own last, what
-was evaluated last first, then by file and place."
+  "Return a sort key, for LIST<, for FUNCTION and the form with NUMBER in it: evaluated code first, newest first, then
+files, SBCL's own last, each by name and position."
   (let* ((source (code-source (sb-kernel:fun-code-header function)))
          (file (sb-c::debug-source-namestring source))
          (evaluated (plist-evaluation (sb-c::debug-source-plist source))))
@@ -278,7 +279,7 @@ was evaluated last first, then by file and place."
           (or number 0))))
 
 (defun list< (a b)
-  "True when the list A of strings and numbers comes before B."
+  "True when A comes before B. Both are lists of strings and numbers."
   (loop for x in a
         for y in b
         do (cond ((stringp x)
@@ -297,23 +298,23 @@ was evaluated last first, then by file and place."
 
 ;;; Records
 
-(defconstant +shown-title+ 200
-  "Characters of what a reference is in that are shown.")
+(defconstant +max-title-length+ 200
+  "The most characters that are shown of a reference's title.")
 
 (defun printed-name (name)
   "Return NAME, a function name or symbol, as text."
-  (printed name +shown-title+))
+  (printed name +max-title-length+))
 
 (defvar *pushed-references* nil
-  "What was pushed for this question, a list of lists: nothing is told twice.")
+  "The references that were pushed for this request, as lists, so that none is pushed twice.")
 
 (defun push-reference-record (title place how &key (unplaced "no source known"))
-  "Push a record of a reference in what TITLE names, at PLACE or NIL, with a word on HOW, or NIL. Return true unless it
-was pushed before. UNPLACED is what is said where there is no place."
+  "Push a record of a reference in TITLE, at PLACE or NIL, with HOW, a word on its kind, or NIL. UNPLACED is the text for a
+reference without a place. Return true unless the same record was pushed before."
   (let* ((title (if (stringp title)
                     title
-                    (printed title +shown-title+)))
-         (where (if place (written-place place) unplaced))
+                    (printed title +max-title-length+)))
+         (where (if place (place-label place) unplaced))
          (entry (list title where (and place (place-code place)) how)))
     (unless (member entry *pushed-references* :test #'equal)
       (push entry *pushed-references*)
@@ -325,13 +326,13 @@ was pushed before. UNPLACED is what is said where there is no place."
       t)))
 
 (defun system-place (function)
-  "Return what is said of where FUNCTION of SBCL's own is."
+  "Return the text that locates FUNCTION, a function of SBCL's own."
   (let ((file (sb-c::debug-source-namestring (code-source (sb-kernel:fun-code-header function)))))
     (if (stringp file) file "no source known")))
 
 (defun push-references (references name limit)
-  "Push records of the first LIMIT of REFERENCES to NAME, a string, in the order of their source, and how many more
-there are. Return how many there are in all."
+  "Push records of the first LIMIT of REFERENCES to NAME, a string, in the order of their source, and the number of the
+others. Return the number of records."
   (let ((count 0) (more 0))
     (declare (type index count more))
     (dolist (reference (sorted-references references))
@@ -348,18 +349,18 @@ there are. Return how many there are in all."
     count))
 
 (defun push-note (control &rest arguments)
-  "Push what is to be said below the list, a format CONTROL with ARGUMENTS."
+  "Push a note below the list, made from the format CONTROL and ARGUMENTS."
   (push-record "note" :text (let ((*print-pretty* nil)) (apply #'format nil control arguments))))
 
 ;;; The relations
 
 
 (defun name-recorded-p (name)
-  "True when SBCL keeps cross-references of NAME, a function name or symbol."
+  "True when SBCL records cross-references of NAME, a function name or symbol."
   (not (sb-c::xref-internal-name-p name)))
 
 (defun push-callers (name limit)
-  "Push what calls the function NAME, or expands it if it is a macro."
+  "Push the callers of the function NAME, or the places where it is expanded if it is a macro."
   (let* ((macro (and (symbolp name) (macro-function name) t))
          (count (push-references (all-references name
                                                  (if macro
@@ -383,7 +384,7 @@ there are. Return how many there are in all."
                        that the compiler does inline or transforms." (printed-name name))))))
 
 (defun function-components (name)
-  "Return the components of the functions that NAME means: of a generic function, of its methods."
+  "Return the components of the functions that NAME designates. For a generic function, these are its methods' components."
   (let ((definition (if (and (symbolp name) (macro-function name))
                         (macro-function name)
                         (fdefinition name))))
@@ -392,7 +393,7 @@ there are. Return how many there are in all."
         (list (function-code definition)))))
 
 (defun callee-order (name)
-  "Return a list that callees are sorted by: one's own, then standard ones, then SBCL's."
+  "Return a sort key for callees: the user's own first, then standard ones, then SBCL's."
   (let ((package (symbol-package (if (consp name) (second name) name))))
     (list (cond ((or (null package) (not (system-package-p package)))
                  (if (eq package (find-package "COMMON-LISP")) 1 0))
@@ -400,7 +401,7 @@ there are. Return how many there are in all."
           (source-name name))))
 
 (defun internal-name-p (name)
-  "True when NAME, a function name, is no business of anybody's but SBCL."
+  "True when NAME, a function name, is internal to SBCL."
   (let* ((symbol (cond ((symbolp name) name)
                        ((eq (first name) 'setf) (second name))
                        (t (first name))))
@@ -411,8 +412,8 @@ there are. Return how many there are in all."
                  :test #'string=)
          t)))
 
-(defun written-p (name function)
-  "True when NAME, a function name, stands in the source of FUNCTION, a simple function, or that is not known."
+(defun in-source-p (name function)
+  "True when NAME, a function name, occurs in the source of FUNCTION, a simple function, or that source is not known."
   (let* ((place (code-place function nil nil))
          (text (and place (place-text place)))
          (map (and text (map-form text (place-position place)))))
@@ -422,11 +423,11 @@ there are. Return how many there are in all."
              t))))
 
 (defun push-callees (name limit)
-  "Push what the function NAME calls, and the macros that it expands, where it does so first."
+  "Push the functions that NAME calls and the macros that it expands, each at the first place where it does so."
   (let ((callees (make-hash-table :test 'equal))
         (count 0))
     (dolist (code (function-components name))
-      (let ((functions (remove-if #'once-only-p (code-functions code))))
+      (let ((functions (remove-if #'toplevel-code-p (code-functions code))))
         (flet ((note (callee function number how)
                  (when (and callee (symbolp (if (consp callee) (second callee) callee)))
                    (let ((known (gethash callee callees)))
@@ -445,13 +446,13 @@ there are. Return how many there are in all."
             (let ((fname (sb-vm::linkage-addr->name index :index)))
               (when (and fname (not (eql fname 0)) functions)
                 (note (if (sb-kernel:fdefn-p fname) (sb-kernel:fdefn-name fname) fname)
-                      (or (find t functions :key #'current-p) (first functions)) nil nil)))))))
+                      (or (find t functions :key #'current-definition-p) (first functions)) nil nil)))))))
     (let ((names (sort (loop for callee being the hash-keys of callees
                                using (hash-value reference)
                              unless (or (equal callee name) (method-body-name-p callee)
-                                        ;; What macros of SBCL's expand into.
+                                        ;; This comes from the expansion of one of SBCL's macros.
                                         (and (internal-name-p callee)
-                                             (not (written-p callee (reference-function reference)))))
+                                             (not (in-source-p callee (reference-function reference)))))
                                collect callee)
                        #'list< :key #'callee-order)))
       (dolist (callee names)
@@ -469,8 +470,8 @@ there are. Return how many there are in all."
                   list."))))
 
 (defun push-variable-references (symbol relation limit)
-  "Push where the variable SYMBOL is read, set or bound, after RELATION, or each of them when that is NIL; or where a
-symbol is referred to at all."
+  "Push where the variable SYMBOL is read, set or bound, as RELATION says, or each of these if RELATION is NIL. Any other
+symbol's references are pushed likewise."
   (let ((count (push-references (all-references symbol
                                                 (cond ((null relation)
                                                        '((:references nil) (:sets "sets") (:binds "binds")))
@@ -501,14 +502,14 @@ symbol is referred to at all."
   "Return the place of the definition of OBJECT, a method or class, whose name is the string NAME; or NIL."
   (guarded (definition-place (sb-introspect:find-definition-source object)
                              (if (typep object 'sb-mop:standard-accessor-method)
-                                 ;; The class's definition brings it.
+                                 ;; An accessor is defined by the definition of its class.
                                  (symbol-name (class-name (first (last (sb-mop:method-specializers object)))))
                                  name))
       (failure)
     nil))
 
 (defun method-title (method)
-  "Return what METHOD is called in a list of references."
+  "Return the title of METHOD in a list of references."
   (let ((generic (sb-mop:method-generic-function method)))
     `(:method ,(if generic (sb-mop:generic-function-name generic) nil)
        ,@(method-qualifiers method)
@@ -517,8 +518,8 @@ symbol is referred to at all."
             '()))))
 
 (defun push-objects (objects title name limit nothing)
-  "Push records of the first LIMIT of OBJECTS, methods or classes, called what the function TITLE returns of each, NAME
-a string; or the note NOTHING."
+  "Push records of the first LIMIT of OBJECTS, methods or classes. TITLE and NAME are functions that return an object's
+title and its name, a string. Push the note NOTHING if there are no objects."
   (declare (type function title name))
   (loop for object in objects
         repeat limit
@@ -528,7 +529,7 @@ a string; or the note NOTHING."
         ((> (length objects) limit) (push-record "more" :count (- (length objects) limit)))))
 
 (defun push-specializing-methods (symbol limit)
-  "Push the methods of the generic function SYMBOL, and those that specialise on the class SYMBOL."
+  "Push the methods of the generic function SYMBOL, and the methods that specialise on the class SYMBOL."
   (let ((generic (and (fboundp symbol) (fdefinition symbol)))
         (class (and (symbolp symbol) (find-class symbol nil))))
     (push-objects (append (and (typep generic 'generic-function) (sb-mop:generic-function-methods generic))
@@ -556,7 +557,7 @@ a string; or the note NOTHING."
     specializers))
 
 (defun push-subclasses (symbol limit)
-  "Push the subclasses of the class SYMBOL, direct ones first."
+  "Push the subclasses of the class SYMBOL, direct subclasses first."
   (let* ((class (find-class symbol))
          (found '()))
     (loop for level = (list class)
@@ -573,28 +574,28 @@ a string; or the note NOTHING."
 ;;; Tests
 
 (defun test-operator-p (operator)
-  "True when a top-level form whose operator is called OPERATOR, in upper case, defines a test: in FiveAM, Parachute,
-Rove, lisp-unit, lisp-unit2, RT, and what is like them."
+  "True when OPERATOR, a name in upper case, is the operator of forms that define tests in FiveAM, Parachute, Rove,
+lisp-unit, lisp-unit2, RT or a similar framework."
   (let ((bare (subseq operator (let ((colon (position #\: operator :from-end t))) (if colon (1+ colon) 0)))))
     (or (member bare '("TEST" "DEF-TEST" "DEFTEST" "DEFINE-TEST" "DEF-FIXTURE-TEST" "ADD-TEST" "DEFINE-TEST-CASE")
                 :test #'string=)
         (and (eql 7 (mismatch "DEFTEST" bare)) t))))
 
 (defun heading-test (place)
-  "Return the heading of the top-level form at PLACE if that defines a test, or NIL."
+  "Return the heading of the top-level form at PLACE if that form defines a test, or NIL."
   (let* ((text (and place (place-text place)))
          (heading (and text (form-heading text)))
          (end (and heading (position-if #'whitespace-p heading))))
     (and end (test-operator-p (subseq heading 1 end)) heading)))
 
 (defun symbol-called (name package)
-  "Return the symbol NAME of the package called PACKAGE, if both are there."
+  "Return the symbol NAME of the package named PACKAGE, if both exist."
   (let ((package (find-package package)))
     (and package (find-symbol name package))))
 
-(defun mentioned (form names)
-  "Return the first symbol in FORM that is one of NAMES, a hash table of function names, or NIL. Looks at no more than
-20,000 conses."
+(defun find-mentioned-symbol (form names)
+  "Return the first symbol in FORM that is a key of NAMES, a hash table of function names, or NIL. Examine at most 20,000
+conses."
   (let ((left 20000))
     (declare (type fixnum left))
     (labels ((visit (form)
@@ -609,10 +610,10 @@ Rove, lisp-unit, lisp-unit2, RT, and what is like them."
       (visit form))))
 
 (defun data-tests ()
-  "Return the tests that frameworks keep as data: lists of a name, the forms that a run of it evaluates, and the simple
-function that does so, or NIL."
+  "Return the tests that frameworks keep as data: lists of the test's name, the forms that it evaluates, and the simple
+function that evaluates them, or NIL."
   (append
-   ;; FiveAM compiles the body when the test is run: it is a constant of the function that does so.
+   ;; FiveAM compiles a test's body when the test is run: the body is a constant of the function that does so.
    (let* ((bundle (symbol-called "*TEST*" "IT.BESE.FIVEAM"))
           (reader (symbol-called "TEST-LAMBDA" "IT.BESE.FIVEAM"))
           (bundle (and bundle (boundp bundle) (symbol-value bundle)))
@@ -643,12 +644,11 @@ function that does so, or NIL."
                         for known = (guarded (list (funcall name entry) (list (funcall form entry))) (failure) nil)
                         when known collect known))))
 
-(defconstant +caller-depth+ 30
-  "How many calls away from a function its tests are looked for.")
+(defconstant +max-caller-depth+ 30
+  "The longest chain of calls over which a function's tests are searched.")
 
 (defun caller-table ()
-  "Return a hash table from function names to lists of the functions that refer to them: in all code that is not
-SBCL's."
+  "Return a hash table from function names to lists of the functions that refer to them, in all code but SBCL's own."
   (let ((table (make-hash-table :test 'equal)))
     (do-code (code)
       (let ((functions '()) (looked nil))
@@ -675,27 +675,27 @@ SBCL's."
     table))
 
 (defun push-tests (name limit)
-  "Push the tests that call the function NAME, however indirectly, the nearest first."
+  "Push the tests that call the function NAME, directly or indirectly, the nearest first."
   (let ((table (caller-table))
-        ;; From function names that lead to NAME to the one that each calls.
+        ;; From each function name that leads to NAME, to the name that it calls.
         (leading (make-hash-table :test 'equal))
-        ;; From functions to the name that each calls.
+        ;; From each function, to the name that it calls.
         (seen (make-hash-table :test 'eq))
         (found '()))
     (setf (gethash name leading) t)
     (labels ((via (name)
                (loop for step = name then (gethash step leading)
-                     repeat +caller-depth+
+                     repeat +max-caller-depth+
                      until (eq step t)
                      collect step))
              (note-test (title place way)
                (unless (find-if (lambda (known)
                                   (or (equal title (first known))
                                       (and place (second known) (plusp (place-line place))
-                                           (string= (written-place place) (written-place (second known))))))
+                                           (string= (place-label place) (place-label (second known))))))
                                 found)
                  (push (list title place way) found))))
-      (loop repeat +caller-depth+
+      (loop repeat +max-caller-depth+
             for level = (list name) then next
             for next = '()
             while level
@@ -709,12 +709,12 @@ SBCL's."
                          (push caller next))))))
                (setf next (nreverse next)))
       (loop for (test forms function) in (data-tests)
-            for called = (or (and function (gethash function seen)) (mentioned forms leading))
+            for called = (or (and function (gethash function seen)) (find-mentioned-symbol forms leading))
             when called
               do (note-test test (and function (code-place function nil nil)) (via called)))
       (loop for function being the hash-keys of seen using (hash-value called)
             for caller = (defined-name (sb-kernel:%simple-fun-name function))
-            ;; A test is called by no code.
+            ;; Nothing calls a test.
             do (when (or (null caller) (null (gethash caller table)))
                  (let* ((place (code-place function nil nil))
                         (test (heading-test place)))
@@ -734,10 +734,10 @@ SBCL's."
     (push-note "Not seen: calls by way of variables, data or computed names, and tests that no form like DEFTEST or ~
                 TEST defines.")))
 
-;;; The question
+;;; The request
 
 (defun locate-function-name (text package-name)
-  "Find the function name or symbol that TEXT means, as LOCATE-SYMBOL does: (SETF NAME), too."
+  "Find the function name or symbol that TEXT denotes, as LOCATE-SYMBOL does. TEXT may be (SETF NAME)."
   (let ((trimmed (string-trim '(#\Space #\Tab #\Newline #\') text)))
     (if (and (> (length trimmed) 7)
              (string-equal "(setf " trimmed :end2 6)
@@ -747,15 +747,15 @@ SBCL's."
           (values (list 'setf symbol) found name package))
         (locate-symbol (string-left-trim "#'" trimmed) package-name))))
 
-(defun natural-relation (name)
-  "Return the relation to be told of NAME, a function name or symbol, when none is asked for."
+(defun default-relation (name)
+  "Return the relation to report for NAME, a function name or symbol, when the client asks for none."
   (cond ((or (consp name) (fboundp name) (sb-int:info :function :inlinep name)) "callers")
         ((member (sb-int:info :variable :kind name) '(:special :global :constant :macro)) "references")
         ((find-class name nil) "methods")
         (t "callers")))
 
 (defun relation-problem (name relation)
-  "Return a sentence that says why RELATION cannot be told of NAME, a function name or symbol, or NIL."
+  "Return a sentence that says why RELATION does not apply to NAME, a function name or symbol, or NIL if it does."
   (flet ((is (control) (format nil control (printed-name name))))
     (let ((symbol (if (consp name) nil name)))
       (cond ((string= relation "callees")
@@ -782,14 +782,14 @@ SBCL's."
              (is "~A is a special operator: SBCL keeps no records of where it is used."))))))
 
 (defun push-related (text package-name relation limit)
-  "Push records of up to LIMIT things that stand in RELATION, a string or NIL, to what TEXT names in the package
-PACKAGE-NAME, and notes on what was not looked at."
+  "Push records of up to LIMIT references that have RELATION, a string or NIL, to what TEXT names in the package
+PACKAGE-NAME, and notes on what was not examined."
   (multiple-value-bind (name found looked-for package) (locate-function-name text package-name)
     (let ((*pushed-references* '()))
       (with-source-files ()
         (with-inspection-syntax ()
           (let* ((asked relation)
-                 (relation (or relation (if found (natural-relation name) "callers")))
+                 (relation (or relation (if found (default-relation name) "callers")))
                  (problem (and found (relation-problem name relation))))
             (cond ((not found)
                    (push-note "~A" (not-found-text looked-for package)))
@@ -806,5 +806,5 @@ PACKAGE-NAME, and notes on what was not looked at."
                          (t (push-variable-references name (and asked relation) limit)))))))))))
 
 (define-query :find-references (&key name package relation limit)
-  "Push records of what stands in RELATION to the NAME, as PUSH-RELATED does."
+  "Push records of what has RELATION to NAME, as PUSH-RELATED does."
   (push-related name (or package "") relation limit))

@@ -1,27 +1,27 @@
-;;;; find-symbols: the symbols and packages whose names are like what is asked for, the best first.
+;;;; find-symbols: the symbols and packages whose names match a query, best match first.
 
 (in-package "SBCL-HOST/TOOLS")
 
 ;;; Patterns
 ;;;
-;;; What is asked for is words between blanks, all of which a name must match, whatever their case: as a whole, at its
-;;; beginning, at the beginning of a word of it, or somewhere in it. A word with * or ? in it is a glob, which must
-;;; match the whole name; *PRINT-CASE* is both.
+;;; A query consists of words separated by whitespace, all of which a name must match, in any case. A word matches the whole
+;;; name, its beginning, the beginning of a word in it, or any part of it. A word that contains * or ? is a glob, which must
+;;; match the whole name; *PRINT-CASE* is tried as both.
 
 (defconstant +exact+ 0
-  "What a name is to a pattern: the same.")
+  "The match of a name that equals the pattern.")
 (defconstant +prefix+ 1
-  "What a name is to a pattern: begins with it.")
+  "The match of a name that begins with the pattern.")
 (defconstant +word+ 2
-  "What a name is to a pattern: has a word that begins with it.")
+  "The match of a name that contains a word beginning with the pattern.")
 (defconstant +substring+ 3
-  "What a name is to a pattern: has it in it, or matches it as a glob.")
+  "The match of a name that contains the pattern, or matches it as a glob.")
 
-(defconstant +query-words+ 8
-  "How many words of a query are looked at.")
+(defconstant +max-query-words+ 8
+  "The most words of a query that are used.")
 
-(declaim (inline fold))
-(defun fold (character)
+(declaim (inline fold-case))
+(defun fold-case (character)
   "Return CHARACTER in upper case."
   (declare (type character character))
   (if (char< character (code-char 128))
@@ -29,13 +29,14 @@
       (char-upcase character)))
 
 (defmacro with-any-string ((name) &body body)
-  "Evaluate BODY, compiled for each representation of simple strings that symbols have for names, of NAME, a variable."
+  "Evaluate BODY with NAME, a variable, declared as a simple string. BODY is compiled once for each representation of symbol
+names."
   `(if (typep ,name 'simple-base-string)
        (let ((,name ,name)) (declare (type simple-base-string ,name)) ,@body)
        (let ((,name ,name)) (declare (type (simple-array character (*)) ,name)) ,@body)))
 
 (defun match-word (word name)
-  "Return what NAME is to WORD, which is in upper case; or NIL."
+  "Return how NAME matches WORD, which is in upper case, or NIL."
   (declare (type text word) (type simple-string name)
            (optimize speed (safety 0) (sb-ext:inhibit-warnings 3)))
   (with-any-string (name)
@@ -47,9 +48,9 @@
             (t
              (loop with first of-type character = (schar word 0)
                    for start of-type fixnum from 0 to last
-                   when (and (char= first (fold (schar name start)))
+                   when (and (char= first (fold-case (schar name start)))
                              (loop for index of-type fixnum from 1 below (length word)
-                                   always (char= (schar word index) (fold (schar name (+ start index))))))
+                                   always (char= (schar word index) (fold-case (schar name (+ start index))))))
                      do (cond ((zerop start)
                                (return-from match-word (if (zerop last) +exact+ +prefix+)))
                               ((not (alphanumericp (schar name (1- start))))
@@ -58,7 +59,8 @@
              best)))))
 
 (defun match-glob (glob name)
-  "Return +SUBSTRING+ if GLOB, which is in upper case, matches NAME, where * stands for any characters and ? for one."
+  "Return +SUBSTRING+ if NAME matches GLOB, which is in upper case, or NIL. In GLOB, * stands for any characters and ? for
+one."
   (declare (type text glob) (type simple-string name)
            (optimize speed (safety 0) (sb-ext:inhibit-warnings 3)))
   (with-any-string (name)
@@ -72,17 +74,17 @@
                (return (and (= at (length glob)) +substring+)))
               ((and (< at (length glob))
                     (or (char= (schar glob at) #\?)
-                        (char= (schar glob at) (fold (schar name position)))))
+                        (char= (schar glob at) (fold-case (schar name position)))))
                (incf at)
                (incf position))
               ((minusp star) (return nil))
               (t
-               ;; The last star takes one more character.
+               ;; Let the last star match one more character.
                (setf position (incf resume)
                      at (1+ star))))))))
 
 (defun glob-literal (word)
-  "Return the longest part of WORD, a glob, that stands for itself; or NIL when WORD is no glob."
+  "Return the longest literal part of WORD, a glob, or NIL if WORD is not a glob."
   (let ((longest nil)
         (start 0))
     (loop for end = (position-if (lambda (character) (find character "*?")) word :start start)
@@ -95,11 +97,11 @@
                    (return (coerce longest 'text)))))))
 
 (defun query-words (query)
-  "Return the words of QUERY, in upper case. What is between bars is one word."
+  "Return the words of QUERY in upper case. Text between bars is part of one word."
   (let ((words '()) (start nil) (barred nil))
     (flet ((end (position)
              (when start
-               (push (coerce (map 'string #'fold (remove #\| (subseq query start position))) 'text) words)
+               (push (coerce (map 'string #'fold-case (remove #\| (subseq query start position))) 'text) words)
                (setf start nil))))
       (loop for character across query
             for position from 0
@@ -108,11 +110,11 @@
                         (unless start (setf start position)))))
       (end (length query)))
     (let ((words (nreverse words)))
-      (subseq words 0 (min +query-words+ (length words))))))
+      (subseq words 0 (min +max-query-words+ (length words))))))
 
 (defun query-matcher (query)
-  "Return a function of a name that returns what the name is to QUERY: +EXACT+ the best, then +PREFIX+, +WORD+ and
-+SUBSTRING+; or NIL. Of several words, the worst counts."
+  "Return a function that returns how a name matches QUERY: +EXACT+, +PREFIX+, +WORD+ or +SUBSTRING+, the best first, or
+NIL. If QUERY has several words, the worst match counts."
   (let ((words (loop for word in (query-words query) collect (cons word (glob-literal word)))))
     (lambda (name)
       (declare (type simple-string name) (optimize speed))
@@ -127,10 +129,10 @@
                      (return nil))
               finally (return worst))))))
 
-;;; What symbols mean
+;;; Meanings of symbols
 
 (defun symbol-kinds (symbol)
-  "Return what SYMBOL means, a list of keywords: :FUNCTION, :GENERIC-FUNCTION, :MACRO, :SPECIAL-OPERATOR, :VARIABLE,
+  "Return the meanings of SYMBOL, a list of keywords: :FUNCTION, :GENERIC-FUNCTION, :MACRO, :SPECIAL-OPERATOR, :VARIABLE,
 :CONSTANT, :SYMBOL-MACRO, :CLASS, :STRUCTURE, :CONDITION, :TYPE."
   (let ((kinds '())
         (class (find-class symbol nil)))
@@ -153,8 +155,8 @@
             kinds))
     kinds))
 
-(defun kinds-of-kind (kind)
-  "Return what symbols may mean, as SYMBOL-KINDS has it, to be of KIND, a string that a tool was given."
+(defun kinds-for-filter (kind)
+  "Return the symbol kinds, as SYMBOL-KINDS names them, that KIND, the string that a tool was given, selects."
   (cond ((string= kind "function") '(:function :generic-function))
         ((string= kind "macro") '(:macro :special-operator))
         ((string= kind "variable") '(:variable :constant :symbol-macro))
@@ -163,30 +165,30 @@
 
 ;;; Names as one types them
 
-(defun typed-case (name)
-  "Return NAME, of a package, as one would type it."
+(defun typed-name (name)
+  "Return NAME, the name of a package, as one would type it."
   (let ((*package* (find-package "KEYWORD"))
         (*print-case* :downcase))
     (string-left-trim "#:" (prin1-to-string (make-symbol name)))))
 
 (defun typed-package-name (package)
-  "Return what one would type in the current package for PACKAGE: the shortest local nickname, else its name, or in
-place of one like UIOP/DRIVER or ALEXANDRIA.1.0.0 the shortest nickname that is a word."
+  "Return what one would type for PACKAGE in the current package: its shortest local nickname, else its name. For a name
+that is no plain word, such as UIOP/DRIVER or ALEXANDRIA.1.0.0, prefer the shortest nickname that is a word."
   (flet ((shortest (names) (first (sort (copy-list names) #'< :key #'length)))
          (word-p (name)
            (and (plusp (length name))
                 (alpha-char-p (char name 0))
                 (notany (lambda (character) (find character "/.")) name))))
     (let ((name (package-name package)))
-      (typed-case (or (shortest (loop for (nickname . named) in (sb-ext:package-local-nicknames *package*)
+      (typed-name (or (shortest (loop for (nickname . named) in (sb-ext:package-local-nicknames *package*)
                                       when (eq named package) collect nickname))
                       (and (not (word-p name))
                            (shortest (remove-if-not #'word-p (package-nicknames package))))
                       name)))))
 
 (defun typed-package (symbol)
-  "Return the package that one would type SYMBOL by: of those that export it, the one with the shortest name; but SBCL's
-own are as they are. NIL for an uninterned symbol."
+  "Return the package by which one would type SYMBOL, or NIL for an uninterned symbol. Of the packages that export SYMBOL,
+that is the one with the shortest name, except that SBCL's own symbols keep their home package."
   (let* ((home (symbol-package symbol))
          (name (symbol-name symbol))
          (best home))
@@ -204,7 +206,7 @@ own are as they are. NIL for an uninterned symbol."
     best))
 
 (defun typed-symbol (symbol &optional package)
-  "Return SYMBOL as one would type it in the current package, by way of PACKAGE if it is accessible there."
+  "Return SYMBOL as one would type it in the current package, qualified with PACKAGE if it is accessible there."
   (let* ((name (symbol-name symbol))
          (package (if (and package (eq symbol (find-symbol name package))) package (typed-package symbol)))
          (bare (let ((*package* (or package *package*))
@@ -219,20 +221,20 @@ own are as they are. NIL for an uninterned symbol."
             (t (format nil "~A~:[::~;:~]~A" (typed-package-name package)
                        (eq :external (nth-value 1 (find-symbol name package))) bare))))))
 
-(defconstant +shown-documentation+ 120
-  "Characters of the first line of a documentation string that are shown.")
+(defconstant +max-documentation-length+ 120
+  "The most characters that are shown of the first line of a documentation string.")
 
 (defun first-line (documentation)
   "Return the first line of the string DOCUMENTATION that is not empty, or NIL."
   (let* ((start (and (stringp documentation) (position-if-not #'whitespace-p documentation)))
          (line (and start (subseq documentation start (position #\Newline documentation :start start)))))
     (and line
-         (if (> (length line) +shown-documentation+)
-             (concatenate 'string (subseq line 0 (1- +shown-documentation+)) "…")
+         (if (> (length line) +max-documentation-length+)
+             (concatenate 'string (subseq line 0 (1- +max-documentation-length+)) "…")
              (string-right-trim '(#\Space #\Tab #\Return) line)))))
 
 (defun kind-documentation (symbol kind)
-  "Return the documentation string of SYMBOL as KIND, of SYMBOL-KINDS, or NIL."
+  "Return the documentation string of SYMBOL as KIND, one of SYMBOL-KINDS, or NIL."
   (guarded (documentation symbol (case kind
                                    ((:variable :constant :symbol-macro) 'variable)
                                    ((:class :structure :condition :type) 'type)
@@ -240,34 +242,34 @@ own are as they are. NIL for an uninterned symbol."
       (failure)
     nil))
 
-(defconstant +shown-lambda-list+ 200
-  "Characters of a lambda list that are shown.")
+(defconstant +max-lambda-list-length+ 200
+  "The most characters of a lambda list that are shown.")
 
 (defun lambda-list-text (symbol)
-  "Return the lambda list of SYMBOL, a function or macro, as text, or NIL when it is not known."
+  "Return the lambda list of SYMBOL, a function or macro, as text, or NIL if it is unknown."
   (multiple-value-bind (lambda-list unknown) (lambda-list-of symbol)
     (unless (eq unknown t)
       (if lambda-list
           (multiple-value-bind (text result)
-              (bounded-text +shown-lambda-list+ (lambda (stream) (print-lambda-list lambda-list stream)))
+              (bounded-text +max-lambda-list-length+ (lambda (stream) (print-lambda-list lambda-list stream)))
             (cond ((null result) text)
                   ((eq result :enough) (concatenate 'string text "…"))))
           "()"))))
 
-;;; Finding
+;;; Searching
 
 (defstruct (search-result (:copier nil) (:predicate nil))
-  "What a search has found so far."
-  ;; The best, each with what it is sorted by, the worst of them first if there are LIMIT, in no order before.
+  "The results of a search so far."
+  ;; The best results as conses of rank and object. Sorted with the worst first once there are LIMIT, else in no order.
   (best '() :type list)
   (count 0 :type index)
   (limit 30 :type index)
-  ;; How many were found, and how many that the kind or being internal excluded.
+  ;; The number of matches, and of matches that the filters on kind and on exported symbols excluded.
   (found 0 :type index)
   (excluded 0 :type index))
 
 (defun rank< (a b)
-  "True when A, a cons of a rank and a symbol or package, comes before B: by rank, then by name, then by package."
+  "True when A comes before B. Both are conses of a rank and a symbol or package, ordered by rank, then name, then package."
   (flet ((name (object) (if (packagep object) (package-name object) (symbol-name object)))
          (home (object) (let ((package (if (packagep object) nil (symbol-package object))))
                           (if package (package-name package) ""))))
@@ -277,8 +279,8 @@ own are as they are. NIL for an uninterned symbol."
             ((string/= (name (cdr a)) (name (cdr b))) (and (string< (name (cdr a)) (name (cdr b))) t))
             (t (and (string< (home (cdr a)) (home (cdr b))) t))))))
 
-(defun note-found (result rank object)
-  "Note in RESULT that OBJECT, a symbol or package, was found, with RANK."
+(defun record-match (result rank object)
+  "Record in RESULT that OBJECT, a symbol or package, was found with RANK."
   (let ((entry (cons rank object)))
     (incf (search-result-found result))
     (cond ((< (search-result-count result) (search-result-limit result))
@@ -290,15 +292,15 @@ own are as they are. NIL for an uninterned symbol."
                  (merge 'list (list entry) (rest (search-result-best result)) (lambda (a b) (rank< b a))))))))
 
 (defun system-package-p (package)
-  "True when PACKAGE came with the image, COMMON-LISP aside."
+  "True when PACKAGE came with the image, except for COMMON-LISP."
   (and (not (eq package (find-package "COMMON-LISP")))
        (member package **system-packages** :test #'eq)
        t))
 
 (defun search-rank (match symbol package external system meaning)
-  "Return what SYMBOL of PACKAGE is sorted by, if it is MATCH to the query: what is one's own first, then what is
-exported, then short names. EXTERNAL is true when PACKAGE exports it, SYSTEM when that is the system's; MEANING when it
-means anything."
+  "Return the rank of SYMBOL of PACKAGE, which matches the query by MATCH: the user's own symbols first, then exported ones,
+then short names. EXTERNAL is true if PACKAGE exports SYMBOL, SYSTEM if PACKAGE is the system's, and MEANING if SYMBOL means
+anything."
   (declare (type fixnum match))
   (+ (* 100000 (+ (* 10 match)
                   (if meaning 0 6)
@@ -310,8 +312,8 @@ means anything."
      (min 10000 (length (symbol-name symbol)))))
 
 (defun search-package (package matcher kinds external wanted result)
-  "Note in RESULT what symbols of PACKAGE match by MATCHER and mean one of KINDS, or anything where that is :ANY; only
-those that are exported if EXTERNAL is true. Where WANTED is false, no more than symbols at home in PACKAGE."
+  "Record in RESULT the symbols of PACKAGE that match by MATCHER and have one of KINDS, or any meaning if KINDS is :ANY. If
+EXTERNAL is true, consider exported symbols only. If WANTED is false, consider only symbols whose home package is PACKAGE."
   (declare (type function matcher))
   (let ((system (system-package-p package)))
     (with-package-iterator (next (list package) :internal :external)
@@ -326,17 +328,17 @@ those that are exported if EXTERNAL is true. Where WANTED is false, no more than
                                   (or (fboundp symbol) (boundp symbol) (symbol-kinds symbol))
                                   (symbol-kinds symbol))))
                 (cond ((if (eq kinds :any)
-                           ;; One that means nothing is of interest only where it is meant to be used.
+                           ;; A symbol without a meaning is of interest only where it is exported to be used.
                            (not (or meanings (and exported (or wanted (= match +exact+)))))
                            (not (intersection kinds meanings)))
                        (when meanings (incf (search-result-excluded result))))
                       ((and external (not exported)) (incf (search-result-excluded result)))
-                      (t (note-found result
-                                     (search-rank match symbol package exported system meanings)
-                                     symbol)))))))))))
+                      (t (record-match result
+                                       (search-rank match symbol package exported system meanings)
+                                       symbol)))))))))))
 
 (defun search-packages (matcher result)
-  "Note in RESULT the packages whose names or nicknames match by MATCHER."
+  "Record in RESULT the packages of which a name or nickname matches by MATCHER."
   (declare (type function matcher))
   (dolist (package (list-all-packages))
     (let ((match (loop with best = nil
@@ -346,19 +348,19 @@ those that are exported if EXTERNAL is true. Where WANTED is false, no more than
                             (setf best match))
                        finally (return best))))
       (when match
-        (note-found result (+ (* 100000 (+ (* 10 (the fixnum match)) (if (system-package-p package) 3 1)))
-                              (length (package-name package)))
-                    package)))))
+        (record-match result (+ (* 100000 (+ (* 10 (the fixnum match)) (if (system-package-p package) 3 1)))
+                                (length (package-name package)))
+                      package)))))
 
 (defun kind-text (kinds)
-  "Return KINDS, of SYMBOL-KINDS, as text."
+  "Return KINDS, as from SYMBOL-KINDS, as text."
   (if kinds
       (format nil "~{~A~^, ~}"
               (loop for kind in kinds collect (substitute #\Space #\- (string-downcase kind))))
       "symbol"))
 
 (defun push-found-symbol (symbol package first)
-  "Push a record of SYMBOL, found in PACKAGE if that is not NIL. Of what it means, what is in FIRST comes first."
+  "Push a record of SYMBOL, found in PACKAGE unless that is NIL. Its kinds that are in FIRST come first."
   (let* ((kinds (stable-sort (symbol-kinds symbol) (lambda (a b) (and (member a first) (not (member b first))))))
          (operator (first (intersection kinds '(:function :generic-function :macro :special-operator))))
          (home (or package (symbol-package symbol))))
@@ -377,21 +379,21 @@ those that are exported if EXTERNAL is true. Where WANTED is false, no more than
     (with-package-iterator (next (list package) :external)
       (loop while (next) do (incf count)))
     (push-record "symbol"
-                 :name (typed-case (package-name package))
+                 :name (typed-name (package-name package))
                  :kind "package"
                  :lambda-list (format nil "~@[~{~A~^, ~}: ~]~D exported"
-                                      (mapcar #'typed-case (package-nicknames package)) count)
+                                      (mapcar #'typed-name (package-nicknames package)) count)
                  :documentation (first-line (documentation package t))
                  :exported 1)))
 
-;;; Nothing found
+;;; No match
 
 (defun near-found-names (query package kinds)
-  "Return up to five names near to QUERY of what means one of KINDS, or anything, in PACKAGE, or everywhere, as one
-would type them."
-  (let ((name (map 'string #'fold query))
+  "Return up to five names similar to QUERY, as one would type them, of symbols in PACKAGE, or everywhere if that is NIL,
+that have one of KINDS, or any meaning."
+  (let ((name (map 'string #'fold-case query))
         (symbols (make-hash-table :test 'equal)))
-    (when (<= (length name) +near-name+)
+    (when (<= (length name) +max-near-name+)
       (dolist (package (if package (list package) (list-all-packages)))
         (unless (or (eq package (find-package "KEYWORD")) (host-package-p package))
           (with-package-iterator (next (list package) :internal :external)
@@ -407,8 +409,8 @@ would type them."
               (near-names name (loop for near being the hash-keys of symbols collect near))))))
 
 (defun push-nothing-found (query package kinds kind external excluded)
-  "Push why nothing was found for QUERY, in PACKAGE or everywhere, of KINDS, asked for as KIND, a string or NIL, only
-what is EXTERNAL if that is true; EXCLUDED is how many these have excluded."
+  "Push why nothing was found for QUERY in PACKAGE, or everywhere if that is NIL. KINDS and EXTERNAL are the filters; KIND
+is the string that was asked for, or NIL. EXCLUDED is the number of matches that the filters excluded."
   (push-record
    "nothing"
    :text (format nil "Nothing matches ~S~@[ in package ~A~]~@[ (~{~A~^, ~})~].~
@@ -419,11 +421,11 @@ what is EXTERNAL if that is true; EXCLUDED is how many these have excluded."
                          (and external '("only exported symbols")))
                  (and (plusp excluded) excluded)
                  (if (equal kind "package")
-                     (mapcar #'typed-case (near-names (map 'string #'fold query) (package-names)))
+                     (mapcar #'typed-name (near-names (map 'string #'fold-case query) (package-names)))
                      (near-found-names query package kinds)))))
 
 (defun split-query (query)
-  "Return the name in QUERY, and the name of the package that it is qualified with, or NIL."
+  "Return the name in QUERY, and the name of the package that qualifies it, or NIL."
   (let* ((query (string-left-trim "#'" (string-trim '(#\Space #\Tab #\Newline #\Return) query)))
          (colon (position #\: query)))
     (cond ((null colon) (values query nil))
@@ -431,12 +433,13 @@ what is EXTERNAL if that is true; EXCLUDED is how many these have excluded."
           (t (values (string-left-trim ":" (subseq query colon)) (subseq query 0 colon))))))
 
 (defun push-found-symbols (query package-name kind external limit)
-  "Push records of up to LIMIT symbols and packages whose names match QUERY, the best first: only those of the package
-PACKAGE-NAME, of KIND, or EXTERNAL ones, unless these are NIL. Then how many more there are, or what is near."
+  "Push records of up to LIMIT symbols and packages whose names match QUERY, best first, then the number of the others; or,
+if there are none, similar names. PACKAGE-NAME, KIND and EXTERNAL, unless NIL, restrict the search to a package, a kind and
+exported symbols."
   (multiple-value-bind (name qualifier) (split-query query)
     (let* ((package-name (or qualifier package-name))
            (package (and package-name (find-user-package package-name)))
-           (kinds (if kind (kinds-of-kind kind) :any))
+           (kinds (if kind (kinds-for-filter kind) :any))
            (result (make-search-result :limit limit))
            (matcher (query-matcher name)))
       (cond ((equal kind "package"))

@@ -1,33 +1,32 @@
-;;;; Loading systems and files: the operation LOAD, and what the report of an error adds that happened while something was
-;;;; loaded.
+;;;; Loading systems and files: the operation LOAD, and details that the report of an error during a load adds.
 
 (in-package "SBCL-HOST/TOOLS")
 
-;;; What is done
+;;; Progress
 
 (defstruct (load-report (:conc-name report-) (:copier nil) (:predicate nil))
-  "What a load has done so far."
+  "The progress of a load."
   (files 0 :type index)
   (compiled 0 :type index)
-  ;; How often it was told how far it is.
-  (told 0 :type index)
-  ;; The names of the systems that files were loaded of, newest first.
+  ;; The number of progress records that were pushed.
+  (progress-records 0 :type index)
+  ;; The names of the systems whose files were loaded, newest first.
   (systems '() :type list))
 
 (declaim (type (or null load-report) *load-report*))
 (defvar *load-report* nil
-  "What the operation LOAD has done so far; NIL outside of it.")
+  "The progress of the current LOAD operation, or NIL outside of one.")
 
-(defconstant +told-progress+ 4000
-  "How often a load tells how far it is, so that there is room for what it comes to.")
+(defconstant +max-progress-records+ 4000
+  "The most progress records of a load, so that there is room for its result.")
 
 (defun push-progress (verb what)
-  "Push that WHAT, a string, is now being worked at, VERB saying how."
-  (when (<= (incf (report-told *load-report*)) +told-progress+)
+  "Push a progress record for WHAT, a string, with VERB, such as `compiling'."
+  (when (<= (incf (report-progress-records *load-report*)) +max-progress-records+)
     (push-record "progress" :message (format nil "~A ~A" verb what))))
 
 (defun note-action (operation component namestring)
-  "Note that ASDF is about to perform OPERATION with COMPONENT, the source file NAMESTRING."
+  "Record that ASDF is about to perform OPERATION on COMPONENT, whose source file is NAMESTRING."
   (let ((report *load-report*))
     (when report
       (typecase operation
@@ -39,29 +38,29 @@
          (pushnew (component-system-name component) (report-systems report) :test #'equal)
          (push-progress "loading" (shown-path namestring)))))))
 
-(defvar *action* nil
-  "What ASDF is doing: a cons of an operation and a component; or NIL.")
+(defvar *asdf-action* nil
+  "The current action of ASDF, a cons of operation and component, or NIL.")
 
 (defun perform-action (perform operation component)
-  "What ASDF's PERFORM-WITH-RESTARTS, PERFORM, does, and notes how far it is."
+  "Do what ASDF's PERFORM-WITH-RESTARTS, here PERFORM, does, and record the progress."
   (declare (type function perform))
   (let ((file (component-file component))
-        (*action* (cons operation component))
-        ;; In other answers they are told as warnings alone.
+        (*asdf-action* (cons operation component))
+        ;; Outside of LOAD, compile failures are reported as warnings only.
         (*compile-failures* (and *load-report* (list nil))))
     (when file
       (note-action operation component file))
     (funcall perform operation component)))
 
-;;; What was loaded before and is no more as it was
+;;; Obsolete definitions and values after a reload
 
-(defconstant +stale-names+ 10
-  "How many names are told of one file.")
+(defconstant +max-stale-names+ 10
+  "The most names that are listed for one file.")
 
-(defun there-p (kind name value)
-  "True when what KIND and NAME are the key of, as in a LOADED-FILE, and VALUE is known of, is still there."
+(defun still-defined-p (kind name value)
+  "True when the definition of NAME as KIND, with VALUE in a LOADED-FILE, still exists."
   (ecase kind
-    (:method (let* ((method (if (part-p value) (part-method value) value))
+    (:method (let* ((method (if (class-part-p value) (class-part-method value) value))
                     (generic (sb-mop:method-generic-function method)))
                (and generic (fboundp (first name)) (eq generic (fdefinition (first name))))))
     (:function (defined-p :function name))
@@ -76,12 +75,12 @@
     (:package (find-package name))))
 
 (defun without-methods-p (name)
-  "True when NAME is not that of a generic function that has methods."
+  "True unless NAME names a generic function that has methods."
   (let ((function (fdefinition name)))
     (not (and (typep function 'generic-function) (sb-mop:generic-function-methods function)))))
 
 (defun defined-keys (file)
-  "Return an EQUAL hash table of the keys of what FILE, a LOADED-FILE, defines."
+  "Return an EQUAL hash table of the keys of the definitions in FILE, a LOADED-FILE."
   (let ((keys (make-hash-table :test 'equal)))
     (loop for (key) in (loaded-file-definitions file)
           do (setf (gethash key keys) t))
@@ -92,16 +91,16 @@
     (:symbol-macro "DEFINE-SYMBOL-MACRO") (:setf-expander "DEFSETF" "DEFINE-SETF-EXPANDER")
     (:variable "DEFVAR" "DEFPARAMETER" "DEFGLOBAL") (:constant "DEFCONSTANT")
     (:class "DEFCLASS" "DEFSTRUCT" "DEFINE-CONDITION") (:type "DEFTYPE") (:package "DEFPACKAGE"))
-  "The names of the standard macros that define by kind, as in a LOADED-FILE.")
+  "The names of the standard defining macros, by kind as in a LOADED-FILE.")
 
 (defun standard-definer-p (operator)
-  "True when OPERATOR, a name, is that of a standard macro that defines."
+  "True when OPERATOR, a name, is that of a standard defining macro."
   (loop for (nil . operators) in *definers*
           thereis (member operator operators :test #'string=)))
 
 (defun conditional-definitions (text)
-  "Return the maps of those forms in TEXT, a file's, that may define something only where it is not defined already: within
-another form, or by a macro that is not standard."
+  "Return the maps of the forms in TEXT, a file's text, that may define something only if it is not yet defined: defining
+forms within another form, and forms of defining macros that are not standard."
   (let ((definitions '()))
     (labels ((visit (form depth)
                (when (and (consp form) (< depth 20))
@@ -116,7 +115,7 @@ another form, or by a macro that is not standard."
     definitions))
 
 (defun key-name (key)
-  "Return the name of the symbol or package that KEY names, or NIL for a method's."
+  "Return the name of the symbol or package that KEY designates, or NIL for the key of a method."
   (destructuring-bind (kind . name) key
     (typecase name
       (string name)
@@ -124,7 +123,7 @@ another form, or by a macro that is not standard."
       (cons (and (not (eq kind :method)) (symbolp (second name)) (symbol-name (second name)))))))
 
 (defun conditionally-defined-p (key definitions text)
-  "True when one of DEFINITIONS, as CONDITIONAL-DEFINITIONS finds them in TEXT, is of what KEY names."
+  "True when one of DEFINITIONS, which CONDITIONAL-DEFINITIONS found in TEXT, may define what KEY designates."
   (destructuring-bind (kind . name) key
     (declare (ignore name))
     (let ((name (key-name key)))
@@ -135,9 +134,9 @@ another form, or by a macro that is not standard."
                                       (member operator (rest (assoc kind *definers*)) :test #'string=))
                                   (defines-p form text name))))))))
 
-(defun numbered-again-p (key before now text)
-  "True when KEY names what a file defined BEFORE, a LOADED-FILE, under a name with a number that a macro has made up, and
-which has got another number NOW: one that TEXT, the file's, does not have."
+(defun renumbered-name-p (key before now text)
+  "True when KEY has a name with a number that a macro generated, in the file as loaded BEFORE, and the same name has
+another number NOW, one that does not occur in TEXT, the file's text. BEFORE and NOW are LOADED-FILEs."
   (flet ((stem (key) (remove-if #'digit-char-p (key-name key)))
          (home (key) (let ((symbol (function-name-symbol (cdr key))))
                        (and (symbolp symbol) (symbol-package symbol)))))
@@ -151,10 +150,10 @@ which has got another number NOW: one that TEXT, the file's, does not have."
                               (not (assoc other (loaded-file-definitions before) :test #'equal))
                               (not (search (key-name other) text :test #'char-equal)))))))
 
-(defun left-definitions (namestring before now)
-  "Return the keys of what the file NAMESTRING, native, defined BEFORE, a LOADED-FILE, and does not NOW, where it was the
-last to define it and that is still there. What a class brings along goes with it, and a function that was defined by its
-methods alone with those."
+(defun obsolete-definitions (namestring before now)
+  "Return the keys of definitions that the file NAMESTRING, native, made BEFORE but does not make NOW, if it was the last to
+define them and they still exist. BEFORE and NOW are LOADED-FILEs. A class stands for its accessors, and methods stand for a
+function that was defined only by them."
   (flet ((defined-here-p (key) (equal namestring (gethash key **last-definers**))))
     (let* ((known (defined-keys now))
            (left (remove-if-not (lambda (definition)
@@ -162,22 +161,23 @@ methods alone with those."
                                     (and (not (gethash (car definition) known))
                                          (not (member value '(:implied :proclaimed)))
                                          (defined-here-p (car definition))
-                                         (or (not (part-p value)) (defined-here-p (cons :class (part-of value))))
-                                         (guarded (there-p kind name value) (failure) nil))))
+                                         (or (not (class-part-p value))
+                                             (defined-here-p (cons :class (class-part-class value))))
+                                         (guarded (still-defined-p kind name value) (failure) nil))))
                                 (loaded-file-definitions before)))
            (octets (and left (file-octets namestring)))
            (text (and octets (octets-text octets 0 (length octets))))
            (conditional (and text (guarded (conditional-definitions text) (failure) '()))))
       (loop for (key . value) in left
-            unless (or (and (part-p value)
-                            (or (assoc (cons :class (part-of value)) left :test #'equal)
+            unless (or (and (class-part-p value)
+                            (or (assoc (cons :class (class-part-class value)) left :test #'equal)
                                 (and (eq :function (car key)) (not (without-methods-p (cdr key))))))
                        (conditionally-defined-p key conditional text)
-                       (and text (numbered-again-p key before now text)))
+                       (and text (renumbered-name-p key before now text)))
               collect key))))
 
 (defun key-text (key)
-  "Return what to call what KEY names."
+  "Return a text that names the definition with KEY."
   (destructuring-bind (kind . name) key
     (with-server-syntax ()
       (format nil "~A ~A" (substitute #\Space #\- (string-downcase kind))
@@ -186,60 +186,60 @@ methods alone with those."
                     (format nil "~S~{ ~S~} ~S" function qualifiers specializers))
                   (prin1-to-string name))))))
 
-(defun first-names (names)
-  "Return a text with the first NAMES and the number of the others."
-  (let ((more (- (length names) +stale-names+)))
-    (format nil "~{~A~^, ~}~@[ and ~D more~]" (subseq names 0 (min +stale-names+ (length names)))
+(defun names-text (names)
+  "Return a text of the first NAMES and the number of the others."
+  (let ((more (- (length names) +max-stale-names+)))
+    (format nil "~{~A~^, ~}~@[ and ~D more~]" (subseq names 0 (min +max-stale-names+ (length names)))
             (and (plusp more) more))))
 
-(defun tell-left-definitions (namestring before now)
-  "Say what the file NAMESTRING defined BEFORE, a LOADED-FILE, and does not NOW."
-  (let ((left (left-definitions namestring before now)))
+(defun report-obsolete-definitions (namestring before now)
+  "Push a notice of the definitions that the file NAMESTRING made BEFORE but does not make NOW. Both are LOADED-FILEs."
+  (let ((left (obsolete-definitions namestring before now)))
     (when left
-      (say "~A no longer defines what is still there from before: ~A." (shown-path namestring)
-           (first-names (mapcar #'key-text left))))))
+      (push-notice "~A no longer defines what is still there from before: ~A." (shown-path namestring)
+                   (names-text (mapcar #'key-text left))))))
 
-(defun tell-kept-values (namestring before now bound)
-  "Say which of the variables BOUND before the file NAMESTRING was loaded again keep their values though the forms have
-changed that give them."
+(defun report-kept-values (namestring before now bound)
+  "Push notices of variables, among those BOUND before the file NAMESTRING was loaded again, that keep their values although
+their defining forms have changed."
   (loop for (name . form) in (loaded-file-variables now)
         for old = (cdr (assoc name (loaded-file-variables before)))
-        for told from 0
+        for count from 0
         when (and old (string/= old form) (member name bound) (boundp name))
-          do (when (= told +stale-names+)
+          do (when (= count +max-stale-names+)
                (return))
-             (say "~A keeps the value that it had: its DEFVAR in ~A has changed, and gives none to a variable that has one. ~
-                   (setf ~:*~:*~A ~*~A) does."
-                  (symbol-text name) (shown-path namestring)
-                  (let ((line (substitute #\Space #\Newline form)))
-                    (if (> (length line) +shown-line+) "…" line)))))
+             (push-notice "~A keeps its value: its DEFVAR in ~A has changed, but DEFVAR does not reassign a bound ~
+                           variable. (setf ~:*~:*~A ~*~A) does."
+                          (symbol-text name) (shown-path namestring)
+                          (let ((line (substitute #\Space #\Newline form)))
+                            (if (> (length line) +max-shown-line+) "…" line)))))
 
-(defun tell-stale (reloaded)
-  "Say what is left of the old versions of the files RELOADED, as in *RELOADED-FILES*."
+(defun report-stale-definitions (reloaded)
+  "Push notices of what remains of the old versions of the files RELOADED, a value of *RELOADED-FILES*."
   (loop for (namestring before now bound) in (reverse reloaded)
-        do (guarded (tell-kept-values namestring before now bound) (failure) nil)
-           (guarded (tell-left-definitions namestring before now) (failure) nil)))
+        do (guarded (report-kept-values namestring before now bound) (failure) nil)
+           (guarded (report-obsolete-definitions namestring before now) (failure) nil)))
 
 ;;; Systems
 
-(defun source-files (component)
-  "Return how many source files of Lisp COMPONENT, of ASDF's, consists of."
+(defun source-file-count (component)
+  "Return the number of Lisp source files in COMPONENT, an ASDF component."
   (typecase component
     (asdf:cl-source-file 1)
-    (asdf:parent-component (loop for child in (asdf:component-children component) sum (source-files child)))
+    (asdf:parent-component (loop for child in (asdf:component-children component) sum (source-file-count child)))
     (t 0)))
 
-(defconstant +fetched-systems+ 100
-  "How many systems Quicklisp is asked for on behalf of one.")
+(defconstant +max-fetched-systems+ 100
+  "The most systems that Quicklisp is asked for during one load.")
 
 (defun quicklisp-p ()
   "True when Quicklisp is loaded."
   (let ((package (find-package "QL")))
     (and package (find-symbol "QUICKLOAD" package) t)))
 
-(defun call-fetching (function)
-  "Return the values of FUNCTION, which has ASDF do something. What ASDF does not find Quicklisp is asked for, if the user
-has loaded that; then FUNCTION is called again."
+(defun call-fetching-systems (function)
+  "Return the values of FUNCTION, which has ASDF perform something. If ASDF does not find a system and the user has loaded
+Quicklisp, ask Quicklisp for the system and call FUNCTION again."
   (declare (type function function))
   (let ((asked '()))
     (loop
@@ -252,7 +252,7 @@ has loaded that; then FUNCTION is called again."
                            (let ((name (asdf/find-component:missing-requires condition)))
                              (when (and (quicklisp-p)
                                         (typep name '(or string symbol))
-                                        (< (length asked) +fetched-systems+)
+                                        (< (length asked) +max-fetched-systems+)
                                         (not (member name asked :test #'string-equal)))
                                (return-from attempt name))))))
                     (funcall function))))))
@@ -265,20 +265,20 @@ has loaded that; then FUNCTION is called again."
   (and (typep stream 'file-stream)
        (equal "fasl" (guarded (pathname-type (pathname stream)) (failure) nil))))
 
-(defun cut-fasl-p (condition)
-  "True when CONDITION is that a fasl ends too early: in its code, or in its header, without which it is read as source."
+(defun truncated-fasl-p (condition)
+  "True when CONDITION says that a fasl ends too early: in its code, or in its header, in which case it is read as source."
   (typecase condition
     ((or end-of-file sb-c::input-error-in-load) (fasl-stream-p (stream-error-stream condition)))
     (simple-error (let ((control (simple-condition-format-control condition)))
                     (and (stringp control) (eql 0 (search "attempt to load an empty FASL" control)))))))
 
 (defun unusable-fasl-p (condition)
-  "True when CONDITION is that a fasl is not of this SBCL, or not whole."
-  (or (typep condition 'sb-ext:invalid-fasl) (cut-fasl-p condition)))
+  "True when CONDITION says that a fasl was made by another SBCL, or is incomplete."
+  (or (typep condition 'sb-ext:invalid-fasl) (truncated-fasl-p condition)))
 
-(defun call-compiling-anew (function)
-  "Return the values of FUNCTION, which has ASDF load something. A fasl that is not of this SBCL, or not whole, is made
-anew, once."
+(defun call-recompiling-fasls (function)
+  "Return the values of FUNCTION, which has ASDF load something. A fasl that another SBCL made, or that is incomplete, is
+compiled again, once."
   (declare (type function function))
   (let ((seen '()))
     (handler-bind
@@ -295,10 +295,10 @@ anew, once."
       (funcall function))))
 
 (defun load-system (name force)
-  "Have ASDF load the system NAME, and return it."
-  (call-fetching
+  "Have ASDF load the system NAME, and return the system."
+  (call-fetching-systems
    (lambda ()
-     (call-compiling-anew
+     (call-recompiling-fasls
       (lambda ()
         (apply #'asdf:load-system name
                (and force (list :force (if (equal force "all") :all t))))))))
@@ -307,7 +307,7 @@ anew, once."
 ;;; Files
 
 (defun native-pathname (namestring)
-  "Return the pathname of the file with this native namestring, in the current directory if it is relative."
+  "Return the pathname for NAMESTRING, native, merged with the current directory if it is relative."
   (merge-pathnames (sb-ext:parse-native-namestring namestring)))
 
 (defun load-source (file)
@@ -316,8 +316,8 @@ anew, once."
     (load file)))
 
 (defun load-file (namestring)
-  "Load the source file or fasl NAMESTRING, native. In place of a fasl of another SBCL, or of a part of one, its source
-is loaded."
+  "Load the source file or fasl NAMESTRING, native. If the fasl was made by another SBCL, or is incomplete, load its source
+instead."
   (let* ((file (native-pathname namestring))
          (source (make-pathname :type "lisp" :defaults file)))
     (push-progress "loading" (shown-path (sb-ext:native-namestring file)))
@@ -326,33 +326,33 @@ is loaded."
                        (lambda (condition)
                          (when (and (equal "fasl" (pathname-type file)) (unusable-fasl-p condition)
                                     (probe-file source))
-                           (say "~A ~:[was made by another SBCL~;is not whole~]: its source was loaded in its place."
-                                (shown-path (sb-ext:native-namestring file)) (cut-fasl-p condition))
+                           (push-notice "~A ~:[was made by another SBCL~;is not whole~]: its source was loaded in its place."
+                                        (shown-path (sb-ext:native-namestring file)) (truncated-fasl-p condition))
                            (return-from done (load-source source))))))
         (load-source file)))))
 
 ;;; The operation
 
 (defun find-definition (system directory definition fallback)
-  "Have ASDF look for SYSTEM in DIRECTORY first, a native namestring, or NIL; and know what the .asd file DEFINITION
-defines, or NIL; with FALLBACK only if it knows no such system. Return true if that was done."
+  "Have ASDF search DIRECTORY, a native namestring or NIL, first, and load the definitions in the .asd file DEFINITION, or
+NIL. If FALLBACK is true, do so only if ASDF does not find SYSTEM otherwise. Return true if anything was done."
   (when (and (or directory definition)
              (not (and fallback (asdf:find-system system nil))))
     (when directory
       (pushnew (sb-ext:parse-native-namestring directory nil *default-pathname-defaults* :as-directory t)
                asdf:*central-registry* :test #'equal))
     (when definition
-      ;; Otherwise ASDF takes the file for the definition of a system of its own name, and would load it again.
+      ;; Without :NAME, ASDF would take the file for the definition of a system of the file's name, and would load it again.
       (asdf:load-asd (sb-ext:parse-native-namestring definition) :name (asdf:primary-system-name system)))
     t))
 
 (defun system-in-any-case (name)
-  "Return the name of the system that ASDF finds by NAME, or by that in lower case, as of a symbol; else of the only one that
-it knows by it in another case; else NAME."
+  "Return the name of the system that ASDF finds as NAME or, as for a symbol, as NAME in lower case; else the only known
+system whose name equals NAME except for case; else NAME."
   (let ((lower (string-downcase name)))
     (flet ((found-p (name)
              (or (asdf:registered-system name)
-                 ;; What it depends on may still have to be fetched: it is not loaded for this.
+                 ;; Do not load the definition: systems that it depends on may have to be fetched first.
                  (and (asdf:locate-system (asdf:primary-system-name name))
                       (or (string= name lower) (not (find #\/ name)) (asdf:find-system name nil))))))
       (cond ((found-p name) name)
@@ -360,17 +360,17 @@ it knows by it in another case; else NAME."
             (t (let ((alike (remove-duplicates (remove name (known-systems) :test-not #'string-equal) :test #'string=)))
                  (if (= 1 (length alike)) (first alike) name)))))))
 
-(defvar *looked-in* '()
-  "Where the host has looked for a system besides: a list of strings.")
+(defvar *searched-locations* '()
+  "The other locations in which the host has searched for a system: a list of strings.")
 
 (define-operation :load (evaluate &key system path force directory definition fallback looked)
-  "Load SYSTEM, by FORCE (self or all, or NIL), after the .asd files in DIRECTORY were made known or the .asd file
-DEFINITION was loaded, if any, and with FALLBACK only if there is no such system otherwise; or the file PATH. LOOKED says
-where else SYSTEM was looked for."
+  "Load SYSTEM, with FORCE \"self\", \"all\" or NIL, or the file PATH. Before that, make the .asd files in DIRECTORY known
+or load the .asd file DEFINITION, if given, and with FALLBACK only if ASDF does not find SYSTEM otherwise. LOOKED lists the
+other locations that the host has searched for SYSTEM."
   (let ((*load-report* (make-load-report))
         (*reloaded-files* (list '()))
-        (*severities* t)
-        (*looked-in* looked)
+        (*report-severities* t)
+        (*searched-locations* looked)
         (begin (monotonic-milliseconds)))
     (push-record "loading" :name (or system (shown-path path)))
     (let* ((found (and system (find-definition system directory definition fallback)))
@@ -379,22 +379,22 @@ where else SYSTEM was looked for."
            (report *load-report*)
            (others (remove (and loaded (asdf:primary-system-name loaded)) (reverse (report-systems report))
                            :test #'equal)))
-      (tell-stale (car *reloaded-files*))
+      (report-stale-definitions (car *reloaded-files*))
       (push-record "loaded" :name (or system (shown-path path))
                             :files (if system (report-files report) 1)
                             :compiled (and system (report-compiled report))
                             :present (and loaded (zerop (report-files report)) (zerop (report-compiled report))
-                                          (source-files loaded))
+                                          (source-file-count loaded))
                             :definition (and found
                                              (shown-path (sb-ext:native-namestring (asdf:system-source-file loaded))))
                             :systems (and others (format nil "~{~A~^, ~}" others))
                             :milliseconds (values (round (- (monotonic-milliseconds) begin)))))
     '()))
 
-;;; What the report of an error adds
+;;; Details for error reports
 
 (defun searched-directories ()
-  "Return the native namestrings of those directories that exist and ASDF looks for systems in."
+  "Return the native namestrings of the existing directories in which ASDF searches for systems."
   (remove-duplicates
    (loop for directory in (append (mapcar (lambda (entry) (ignore-errors (pathname (if (symbolp entry) (eval entry) entry))))
                                           asdf:*central-registry*)
@@ -404,13 +404,13 @@ where else SYSTEM was looked for."
    :test #'equal :from-end t))
 
 (defun known-systems ()
-  "Return the names of the systems that ASDF knows of."
+  "Return the names of the systems that ASDF knows."
   (append (asdf:registered-systems)
           (and (hash-table-p asdf/source-registry:*source-registry*)
                (loop for name being the hash-keys of asdf/source-registry:*source-registry* collect name))))
 
 (defun fetching-advice ()
-  "Return a sentence that says how a system that is not on this machine is fetched."
+  "Return a sentence that says how to fetch a system that is not on this machine."
   (flet ((home-file (name) (guarded (probe-file (merge-pathnames name (user-homedir-pathname))) (failure) nil)))
     (let ((quicklisp (home-file "quicklisp/setup.lisp"))
           (ocicl (home-file ".local/share/ocicl/ocicl-runtime.lisp")))
@@ -423,13 +423,13 @@ where else SYSTEM was looked for."
             (t "Neither Quicklisp nor OCICL is installed for this user, to fetch it.")))))
 
 (defun missing-system-hint (condition)
-  "Return what helps with CONDITION, that ASDF does not find a system, or NIL if it is about something else."
+  "Return a hint for CONDITION, an ASDF condition for a missing component, if a system is missing; else NIL."
   (let ((name (asdf/find-component:missing-requires condition)))
     (when (and (typep name '(or string symbol))
                (null (asdf/find-component:missing-parent condition))
                (not (asdf:registered-system name)))
       (let ((near (near-names (string-downcase name) (known-systems)))
-            (directories (append *looked-in* (searched-directories))))
+            (directories (append *searched-locations* (searched-directories))))
         (format nil "~@[~A~%~]~:[ASDF looks nowhere: it has no directories.~;~:*Not found in ~{~A~^, ~}~@[ and ~D more~].~]~
                      ~%~A"
                 (suggestion near)
@@ -438,15 +438,16 @@ where else SYSTEM was looked for."
                 (fetching-advice))))))
 
 (defun definitions-so-far ()
-  "Return the definitions so far of the file that is being loaded, as texts. Accessors and the like of classes are left out."
+  "Return, as texts, the definitions that the file being loaded has made so far, without accessors and other parts of
+classes."
   (when *file-definitions*
-    (note-parts)
+    (note-class-parts)
     (loop for key being the hash-keys of *file-definitions* using (hash-value value)
-          unless (or (part-p value) (member value '(:implied :proclaimed)))
+          unless (or (class-part-p value) (member value '(:implied :proclaimed)))
             collect (key-text key))))
 
 (defun push-load-failure (condition)
-  "Push what the report of CONDITION adds that happened while something was loaded, as lines of their own."
+  "Push details for the report of CONDITION, which was signalled during a load, each on a line of its own."
   (flet ((push-line (control &rest arguments)
            (event *job-id* (event-code :error-text) 0
                   (with-server-syntax () (format nil "~%~?" control arguments)))))
@@ -463,10 +464,10 @@ where else SYSTEM was looked for."
                     (event *job-id* (event-code :error-text) 0 cause)
                     (push-report (event-code :error-text) cause))))
       (t
-       (when (and *action* (null (guarded (file-hint condition) (failure) nil)))
-         (push-line "ASDF was ~A." (asdf:action-description (car *action*) (cdr *action*))))))
+       (when (and *asdf-action* (null (guarded (file-hint condition) (failure) nil)))
+         (push-line "ASDF was ~A." (asdf:action-description (car *asdf-action*) (cdr *asdf-action*))))))
     (let ((defined (and *load-report* (guarded (definitions-so-far) (failure) '()))))
       (when defined
-        (push-line "What ~A had defined before stays: ~A." (shown-path *loaded-file*) (first-names defined))))))
+        (push-line "What ~A had defined before stays: ~A." (shown-path *loaded-file*) (names-text defined))))))
 
 (add-error-details 'push-load-failure)

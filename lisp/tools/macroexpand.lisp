@@ -1,12 +1,12 @@
-;;;; macroexpand: what a form expands to, as source. Nothing of it is evaluated but macro functions.
+;;;; macroexpand: the expansion of a form, as source. Only macro functions are run.
 
 (in-package "SBCL-HOST/TOOLS")
 
 ;;; Reading without interning
 
 (defun private-copy (package)
-  "Return a package that is PACKAGE to the reader and the printer, in which symbols can be interned that PACKAGE does
-not get. It is in no list of packages."
+  "Return a copy of PACKAGE that the reader and printer treat like PACKAGE, but in which symbols can be interned without
+affecting PACKAGE. The copy is in no list of packages."
   (flet ((copy-table (table)
            (let ((copy (copy-structure table))
                  (cells (sb-impl::symtbl-%cells table)))
@@ -17,8 +17,7 @@ not get. It is in no list of packages."
       copy)))
 
 (defun new-qualified-names (text)
-  "Return what symbols TEXT would intern that stand in it with the package they are of, keywords too: lists of package
-and name."
+  "Return the qualified symbols in TEXT that reading TEXT would intern, keywords included, as lists of package and name."
   (let ((names '()))
     (loop for start = 0 then (1+ colon)
           for colon = (position #\: text :start start)
@@ -35,41 +34,41 @@ and name."
     names))
 
 (defun call-without-interning (text function)
-  "Call FUNCTION, which reads TEXT, so that what it interns is gone when it has returned."
+  "Call FUNCTION, which reads TEXT, and remove the symbols that it interned."
   (declare (type function function))
   (let ((new (new-qualified-names (coerce text 'source-text))))
     (unwind-protect (let ((*package* (private-copy (current-package))))
                       (funcall function))
       (loop for (package name) in new
             do (multiple-value-bind (symbol status) (find-symbol name package)
-                 ;; Unless somebody else has found a use for it.
+                 ;; Keep the symbol if it is already used elsewhere.
                  (when (and status (eq (symbol-package symbol) package) (null (symbol-plist symbol))
                             (or (keywordp symbol) (null (symbol-kinds symbol))))
                    (sb-ext:without-package-locks (unintern symbol package))))))))
 
 (defun read-first-form (text)
-  "Return the first form of TEXT, read as the session would, but for #., and true when another one follows."
+  "Return the first form of TEXT, read as the session would read it but without #., and true if another form follows."
   (let ((*read-eval* nil)
         (*read-suppress* nil))
-    ;; One that is still there when an error is reported, which says where it is.
+    ;; No WITH-INPUT-FROM-STRING: the stream must be open when an error is reported, which names the position.
     (let ((stream (make-string-input-stream text)))
       (values (read stream)
               (not (eq stream (guarded (read stream nil stream) (failure) nil)))))))
 
 ;;; Expanding
 
-(defconstant +expansions+ 10000
-  "How many macro forms are expanded for one question.")
+(defconstant +max-expansions+ 10000
+  "The most macro forms that are expanded for one request.")
 
-(defvar *steps* '()
-  "The steps of this question, newest first: lists of the name of the macro, what the expansion begins with, and how
-often this happened in a row.")
+(defvar *expansion-steps* '()
+  "The expansion steps of this request, newest first: lists of the macro's name, the operator of its expansion, and how
+often this step occurred in a row.")
 
-(defvar *expanded* 0
-  "How many macro forms have been expanded for this question.")
+(defvar *expansion-count* 0
+  "The number of macro forms expanded for this request.")
 
 (defun form-operator (form)
-  "Return what FORM is called by: its operator, or itself."
+  "Return the operator of FORM, or FORM itself if it is an atom."
   (cond ((atom form) form)
         ((consp (car form)) (if (eq (caar form) 'lambda) 'lambda (caar form)))
         (t (car form))))
@@ -77,50 +76,50 @@ often this happened in a row.")
 (defvar *expanding* nil
   "The form that is being expanded.")
 
-(defvar *noting-steps* t
-  "False while macros are expanded that are no part of the form: in the definitions of local ones.")
+(defvar *recording-steps* t
+  "False while macros are expanded that are not part of the form, as in the definitions of local macros.")
 
-(defun note-step (form expansion)
-  "Note in *STEPS* that FORM was expanded to EXPANSION."
+(defun record-step (form expansion)
+  "Record in *EXPANSION-STEPS* that FORM was expanded to EXPANSION."
   (let ((step (list (form-operator form) (form-operator expansion))))
-    (if (and *steps* (equal step (butlast (first *steps*))))
-        (incf (third (first *steps*)))
-        (push (append step (list 1)) *steps*))))
+    (if (and *expansion-steps* (equal step (butlast (first *expansion-steps*))))
+        (incf (third (first *expansion-steps*)))
+        (push (append step (list 1)) *expansion-steps*))))
 
-(defun call-with-noted-steps (function)
-  "Call FUNCTION, which expands macros, and note in *STEPS* which."
+(defun call-recording-steps (function)
+  "Call FUNCTION, which expands macros, and record the steps in *EXPANSION-STEPS*."
   (declare (type function function))
   (let* ((hook *macroexpand-hook*)
          (*macroexpand-hook*
            (lambda (expander form environment)
-             (when *noting-steps*
-               (when (> (incf *expanded*) +expansions+)
-                 (error "More than ~D macro forms have been expanded, and there is no end." +expansions+))
+             (when *recording-steps*
+               (when (> (incf *expansion-count*) +max-expansions+)
+                 (error "More than ~D macro forms have been expanded, and there is no end." +max-expansions+))
                (setf *expanding* form))
              (let ((expansion (let ((*macroexpand-hook* hook))
                                 (funcall hook expander form environment))))
-               (when *noting-steps*
-                 (note-step form expansion))
+               (when *recording-steps*
+                 (record-step form expansion))
                expansion))))
     (funcall function)))
 
 (defun expand (form depth)
-  "Return the expansion of FORM to DEPTH, a string, and true when it was expanded at all."
-  (call-with-noted-steps
+  "Return the expansion of FORM to DEPTH, a string, and true if FORM was expanded at all."
+  (call-recording-steps
    (lambda ()
      (cond ((string= depth "once") (macroexpand-1 form))
-           ((string= depth "all") (values (sb-cltl2:macroexpand-all form) (plusp *expanded*)))
+           ((string= depth "all") (values (sb-cltl2:macroexpand-all form) (plusp *expansion-count*)))
            (t (macroexpand form))))))
 
 ;;; Printing
 
-(defconstant +walked-conses+ 100000
-  "How many conses of an expansion are looked through.")
+(defconstant +max-walked-conses+ 100000
+  "The most conses of an expansion that are examined.")
 
 (defun map-uninterned (function form)
-  "Call FUNCTION with the uninterned symbols in FORM, in their order. Return true when all of it was looked through."
+  "Call FUNCTION with the uninterned symbols in FORM, in order. Return true if all of FORM was examined."
   (declare (type function function))
-  (let ((left +walked-conses+))
+  (let ((left +max-walked-conses+))
     (declare (type fixnum left))
     (labels ((visit (form depth)
                (loop
@@ -139,8 +138,8 @@ often this happened in a row.")
       t)))
 
 (defun readable-names (form)
-  "Return a hash table from the uninterned symbols in FORM to others that are called G1, G2, STREAM1 and so on, each by
-a name of its own; or NIL when FORM is too large, or circular."
+  "Return a hash table from the uninterned symbols in FORM to uninterned symbols with distinct names such as G1, G2 and
+STREAM1. Return NIL if FORM is too large, or circular."
   (let ((bases (make-hash-table :test 'equal))
         (names (make-hash-table :test 'eq)))
     (flet ((base (symbol)
@@ -159,8 +158,9 @@ a name of its own; or NIL when FORM is too large, or circular."
                                                       (format nil "~A~D" base number))))))
              names)))))
 
-(defun with-readable-names (form)
-  "Return FORM with its uninterned symbols named as READABLE-NAMES has it; and true when it is circular or very large."
+(defun rename-uninterned (form)
+  "Return FORM with its uninterned symbols renamed as READABLE-NAMES says. The second value is true if FORM is circular or
+very large."
   (let ((names (readable-names form)))
     (labels ((rename (form)
                (typecase form
@@ -180,45 +180,45 @@ a name of its own; or NIL when FORM is too large, or circular."
             ((zerop (hash-table-count names)) (values form nil))
             (t (values (rename form) nil))))))
 
-(defconstant +expansion-text+ 200000
-  "Characters of an expansion that are printed.")
+(defconstant +max-expansion-length+ 200000
+  "The most characters of an expansion that are printed.")
 
 (defun source-printed (form)
-  "Return FORM as one would write it in source, and true when that is not all of it."
-  (multiple-value-bind (form circular) (with-readable-names form)
+  "Return FORM printed as source, and true if the text is incomplete."
+  (multiple-value-bind (form circular) (rename-uninterned form)
     (with-server-syntax (:length nil :level nil)
       (let ((*print-pretty* t) (*print-case* :downcase) (*print-right-margin* 100) (*print-circle* circular))
         (multiple-value-bind (text result)
-            (bounded-text +expansion-text+ (lambda (stream) (prin1 form stream)))
+            (bounded-text +max-expansion-length+ (lambda (stream) (prin1 form stream)))
           (values text (and result t)))))))
 
-(defconstant +text-piece+ 8000
-  "Characters of a text that go in one record.")
+(defconstant +max-piece-length+ 8000
+  "The most characters of a text in one record.")
 
 (defun push-expansion (text)
-  "Push TEXT, an expansion, in pieces that a field can hold."
-  (loop for start from 0 below (length text) by +text-piece+
-        do (push-record "expansion" :text (subseq text start (min (length text) (+ start +text-piece+))))))
+  "Push TEXT, an expansion, in pieces that fit into a field."
+  (loop for start from 0 below (length text) by +max-piece-length+
+        do (push-record "expansion" :text (subseq text start (min (length text) (+ start +max-piece-length+))))))
 
-;;; The question
+;;; The request
 
-(defconstant +named-steps+ 40
-  "How many steps are named.")
+(defconstant +max-named-steps+ 40
+  "The most steps that are named.")
 
 (defun operator-text (operator)
-  "Return OPERATOR, of a step, as text."
+  "Return OPERATOR, the operator of a step, as text."
   (with-server-syntax (:length 3 :level 2)
     (let ((*print-gensym* nil))
       (printed operator 60))))
 
 (defun push-steps ()
-  "Push records of the *STEPS*, in their order."
-  (let ((steps (reverse *steps*)))
+  "Push a record for each of *EXPANSION-STEPS*, in order."
+  (let ((steps (reverse *expansion-steps*)))
     (loop for (macro result count) in steps
-          repeat +named-steps+
+          repeat +max-named-steps+
           do (push-record "step" :operator (operator-text macro) :result (operator-text result) :count count))
-    (when (> (length steps) +named-steps+)
-      (push-record "more" :count (- (length steps) +named-steps+)))))
+    (when (> (length steps) +max-named-steps+)
+      (push-record "more" :count (- (length steps) +max-named-steps+)))))
 
 (defun nothing-to-expand (form depth)
   "Return a sentence that says why FORM does not expand to DEPTH."
@@ -226,8 +226,8 @@ a name of its own; or NIL when FORM is too large, or circular."
          (name (operator-text (form-operator form))))
     (with-server-syntax ()
       (cond ((string= depth "all") "There is no macro form in it.")
-            ((not (consp form)) (format nil "~A is no macro form." name))
-            ((not (symbolp operator)) "It is no macro form.")
+            ((not (consp form)) (format nil "~A is not a macro form." name))
+            ((not (symbolp operator)) "It is not a macro form.")
             (t
              (format nil "~A ~A: there is nothing to expand~A.~@[ Macros of near names: ~{~A~^, ~}.~]"
                      name
@@ -239,11 +239,11 @@ a name of its own; or NIL when FORM is too large, or circular."
                           (near-symbol-names (symbol-name operator) *package* #'macro-function))))))))
 
 (defun push-expansion-of (text depth)
-  "Push records of what the first form of TEXT expands to. *PACKAGE* is a private copy."
-  (let* ((*steps* '())
-         (*expanded* 0)
+  "Push records of the expansion of the first form of TEXT to DEPTH. *PACKAGE* must be a private copy."
+  (let* ((*expansion-steps* '())
+         (*expansion-count* 0)
          (*expanding* nil)
-         ;; What macro functions print is nobody's.
+         ;; Output of macro functions is discarded.
          (*standard-output* (make-broadcast-stream))
          (*error-output* *standard-output*)
          (*trace-output* *standard-output*))
@@ -269,7 +269,7 @@ a name of its own; or NIL when FORM is too large, or circular."
                                     (with-server-syntax (:length 6 :level 3)
                                       (format nil "expanding ~A" (printed *expanding* 200)))
                                     "expanding the form")))
-            ;; A symbol macro is no macro form, but expands.
+            ;; A symbol macro is not a macro form, but it expands.
             (unless (or expanded (and (symbolp form) (not (eq form expansion))))
               (push-record "note" :text (nothing-to-expand form depth)))
             (push-steps)
@@ -281,7 +281,7 @@ a name of its own; or NIL when FORM is too large, or circular."
               (push-record "note" :text "Only the first form was expanded."))))))))
 
 (define-query :macroexpand (&key form depth package)
-  "Push records of what the first form of the string FORM expands to: to DEPTH, \"once\", \"full\" or \"all\", in
-PACKAGE, the name of one, or NIL for the current one."
+  "Push records of the expansion of the first form in the string FORM to DEPTH, \"once\", \"full\" or \"all\". PACKAGE is a
+package name, or NIL for the current package."
   (let ((*package* (if package (find-user-package package) (current-package))))
     (call-without-interning form (lambda () (push-expansion-of form depth)))))

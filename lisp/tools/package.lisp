@@ -1,4 +1,4 @@
-;;;; The package SBCL-HOST/TOOLS.
+;;;; The package SBCL-HOST/TOOLS: the Lisp side of MCP tools.
 
 (defpackage "SBCL-HOST/TOOLS"
   (:use "COMMON-LISP" "SB-ALIEN" "SB-SYS" "SBCL-HOST" "SBCL-HOST/EMBEDDING" "SBCL-HOST/DEBUGGER")
@@ -6,7 +6,7 @@
   (:import-from "SB-INT" "ENCAPSULATE" "INDEX" "WITH-FLOAT-TRAPS-MASKED")
   (:export
    ;; find-references
-   "MENTIONED"
+   "FIND-MENTIONED-SYMBOL"
    ;; loading
-   "*LOOKED-IN*" "CALL-COMPILING-ANEW" "FIND-DEFINITION" "SYSTEM-IN-ANY-CASE" "TELL-STALE")
-  (:documentation "What MCP tools ask: symbols, references, expansions; loading, tracing and profiling."))
+   "*SEARCHED-LOCATIONS*" "CALL-RECOMPILING-FASLS" "FIND-DEFINITION" "SYSTEM-IN-ANY-CASE" "REPORT-STALE-DEFINITIONS")
+  (:documentation "The Lisp side of MCP tools: symbols, references, expansions; loading, tracing and profiling."))

@@ -1,4 +1,4 @@
-;;;; Changes to SBCL for the tools, and what is taken for granted of it for them.
+;;;; Changes to SBCL for the tools, and the assumptions about SBCL that they rest on.
 
 (in-package "SBCL-HOST/TOOLS")
 
@@ -9,13 +9,13 @@
 (define-patch sb-pcl::maybe-trace-method (gf method fun fmf-p)
   #'wrap-traced-method)
 
-;; Steps of an expansion are those of the form, not those of defining the macros of its MACROLET.
+;; The steps of an expansion are those of the form itself, not those of defining the macros of a MACROLET in it.
 (define-patch sb-walker::convert-macro-to-lambda (llist body env name)
   (lambda (convert &rest arguments)
-    (let ((*noting-steps* nil))
+    (let ((*recording-steps* nil))
       (apply (the function convert) arguments))))
 
-(define-assumption "that a copy of a package gets its own symbols"
+(define-assumption "a copy of a package has a symbol table of its own"
   (let* ((package (symbol-package 'private-copy))
          (copy (private-copy package))
          (name "a name of no symbol"))

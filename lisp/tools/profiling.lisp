@@ -2,16 +2,16 @@
 
 (in-package "SBCL-HOST/TOOLS")
 
-(defconstant +profile-stacks+ 5000
-  "How many different stacks are told of for a flame graph; the rarest go first.")
-(defconstant +profile-frames+ 80
-  "How many frames of one, the innermost ones.")
-(defconstant +profile-name+ 100
-  "Characters of a function's name.")
+(defconstant +max-profile-stacks+ 5000
+  "The most distinct stacks that are reported for a flame graph. The rarest are dropped first.")
+(defconstant +max-profile-frames+ 80
+  "The most frames of one stack that are reported, counted from the innermost.")
+(defconstant +max-profile-name-length+ 100
+  "The most characters of a function's name.")
 
 (defun function-name-of (info)
-  "Return what names the function of INFO, as MAP-TRACE-PC-LOCS has it, an object for EQUAL; NIL when nothing does; and
-whether it is the host's own."
+  "Return the name of the function of INFO, an object for EQUAL, or NIL if it has none; and whether it is the host's own.
+INFO is what SB-SPROF::MAP-TRACE-PC-LOCS passes."
   (typecase info
     (sb-di::compiled-debug-fun
      (let ((name (sb-di:debug-fun-name info))
@@ -37,39 +37,39 @@ whether it is the host's own."
                                              (if (symbolp name) (symbol-name name) ""))))
                (and place
                     (not (eql 4 (mismatch "SYS:" (place-in place))))
-                    (written-place place)))
+                    (place-label place)))
         (failure)
       nil)))
 
-;;; What a sample of SB-SPROF is: see MAP-TRACES in contrib/sb-sprof/record.lisp.
+;;; Samples of SB-SPROF: see MAP-TRACES in contrib/sb-sprof/record.lisp.
 
 (defstruct (sampled (:copier nil) (:predicate nil) (:constructor make-sampled (name info)))
-  "A function that was seen."
+  "A function that occurs in samples."
   name
   info
   (self 0 :type index)
   (total 0 :type index)
-  ;; The sample that it was counted in last: recursion counts once.
+  ;; The number of the sample in which it was counted last, so that recursion counts once.
   (seen -1 :type fixnum)
-  ;; The name as printed, once it was.
+  ;; The printed name, once it has been needed.
   (printed nil :type (or null string)))
 
 (defun sampled-text (sampled)
-  "Return the name of SAMPLED as printed."
+  "Return the printed name of SAMPLED."
   (or (sampled-printed sampled)
       (setf (sampled-printed sampled)
             (let ((name (sampled-name sampled)))
-              (if (stringp name) name (value-short-text name +profile-name+))))))
+              (if (stringp name) name (value-short-text name +max-profile-name-length+))))))
 
 (defun map-samples (function)
-  "Call FUNCTION with each sample of SB-SPROF:*SAMPLES*: the thread, and names and debug information of the functions on its
-stack, each a cons, the innermost one first; those that only bring the user's code to run are left out."
+  "Call FUNCTION with the thread and the stack of each sample of SB-SPROF:*SAMPLES*. A stack is a list of conses of a
+function's name and debug information, innermost first, without the frames that only start the user's code."
   (declare (type function function))
   (sb-sprof:map-traces
    (lambda (thread trace)
      (let ((frames '()))
        (sb-sprof::map-trace-pc-locs
-        ;; The outermost frame comes first.
+        ;; SB-SPROF visits the outermost frame first.
         (lambda (info offset)
           (declare (ignore offset))
           (multiple-value-bind (name host) (function-name-of info)
@@ -81,14 +81,14 @@ stack, each a cons, the innermost one first; those that only bring the user's co
    sb-sprof::*samples*))
 
 (defun sampled-thread-p (thread)
-  "True when samples of THREAD are of the user's code."
+  "True when samples of THREAD are of user code."
   (not (or (host-thread-p thread)
            (eq thread sb-impl::*finalizer-thread*)
            (equal (sb-thread:thread-name thread) "SPROF timer"))))
 
 (defun fold-samples ()
-  "Return of the samples how many there are, in how many threads, a list of the functions, and an EQUAL hash table from
-stacks, lists of functions from the outermost on, to counts."
+  "Return the number of samples, the number of threads, a list of the sampled functions, and an EQUAL hash table from stacks
+to counts. A stack is a list of functions, outermost first."
   (let ((functions (make-hash-table :test 'equal))
         (stacks (make-hash-table :test 'equal))
         (threads '())
@@ -105,26 +105,27 @@ stacks, lists of functions from the outermost on, to counts."
              (unless (eql count (sampled-seen sampled))
                (setf (sampled-seen sampled) count)
                (incf (sampled-total sampled))))
-           (incf (gethash (reverse (subseq stack 0 (min +profile-frames+ (length stack)))) stacks 0))
+           (incf (gethash (reverse (subseq stack 0 (min +max-profile-frames+ (length stack)))) stacks 0))
            (incf count)))))
     (values count (length threads)
             (loop for sampled being the hash-values of functions collect sampled)
             stacks)))
 
 (defun push-stacks (stacks)
-  "Push the commonest of STACKS, from FOLD-SAMPLES, as what makes flame graphs takes them: names with semicolons between."
+  "Push the most frequent of STACKS, a table that FOLD-SAMPLES returned, in the format of flame graph tools: names separated
+by semicolons."
   (let ((sorted (sort (loop for stack being the hash-keys of stacks using (hash-value count)
                             collect (cons count stack))
                       #'> :key #'car)))
     (loop for (count . stack) in sorted
-          repeat +profile-stacks+
+          repeat +max-profile-stacks+
           do (push-record "stack" :count count
                                   :frames (format nil "~{~A~^;~}"
                                                   (mapcar (lambda (sampled) (substitute #\, #\; (sampled-text sampled)))
                                                           stack))))))
 
 (defun push-profile (mode top stacks milliseconds)
-  "Push what the samples of SB-SPROF come to: the TOP functions, and when STACKS is true what makes a flame graph."
+  "Push the results of the samples of SB-SPROF: the TOP functions and, if STACKS is true, the stacks for a flame graph."
   (multiple-value-bind (count threads functions folded) (fold-samples)
     (push-record "profile" :mode mode :samples count :threads threads :milliseconds milliseconds
                            :functions (length functions))
@@ -141,12 +142,12 @@ stacks, lists of functions from the outermost on, to counts."
       (push-stacks folded))))
 
 (defun collect-samples ()
-  "Have SB-SPROF:*SAMPLES* hold what the profiler, which has stopped, has seen."
+  "Store the samples of the profiler, which has stopped, in SB-SPROF:*SAMPLES*."
   (setf (sb-sprof::samples-vector sb-sprof::*samples*) (values (sb-sprof::convert-raw-data))))
 
 (define-operation :profile (evaluate &key mode top stacks)
-  "Evaluate the code under the statistical profiler in MODE, the text cpu, alloc or time. STACKS: what makes a flame graph is
-wanted, too."
+  "Evaluate the code under the statistical profiler in MODE: \"cpu\", \"alloc\" or \"time\". If STACKS is true, push the
+stacks for a flame graph, too."
   (when sb-sprof::*profiling*
     (error "SB-SPROF is profiling already, in mode ~S: (sb-sprof:stop-profiling) ends that." sb-sprof::*profiling*))
   (let ((users sb-sprof::*samples*)

@@ -1,27 +1,28 @@
-;;;; trace-calls: which functions it traces, and how.
+;;;; trace-calls: finding the functions to trace, and tracing them.
 ;;;;
-;;;; Functions are encapsulated, as TRACE does it, under a type of their own: what the user traces stays as it is. Methods
-;;;; are wrapped where SBCL makes effective methods of them (src/pcl/combin.lisp). Local functions get breakpoints
-;;;; (src/code/debug-int.lisp), which are safe as long as one thread runs there: an instruction is put back, done, and
-;;;; replaced again. The rest is global, so calls in all threads are seen.
+;;;; Functions are encapsulated, as TRACE does it, but under a type of their own, so that the user's own traces stay as they
+;;;; are. Methods are wrapped where SBCL makes effective methods of them (src/pcl/combin.lisp). Local functions get
+;;;; breakpoints (src/code/debug-int.lisp), which are safe only while one thread runs there: the original instruction is
+;;;; restored, executed, and replaced again. All of this is global, so calls in all threads are seen.
 
 (in-package "SBCL-HOST/TOOLS")
 
-(defconstant +traced-functions+ 2000
-  "How many functions are traced at once, at most.")
+(defconstant +max-traced-functions+ 2000
+  "The most functions that are traced at once.")
 
 (defstruct (target (:copier nil) (:predicate nil) (:constructor make-target (name kind &optional object)))
-  "Something that can be traced."
-  ;; What its calls are shown with.
+  "A function or method that can be traced."
+  ;; The name that is shown for its calls.
   (name nil :read-only t)
-  ;; :FUNCTION, by its name; :METHOD, OBJECT; :LOCAL, a function whose SB-DI:DEBUG-FUN is OBJECT.
+  ;; :FUNCTION, which NAME designates; :METHOD, where OBJECT is the method; :LOCAL, a function whose SB-DI:DEBUG-FUN is
+  ;; OBJECT.
   (kind :function :type keyword :read-only t)
   (object nil :read-only t))
 
 ;;; Names
 
 (defun name-tree (text)
-  "Return TEXT, a function name as one types it, as a tree of strings; NIL when its parentheses do not match."
+  "Return TEXT, a function name as one types it, as a tree of strings, or NIL if its parentheses do not match."
   (let ((position 0)
         (end (length text)))
     (labels ((skip ()
@@ -41,7 +42,7 @@
                             finally (incf position)))
                      (t
                       (let ((start position))
-                        (setf position (min end (or (catch 'confused (token-end text position)) end)))
+                        (setf position (min end (or (catch 'scan-failed (token-end text position)) end)))
                         (if (= start position)
                             (return-from name-tree nil)
                             (subseq text start position)))))))
@@ -49,40 +50,40 @@
         (skip)
         (and (= position end) tree)))))
 
-(defun tree-means-p (tree object)
-  "True when TREE, of strings, is how one types OBJECT, of symbols, numbers and the like."
+(defun tree-matches-p (tree object)
+  "True when TREE, of strings, spells OBJECT, a tree of symbols, numbers and the like."
   (cond ((consp object)
-         (and (consp tree) (= (length tree) (length object)) (every #'tree-means-p tree object)))
+         (and (consp tree) (= (length tree) (length object)) (every #'tree-matches-p tree object)))
         ((null tree) (null object))
         ((consp tree) nil)
         ((symbolp object)
          (string-equal (subseq tree (1+ (or (position #\: tree :from-end t) -1))) object))
         (t (string-equal tree (guarded (with-server-syntax () (prin1-to-string object)) (failure) "")))))
 
-(defun tree-begins-p (tree word)
-  "True when TREE is a list that begins with WORD."
+(defun tree-starts-with-p (tree word)
+  "True when TREE is a list whose first element is the string WORD, in any case."
   (and (consp tree) (stringp (first tree)) (string-equal word (first tree))))
 
 (defun method-tree-p (tree)
-  "True when TREE names a method: (method foo (integer)), or (:method foo (integer)) as frames and references have it."
-  (or (tree-begins-p tree "method") (tree-begins-p tree ":method")))
+  "True when TREE names a method: (method foo (integer)), or (:method foo (integer)) as frames and references show it."
+  (or (tree-starts-with-p tree "method") (tree-starts-with-p tree ":method")))
 
 (defun tree-text (tree)
   "Return TREE as one types it, in lower case."
   (format nil "~(~A~)" tree))
 
 (defun traceable-p (name)
-  "True when NAME, a function name, has a function that can be traced."
+  "True when NAME, a function name, names a function that can be traced."
   (and (fboundp name)
        (not (and (symbolp name) (or (macro-function name) (special-operator-p name))))))
 
 (defun function-name-of-tree (tree package)
-  "Return the function name that TREE means in the package named PACKAGE: foo, pkg::foo or (setf foo). Signal an error when it
-has no function."
-  (let* ((setf (and (tree-begins-p tree "setf") (= 2 (length tree))))
+  "Return the function name that TREE spells in the package named PACKAGE: foo, pkg::foo or (setf foo). Signal an error if
+it does not name a function."
+  (let* ((setf (and (tree-starts-with-p tree "setf") (= 2 (length tree))))
          (text (if setf (second tree) tree)))
     (unless (stringp text)
-      (error "~A is no name of a function: foo, (setf foo), (method foo (integer)) and (labels bar :in foo) are."
+      (error "~A is not the name of a function, such as foo, (setf foo), (method foo (integer)) or (labels bar :in foo)."
              (tree-text tree)))
     (multiple-value-bind (symbol found name looked-in) (locate-symbol text package)
       (let ((name-of (if setf (list 'setf symbol) symbol)))
@@ -99,15 +100,15 @@ has no function."
 ;;; Methods
 
 (defun method-of-tree (tree package)
-  "Return the method that TREE, (method foo :around (integer)), means in the package named PACKAGE, and its name."
+  "Return the method that TREE, (method foo :around (integer)), designates in the package named PACKAGE, and its name."
   (let* ((name (function-name-of-tree (second tree) package))
          (function (fdefinition name)))
     (unless (typep function 'generic-function)
-      (error "~S is no generic function: it has no methods." name))
+      (error "~S is not a generic function: it has no methods." name))
     (let ((named (mapcar (lambda (method) (cons method (sb-pcl::method-trace-name function method)))
                          (sb-mop:generic-function-methods function))))
       (loop for (method . known) in named
-            when (tree-means-p (cddr tree) (cddr known))
+            when (tree-matches-p (cddr tree) (cddr known))
               do (return-from method-of-tree (values method known)))
       (error "There is no ~A. The methods of ~S:~{~%  ~(~S~)~}~@[~%  and ~D more~]" (tree-text tree) name
              (mapcar #'cdr (subseq named 0 (min 10 (length named))))
@@ -115,11 +116,12 @@ has no function."
 
 (declaim (type list **traced-methods**))
 (defglobal **traced-methods** '()
-  "The methods that are traced: lists of a method, the tracer and the method's name.")
+  "The methods that are traced, as lists of a method, its tracer and its name.")
 
 (defun wrap-traced-method (wrap generic-function method function fast)
-  "Return what WRAP makes of FUNCTION, METHOD's in an effective method of GENERIC-FUNCTION, that has traced calls recorded.
-FAST is true of one that takes a permutation vector and the next method before its arguments."
+  "Return the result of WRAP for FUNCTION, METHOD's function in an effective method of GENERIC-FUNCTION, wrapped so that
+traced calls are recorded. FAST is true of a function that takes a permutation vector and the next method before its
+arguments."
   (declare (type function wrap))
   (let ((wrapped (funcall wrap generic-function method function fast)))
     (loop for (traced tracer name) in **traced-methods**
@@ -134,13 +136,13 @@ FAST is true of one that takes a permutation vector and the next method before i
     wrapped))
 
 (defun remake-effective-methods (method)
-  "Have the effective methods made anew that METHOD is in."
+  "Have SBCL make the effective methods that contain METHOD anew."
   (reinitialize-instance (sb-mop:method-generic-function method)))
 
 ;;; Local functions
 
 (defun local-functions (function block-name)
-  "Return the names of the local functions that were compiled with FUNCTION, in which a block has the name BLOCK-NAME."
+  "Return the names of the local functions that were compiled as part of FUNCTION, whose block is named BLOCK-NAME."
   (loop for known across (sb-di::get-debug-info-fun-map
                           (sb-kernel:%code-debug-info (sb-kernel:fun-code-header (sb-kernel:%fun-fun function))))
         for name = (and (sb-c::compiled-debug-fun-p known)
@@ -151,10 +153,10 @@ FAST is true of one that takes a permutation vector and the next method before i
           collect name))
 
 (defun local-target (tree package)
-  "Return the target that TREE, (labels bar :in foo) or (flet bar :in (method foo (integer))), means in the package named
-PACKAGE."
+  "Return the target that TREE, (labels bar :in foo) or (flet bar :in (method foo (integer))), designates in the package
+named PACKAGE."
   (unless (and (= 4 (length tree)) (stringp (second tree)) (stringp (third tree)) (string-equal ":in" (third tree)))
-    (error "~A is no name of a local function: (labels bar :in foo) is." (tree-text tree)))
+    (error "~A is not the name of a local function, such as (labels bar :in foo)." (tree-text tree)))
   (let* ((method (and (method-tree-p (fourth tree))
                       (multiple-value-list (method-of-tree (fourth tree) package))))
          (outer (if method (second method) (function-name-of-tree (fourth tree) package)))
@@ -168,14 +170,14 @@ PACKAGE."
          (locals (unless generic
                    (local-functions function (nth-value 1 (sb-int:valid-function-name-p
                                                            (if method (second outer) outer))))))
-         (name (find-if (lambda (known) (tree-means-p (second tree) (second known))) locals)))
+         (name (find-if (lambda (known) (tree-matches-p (second tree) (second known))) locals)))
     (cond (generic
            (error "~S is a generic function: name the method that ~A is in, as (method ~(~S~) (integer))."
                   outer (second tree) outer))
           ((null name)
-           (error "~S has no local function ~A in its compiled code~:[: it has none~;~:*; it has~{ ~(~S~)~^,~}~]. SBCL makes ~
-                   one that is called from a single place, or inline, a part of its caller: ~
-                   (declare (notinline ~(~A~))) there, and a second call or #'~:*~(~A~), keep it."
+           (error "~S has no local function ~A in its compiled code~:[: it has none~;~:*; it has~{ ~(~S~)~^,~}~]. ~
+                   SBCL merges a function into its caller if it is inline or called from a single place: ~
+                   (declare (notinline ~(~A~))) there, and a second call or #'~:*~(~A~), prevent that."
                   outer (second tree) locals (second tree))))
     (let ((debug-fun (sb-di:fun-debug-fun function :local-name name)))
       (when (eq :fixed (sb-c::compiled-debug-fun-returns (sb-di::compiled-debug-fun-compiler-debug-fun debug-fun)))
@@ -184,18 +186,18 @@ PACKAGE."
                outer (second tree)))
       (make-target (list (first name) (second name) :in outer) :local debug-fun))))
 
-(declaim (type list **broken-functions**))
-(defglobal **broken-functions** '()
-  "The local functions with breakpoints of this file, as SBCL's compiler describes them.")
+(declaim (type list **breakpoint-functions**))
+(defglobal **breakpoint-functions** '()
+  "The local functions with breakpoints set here, as SBCL's SB-C::COMPILED-DEBUG-FUNs.")
 
-(defun check-breakable (target foreground)
-  "Signal an error when there can be no breakpoints in TARGET, a local function, now. FOREGROUND is true of an evaluation that
-ends there."
+(defun check-breakpoints-possible (target foreground)
+  "Signal an error unless breakpoints can now be set in TARGET, a local function. FOREGROUND is true of an evaluation that
+stays in the foreground."
   (let* ((name (target-name target))
          (known (sb-di::compiled-debug-fun-compiler-debug-fun (target-object target)))
          (reason (cond ((not foreground) "in an evaluation that may be in the background")
                        ((or (user-threads) (rest **evaluation-threads**)) "while other threads run")
-                       ((member known **broken-functions**) "by two evaluations at once")
+                       ((member known **breakpoint-functions**) "by two evaluations at once")
                        ((find-if (lambda (traced)
                                    (and (typep traced '(cons (member flet labels)))
                                         (eq (second traced) (second name))
@@ -207,7 +209,7 @@ ends there."
               Trace the function around it." name reason))))
 
 (defun break-at-local-calls (tracer target)
-  "Have the calls of TARGET, a local function, recorded by TRACER. Return its breakpoints."
+  "Have TRACER record the calls of TARGET, a local function. Return its breakpoints."
   (flet ((hook (function)
            (declare (type function function))
            (lambda (frame &rest arguments)
@@ -226,26 +228,26 @@ ends there."
                                        :fun-end-cookie (hook (lambda (frame cookie)
                                                                (declare (ignore frame))
                                                                (begin-local-call tracer cookie))))))
-      ;; In this order: a call is opened before it is known by a cookie.
+      ;; The order matters: a call is opened before its cookie is known.
       (sb-di:activate-breakpoint start)
       (sb-di:activate-breakpoint end)
       (list start end))))
 
-;;; All
+;;; All kinds of targets
 
 (defun target-of-text (text)
-  "Return the target that TEXT means in *PACKAGE*."
+  "Return the target that TEXT designates in *PACKAGE*."
   (let ((tree (name-tree text)))
-    (cond ((null tree) (error "~S is no name of a function." text))
+    (cond ((null tree) (error "~S is not the name of a function." text))
           ((method-tree-p tree)
            (multiple-value-bind (method name) (method-of-tree tree "")
              (make-target name :method method)))
-          ((or (tree-begins-p tree "labels") (tree-begins-p tree "flet"))
+          ((or (tree-starts-with-p tree "labels") (tree-starts-with-p tree "flet"))
            (local-target tree ""))
           (t (make-target (function-name-of-tree tree "") :function)))))
 
 (defun functions-of-package (package)
-  "Return the names of the functions in PACKAGE that are its own."
+  "Return the names of the functions whose home package is PACKAGE."
   (let ((names '()))
     (do-symbols (symbol package)
       (when (eq package (symbol-package symbol))
@@ -254,8 +256,8 @@ ends there."
             (pushnew name names :test #'equal)))))
     names))
 
-(defun targets (functions package)
-  "Return the targets that FUNCTIONS mean, a list of texts, in *PACKAGE*, or else those of the functions in PACKAGE."
+(defun find-targets (functions package)
+  "Return the targets that the texts FUNCTIONS designate in *PACKAGE*, or, if there are none, the functions of PACKAGE."
   (if functions
       (remove-duplicates (mapcar #'target-of-text functions) :test #'equal :key #'target-name)
       (let ((found (find-user-package package)))
@@ -265,13 +267,14 @@ ends there."
         (let ((names (functions-of-package found)))
           (cond ((null names)
                  (error "Package ~A has no functions of its own." (package-name found)))
-                ((> (length names) +traced-functions+)
+                ((> (length names) +max-traced-functions+)
                  (error "Package ~A has ~D functions, and ~D are traced at most: name those that matter."
-                        (package-name found) (length names) +traced-functions+)))
+                        (package-name found) (length names) +max-traced-functions+)))
           (mapcar (lambda (name) (make-target name :function)) names)))))
 
 (defun trace-target (tracer target type)
-  "Have the calls of TARGET recorded by TRACER; TYPE, a symbol, is for its encapsulations. Return a function that undoes it."
+  "Have TRACER record the calls of TARGET. TYPE, a symbol, is the type of its encapsulations. Return a function that undoes
+this."
   (let ((name (target-name target))
         (object (target-object target)))
     (ecase (target-kind target)
@@ -291,21 +294,21 @@ ends there."
              (known (sb-di::compiled-debug-fun-compiler-debug-fun object))
              (stop nil))
          (flet ((undo ()
-                  (sb-ext:atomic-update **before-threads** (lambda (functions) (remove stop functions)))
-                  (sb-ext:atomic-update **broken-functions** (lambda (functions) (remove known functions)))
+                  (sb-ext:atomic-update **thread-start-hooks** (lambda (functions) (remove stop functions)))
+                  (sb-ext:atomic-update **breakpoint-functions** (lambda (functions) (remove known functions)))
                   (mapc #'sb-di:delete-breakpoint breakpoints)))
            (setf stop (lambda ()
                         (setf (tracer-stopped tracer) t)
                         (undo)))
-           (sb-ext:atomic-push known **broken-functions**)
-           (sb-ext:atomic-push stop **before-threads**)
+           (sb-ext:atomic-push known **breakpoint-functions**)
+           (sb-ext:atomic-push stop **thread-start-hooks**)
            #'undo))))))
 
 (defun call-with-traced (tracer targets function)
-  "Call FUNCTION with TARGETS traced by TRACER."
+  "Call FUNCTION while TRACER traces TARGETS."
   (declare (type function function))
   (let ((undo '())
-        ;; Of its own: several evaluations may trace a function at once.
+        ;; Each evaluation has a type of its own: several may trace the same function at once.
         (type (make-symbol "TRACE-CALLS")))
     (unwind-protect
          (progn
@@ -321,13 +324,14 @@ ends there."
             (guarded (funcall (the function function)) (failure) nil)))))))
 
 (define-operation :trace-calls (evaluate &key functions package depth limit (shown limit) foreground)
-  "Evaluate the code with FUNCTIONS traced, a list of texts, or else those of PACKAGE; record calls less than DEPTH recorded
-ones deep, LIMIT at most, and tell of SHOWN of them. FOREGROUND is true of an evaluation that ends there."
-  (let* ((targets (targets functions package))
+  "Evaluate the code with FUNCTIONS, a list of texts, traced, or else the functions of PACKAGE. Record calls that are less
+than DEPTH recorded calls deep, at most LIMIT, and push at most SHOWN of them. FOREGROUND is true of an evaluation that
+stays in the foreground."
+  (let* ((targets (find-targets functions package))
          (locals (remove :local targets :key #'target-kind :test-not #'eq))
          (tracer (make-tracer depth limit locals)))
     (dolist (target locals)
-      (check-breakable target foreground))
+      (check-breakpoints-possible target foreground))
     (unwind-protect
          (call-with-traced tracer targets #'evaluate)
       (close-all tracer)

@@ -1,6 +1,6 @@
-;;;; trace-calls: which calls of some functions an evaluation comes to, as a tree.
+;;;; trace-calls: the tree of calls of some functions during an evaluation.
 ;;;;
-;;;; What traced-functions.lisp knows how to trace has its calls recorded here, in all threads.
+;;;; This file records the calls, in all threads; traced-functions.lisp finds the functions and traces them.
 
 (in-package "SBCL-HOST/TOOLS")
 
@@ -13,12 +13,12 @@
                          (:constructor make-short-stream (limit &aux (buffer (make-string limit))))
                          (:copier nil)
                          (:predicate nil))
-  "A character output stream that throws to SHORT when it is full. Line breaks are blanks there."
+  "A character output stream of limited capacity. It throws to SHORT when it is full, and turns line breaks into spaces."
   (buffer "" :type text)
   (fill 0 :type index))
 
 (defun send-short-character (stream character)
-  "The stream's WRITE-CHAR."
+  "Perform WRITE-CHAR on STREAM."
   (declare (type short-stream stream) (type character character))
   (let ((buffer (short-stream-buffer stream))
         (fill (short-stream-fill stream)))
@@ -29,14 +29,14 @@
   character)
 
 (defun send-short-string (stream string start end)
-  "The stream's WRITE-STRING."
+  "Perform WRITE-STRING on STREAM."
   (declare (type short-stream stream) (type string string) (type index start) (type (or index null) end))
   (loop for index from start below (or end (length string))
         do (send-short-character stream (char string index)))
   string)
 
 (defun operate-short-stream (stream operation argument)
-  "The stream's other operations."
+  "Perform the other stream operations."
   (declare (type short-stream stream) (ignore argument))
   (case operation
     (#.+charpos+ (short-stream-fill stream))
@@ -45,8 +45,8 @@
     (#.+close+ t)))
 
 (defun short-text (limit function)
-  "Return what FUNCTION prints to its argument under the server's syntax, on one line, at most LIMIT characters and then an
-ellipsis; NIL when it fails."
+  "Return what FUNCTION prints to the stream it is called with, in server syntax and on one line, cut at LIMIT characters
+with an ellipsis. Return NIL if FUNCTION fails."
   (declare (type function function) (dynamic-extent function))
   (let* ((stream (make-short-stream limit))
          (sb-kernel:*restart-clusters* '())
@@ -60,127 +60,129 @@ ellipsis; NIL when it fails."
       (if whole text (concatenate 'string text "…")))))
 
 (defun value-short-text (object limit)
-  "Return OBJECT as printed, at most LIMIT characters of it."
+  "Return OBJECT printed on one line, cut at LIMIT characters."
   (or (short-text limit (lambda (stream) (prin1 object stream)))
       (format nil "#<unprintable ~A>" (type-name-text (class-name-of object)))))
 
 ;;; Calls
 
-(defconstant +call-text+ 200
-  "Characters of a call with its arguments, of its values, and of an error's report.")
+(defconstant +max-call-text-length+ 200
+  "The most characters of a call with its arguments, of its values, or of an error's report.")
 (defstruct (traced-call (:conc-name call-of-) (:copier nil) (:predicate nil)
                         (:constructor make-traced-call (number depth thread name)))
-  "A call that was recorded."
+  "A recorded call."
   (number 0 :type sb-ext:word :read-only t)
   (depth 0 :type index :read-only t)
   (thread nil :read-only t)
-  ;; The function's name; and the arguments as they are shown, or a list of them as KEPT-OBJECTS returns it.
+  ;; The function's name; the arguments as text, or as a list that KEPT-OBJECTS returned.
   (name nil :read-only t)
   (arguments '() :type (or list string))
-  ;; The *PACKAGE* of its thread.
+  ;; The *PACKAGE* of its thread, in which the call is printed.
   (package *package* :read-only t)
-  ;; How it ended: :RETURNED, :FAILED, :LEFT by a non-local exit; NIL while it goes on.
+  ;; How the call ended: :RETURNED, :FAILED, or :LEFT by a non-local exit; NIL while it runs.
   (end nil :type symbol)
-  ;; Its values, as the arguments are kept, or the error.
+  ;; The values, kept like the arguments, or the text of the error.
   (result "" :type (or list string))
   (nanoseconds 0 :type (unsigned-byte 62))
-  ;; Nanoseconds of that which went into the recording of calls in it.
+  ;; The nanoseconds that recording the calls within this one took, which do not count.
   (overhead 0 :type (unsigned-byte 62))
-  ;; Calls within it that were too deep to be recorded.
+  ;; The number of calls within this one that were too deep to be recorded.
   (deeper 0 :type sb-ext:word)
-  ;; When it began, in nanoseconds.
+  ;; The start time in nanoseconds.
   (start 0 :type (unsigned-byte 62)))
 
 (defstruct (tracer (:copier nil) (:predicate nil) 
                    (:constructor make-tracer (depth limit locals
-                                              &aux (openings (and locals
-                                                                  (make-hash-table :synchronized t :weakness :key))))))
-  "What is recorded of the calls of some functions."
+                                              &aux (activations (and locals
+                                                                     (make-hash-table :synchronized t :weakness :key))))))
+  "The record of the calls of some functions."
   (depth 5 :type index :read-only t)
   (limit 200 :type index :read-only t)
   (active t :type boolean)
-  ;; The recorded ones, in no order.
+  ;; The recorded calls, in no order.
   (calls '() :type list)
-  ;; How many there were, but those too deep.
+  ;; The number of calls, without those that were too deep.
   (count 0 :type sb-ext:word)
-  ;; The condition that was printed last, with what came of that.
+  ;; A cons of the condition that was printed last and its text.
   (failure '() :type list)
-  ;; When local functions are traced: a table from threads to their OPENINGs, the innermost first.
-  (openings nil :type (or null hash-table))
-  ;; These are no longer traced, since another thread was started.
+  ;; If local functions are traced: a table from threads to lists of ACTIVATIONs, innermost first.
+  (activations nil :type (or null hash-table))
+  ;; True once local functions are no longer traced, because another thread was started.
   (stopped nil :type boolean))
 
 (defvar *traced-call* nil
-  "The innermost recorded call that this thread is in.")
+  "The innermost recorded call in this thread.")
 
 (defvar *recording-call* nil
-  "True while a call is being recorded: what printing calls is not.")
+  "True while a call is being recorded. Calls that the printing of arguments makes are not recorded.")
 
 (declaim (inline nanoseconds))
 (defun nanoseconds ()
-  "Return the time since some moment in the past."
+  "Return a monotonic time in nanoseconds."
   (multiple-value-bind (seconds nanoseconds) (sb-unix:clock-gettime sb-unix:clock-monotonic)
     (declare (type (unsigned-byte 32) seconds nanoseconds))
     (the (unsigned-byte 62) (+ (* 1000000000 seconds) nanoseconds))))
 
 (defun failure-text (tracer condition)
-  "Return CONDITION's type and report. It is printed once, however many calls it ends."
+  "Return CONDITION's type and report. The condition is printed only once, however many calls it ends."
   (let ((known (tracer-failure tracer)))
     (if (eq (car known) condition)
         (cdr known)
         (let* ((*recording-call* t)
                (type (type-name-text (class-name-of condition)))
-               ;; There is no stack left for more.
+               ;; Too little stack is left to print the report.
                (report (unless (typep condition 'storage-condition)
-                         (short-text +call-text+ (lambda (stream)
-                                                   (let ((*print-escape* nil)) (princ condition stream))))))
+                         (short-text +max-call-text-length+ (lambda (stream)
+                                                              (let ((*print-escape* nil)) (princ condition stream))))))
                (text (format nil "~A~@[: ~A~]" type report)))
           (setf (tracer-failure tracer) (cons condition text))
           text))))
 
 (defun call-text (name arguments)
-  "Return the call of NAME, a function name, with ARGUMENTS, as it is shown."
-  (or (short-text +call-text+ (lambda (stream) (format stream "(~S~{ ~S~})" name arguments)))
-      (value-short-text (list name (make-symbol "…")) +call-text+)))
+  "Return the text of the call of NAME, a function name, with ARGUMENTS."
+  (or (short-text +max-call-text-length+ (lambda (stream) (format stream "(~S~{ ~S~})" name arguments)))
+      (value-short-text (list name (make-symbol "…")) +max-call-text-length+)))
 
 (defun values-text (values)
-  "Return the list VALUES as it is shown."
-  (or (short-text +call-text+ (lambda (stream) (format stream "~{~S~^, ~}" values)))
+  "Return the text of the list VALUES."
+  (or (short-text +max-call-text-length+ (lambda (stream) (format stream "~{~S~^, ~}" values)))
       "#<unprintable>"))
 
-;;; Printing takes longer than all the rest of recording a call: what prints later as it does now is printed later.
+;;; Printing is the slowest part of recording a call, so objects that will still print alike later are kept and printed
+;;; later.
 
-(defconstant +kept-objects+ 10
-  "Of how many arguments or values that is tried.")
+(defconstant +max-kept-objects+ 10
+  "The most arguments or values of a call that are kept unprinted.")
 
 (defun kept-objects (objects)
-  "Return a list that prints later as the list OBJECTS does now; second value false when there is none."
+  "Return a copy of the list OBJECTS that will print later as OBJECTS prints now. The second value is false if that is
+impossible."
   (declare (type list objects) (optimize speed))
   (let ((kept '()))
-    (dotimes (count +kept-objects+ (values '() nil))
+    (dotimes (count +max-kept-objects+ (values '() nil))
       (when (null objects)
         (return (values (nreverse kept) t)))
       (let ((object (pop objects)))
         (typecase object
           ((or fixnum symbol character number) (push object kept))
           (simple-string
-           (when (> (length object) +call-text+)
+           (when (> (length object) +max-call-text-length+)
              (return (values '() nil)))
            (push (copy-seq object) kept))
           (t (return (values '() nil))))))))
 
 (defun kept-arguments (name arguments)
-  "Return ARGUMENTS of a call of NAME as TRACED-CALLs keep them."
+  "Return ARGUMENTS of a call of NAME in the form that a TRACED-CALL keeps."
   (multiple-value-bind (kept whole) (kept-objects arguments)
     (if whole kept (call-text name arguments))))
 
 (defun kept-values (values)
-  "Return the list VALUES as TRACED-CALLs keep them."
+  "Return the list VALUES in the form that a TRACED-CALL keeps."
   (multiple-value-bind (kept whole) (kept-objects values)
     (if whole kept (values-text values))))
 
 (defun shown-call (call)
-  "Return CALL with its arguments, as it is shown."
+  "Return the text of CALL with its arguments."
   (let ((arguments (call-of-arguments call)))
     (if (stringp arguments)
         arguments
@@ -188,7 +190,7 @@ ellipsis; NIL when it fails."
           (call-text (call-of-name call) arguments)))))
 
 (defun shown-result (call)
-  "Return the values of CALL, or its error, as they are shown."
+  "Return the text of CALL's values, or of its error."
   (let ((result (call-of-result call)))
     (if (stringp result)
         result
@@ -196,21 +198,21 @@ ellipsis; NIL when it fails."
           (values-text result)))))
 
 (defun end-call (call end now result)
-  "Note that CALL ended by END at NOW, in nanoseconds, with RESULT, a text or what KEPT-VALUES returns."
+  "Record that CALL ended by END at NOW, in nanoseconds, with RESULT, a text or a value of KEPT-VALUES."
   (declare (type (unsigned-byte 62) now))
   (setf (call-of-nanoseconds call) (max 0 (- now (call-of-start call) (call-of-overhead call)))
         (call-of-result call) result
         (call-of-end call) end))
 
 (defun note-overhead (parent call begun)
-  "Note in PARENT, a call or NIL, what the recording of CALL took, which began at BEGUN."
+  "Add to PARENT, a call or NIL, the time that it took to record CALL, beginning at BEGUN."
   (declare (type (unsigned-byte 62) begun))
   (when parent
     (incf (call-of-overhead parent) (max 0 (- (nanoseconds) begun (call-of-nanoseconds call))))))
 
 (defun record-call (tracer name function arguments number depth parent)
-  "Call FUNCTION, which is NAME's, with ARGUMENTS and record that as call NUMBER of TRACER, DEPTH recorded ones deep, in the
-call PARENT, if there is one."
+  "Call FUNCTION, the definition of NAME, with ARGUMENTS. Record this as call NUMBER of TRACER, at DEPTH among the recorded
+calls, within the call PARENT, if there is one."
   (declare (type tracer tracer) (type function function) (type list arguments))
   (let* (;; What is done here may call functions that are traced; FUNCTION is called with this being NIL.
          (*recording-call* t)
@@ -235,7 +237,7 @@ call PARENT, if there is one."
           (finish (if failure :failed :left) (nanoseconds) (or failure "")))))))
 
 (defun number-call (tracer parent)
-  "Count a call in the call PARENT, or NIL. Return its number and depth, or NIL when it is not to be recorded."
+  "Count a call within the call PARENT, or NIL. Return its number and depth, or NIL if it is not to be recorded."
   (declare (type tracer tracer))
   (let ((depth (if parent (1+ (call-of-depth parent)) 0)))
     (if (and parent (>= depth (tracer-depth tracer)))
@@ -245,7 +247,7 @@ call PARENT, if there is one."
                (values number depth))))))
 
 (defun call-traced (tracer name function arguments)
-  "Call FUNCTION, which is NAME's, with ARGUMENTS, and record that if it is to be."
+  "Call FUNCTION, the definition of NAME, with ARGUMENTS. Record the call unless a limit of TRACER forbids it."
   (declare (type tracer tracer) (type function function) (type list arguments))
   (if (or *recording-call* (not (tracer-active tracer)))
       (apply function arguments)
@@ -255,54 +257,54 @@ call PARENT, if there is one."
               (record-call tracer name function arguments number depth parent)
               (apply function arguments))))))
 
-;;; Calls of local functions: they begin and end at breakpoints, and nothing can be bound in between.
+;;; Calls of local functions. These begin and end at breakpoints, so nothing can be bound around them.
 
-(defstruct (opening (:copier nil) (:predicate nil) (:constructor make-opening (call recorded parent within begun)))
-  "A call of a local function that goes on."
-  ;; The call that calls in it are in: itself, or where it is not recorded the one that it is in.
+(defstruct (activation (:copier nil) (:predicate nil) (:constructor make-activation (call recorded parent within begun)))
+  "An activation of a local function that has not ended."
+  ;; The call that is the parent of calls made in this one: this call itself if it is recorded, else its own parent.
   (call nil :read-only t)
   (recorded nil :read-only t)
   (parent nil :read-only t)
-  ;; What *TRACED-CALL* was.
+  ;; The value of *TRACED-CALL* at the start.
   (within nil :read-only t)
   (begun 0 :type (unsigned-byte 62) :read-only t)
-  ;; What SBCL knows the call by.
+  ;; SBCL's cookie for the call.
   (cookie nil))
 
-(defmacro openings (tracer)
-  "The calls of local functions that this thread is in, the innermost first."
-  `(the list (gethash sb-thread:*current-thread* (tracer-openings ,tracer))))
+(defmacro activations (tracer)
+  "The activations of local functions in this thread, innermost first."
+  `(the list (gethash sb-thread:*current-thread* (tracer-activations ,tracer))))
 
-(defun close-opening (opening end now result)
-  "Note that OPENING's call ended by END at NOW with RESULT, as END-CALL takes it."
-  (let ((call (opening-call opening)))
-    (when (opening-recorded opening)
+(defun close-activation (activation end now result)
+  "Record that ACTIVATION's call ended by END at NOW with RESULT, as for END-CALL."
+  (let ((call (activation-call activation)))
+    (when (activation-recorded activation)
       (end-call call end now result)
-      (note-overhead (opening-parent opening) call (opening-begun opening)))))
+      (note-overhead (activation-parent activation) call (activation-begun activation)))))
 
-(defun close-left (tracer frame)
-  "Note the end of those calls of local functions that are no longer on the stack from FRAME down: they were left."
-  (loop for opening = (first (openings tracer))
-        while (and opening
-                   (not (and (opening-cookie opening)
-                             (sb-di:fun-end-cookie-valid-p frame (opening-cookie opening)))))
-        do (pop (openings tracer))
-           (close-opening opening :left (nanoseconds) "")))
+(defun close-exited-calls (tracer frame)
+  "Record the end of those local calls that are no longer on the stack at FRAME: a non-local exit left them."
+  (loop for activation = (first (activations tracer))
+        while (and activation
+                   (not (and (activation-cookie activation)
+                             (sb-di:fun-end-cookie-valid-p frame (activation-cookie activation)))))
+        do (pop (activations tracer))
+           (close-activation activation :left (nanoseconds) "")))
 
 (defun innermost-call (tracer)
-  "Return the recorded call that this thread is in, or NIL."
-  (when (and (tracer-openings tracer) (openings tracer))
+  "Return the innermost recorded call in this thread, or NIL."
+  (when (and (tracer-activations tracer) (activations tracer))
     (let ((*recording-call* t))
-      (close-left tracer (sb-di:top-frame)))
-    (let ((opening (first (openings tracer))))
-      (when (and opening (eq (opening-within opening) *traced-call*))
-        (return-from innermost-call (opening-call opening)))))
+      (close-exited-calls tracer (sb-di:top-frame)))
+    (let ((activation (first (activations tracer))))
+      (when (and activation (eq (activation-within activation) *traced-call*))
+        (return-from innermost-call (activation-call activation)))))
   *traced-call*)
 
 (defun open-local-call (tracer name frame)
-  "A call of the local function NAME begins in FRAME."
+  "Record that a call of the local function NAME begins in FRAME."
   (let ((begun (nanoseconds)))
-    (close-left tracer frame)
+    (close-exited-calls tracer frame)
     (let ((parent (innermost-call tracer)))
       (multiple-value-bind (number depth) (number-call tracer parent)
         (let ((call (if number
@@ -313,36 +315,36 @@ call PARENT, if there is one."
                   (kept-arguments name (guarded (nth-value 1 (sb-debug::frame-call frame)) (failure) '()))
                   (call-of-start call) begun)
             (sb-ext:atomic-push call (tracer-calls tracer)))
-          (push (make-opening call (and number t) parent *traced-call* begun) (openings tracer)))))))
+          (push (make-activation call (and number t) parent *traced-call* begun) (activations tracer)))))))
 
 (defun begin-local-call (tracer cookie)
-  "The call that was opened last is known by COOKIE, and its body begins."
-  (let ((opening (first (openings tracer))))
-    (when (and opening (null (opening-cookie opening)))
-      (setf (opening-cookie opening) cookie)
-      (when (opening-recorded opening)
-        (setf (call-of-start (opening-call opening)) (nanoseconds))))))
+  "Record that COOKIE identifies the call that was opened last, and that its body begins."
+  (let ((activation (first (activations tracer))))
+    (when (and activation (null (activation-cookie activation)))
+      (setf (activation-cookie activation) cookie)
+      (when (activation-recorded activation)
+        (setf (call-of-start (activation-call activation)) (nanoseconds))))))
 
 (defun end-local-call (tracer cookie values)
-  "The call that is known by COOKIE returns the list VALUES."
+  "Record that the call that COOKIE identifies returns the list VALUES."
   (let ((now (nanoseconds)))
-    (when (find cookie (openings tracer) :key #'opening-cookie)
-      (loop for opening = (pop (openings tracer))
-            until (eq cookie (opening-cookie opening))
-            do (close-opening opening :left now "")
-            finally (close-opening opening :returned now (kept-values values))))))
+    (when (find cookie (activations tracer) :key #'activation-cookie)
+      (loop for activation = (pop (activations tracer))
+            until (eq cookie (activation-cookie activation))
+            do (close-activation activation :left now "")
+            finally (close-activation activation :returned now (kept-values values))))))
 
 (defun close-all (tracer)
-  "The code that was traced is over: so are this thread's calls of local functions."
-  (when (tracer-openings tracer)
-    (loop while (openings tracer)
-          do (close-opening (pop (openings tracer)) :left (nanoseconds) ""))))
+  "Close this thread's calls of local functions: the traced code has ended."
+  (when (tracer-activations tracer)
+    (loop while (activations tracer)
+          do (close-activation (pop (activations tracer)) :left (nanoseconds) ""))))
 
-;;; What came of it
+;;; The result
 
 (defun push-traced-calls (tracer functions shown)
-  "Push what TRACER has recorded of so many FUNCTIONS: those of this thread first, each thread's in order, SHOWN calls at
-most. To print and push one takes several times as long as to record it."
+  "Push what TRACER has recorded of FUNCTIONS functions: this thread's calls first, each thread's in order, at most SHOWN
+calls. Printing and pushing a call takes several times as long as recording it."
   (let* ((calls (sort (copy-list (tracer-calls tracer)) #'< :key #'call-of-number))
          (threads (remove-duplicates (mapcar #'call-of-thread calls) :from-end t)))
     (push-record "trace" :functions functions :calls (tracer-count tracer)

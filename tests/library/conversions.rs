@@ -97,7 +97,7 @@ fn failed_conversion_keeps_no_objects_alive() {
         }
     }
     let kept: i64 = lisp
-        .eval("(count :unwritten sbcl-host/embedding::**values** :key (lambda (x) (if (consp x) (car x))))")
+        .eval("(count :unwritten sbcl-host/embedding::**handle-table** :key (lambda (x) (if (consp x) (car x))))")
         .unwrap();
     assert_eq!(kept, 0);
 }

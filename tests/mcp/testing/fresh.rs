@@ -42,8 +42,8 @@ fn run_tests_reload_names_stale_definitions_and_defvars() {
         let text = good(&mut server, "run-tests", json!({"system": "demo", "reload": true, "fresh": fresh}));
         let text = text.replace(&format!("target/tmp/{}/", project.directory.file_name().unwrap().display()), "");
         let expected = format!(
-            "[notice]\n{more}DEMO::*LIMIT* keeps the value that it had: its DEFVAR in src/demo.lisp has changed, and gives none to \
-             a variable that has one. (setf DEMO::*LIMIT* 2) does.\nsrc/demo.lisp no longer defines what is still there \
+            "[notice]\n{more}DEMO::*LIMIT* keeps its value: its DEFVAR in src/demo.lisp has changed, but DEFVAR does not reassign \
+             a bound variable. (setf DEMO::*LIMIT* 2) does.\nsrc/demo.lisp no longer defines what is still there \
              from before: function DEMO::OLD.\n\n=> all pass  1 passed, "
         );
         assert!(text.starts_with(&expected), "{text}");
