@@ -34,9 +34,9 @@ fn main() {
     }
 }
 
-/// Generates the Rust side of `lisp/records.sexp`.
+/// Generates the Rust side of `lisp/build/records.sexp`.
 fn generate_records() {
-    const TABLE: &str = "lisp/records.sexp";
+    const TABLE: &str = "lisp/build/records.sexp";
     println!("cargo::rerun-if-changed={TABLE}");
     let table = std::fs::read_to_string(TABLE).expect("the table of records can be read");
     let rust = sbcl_core::records::rust(&table).unwrap_or_else(|reason| panic!("{TABLE}: {reason}"));

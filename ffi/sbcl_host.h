@@ -3,8 +3,8 @@
  * Lisp threads pull jobs from the host and push events back; the host never calls into Lisp for an evaluation. All
  * text crosses as UTF-32 in native byte order, as SBCL holds strings, so that neither side encodes anything.
  *
- * src/image/bindings.rs is generated from this file (cargo feature `bindgen`); lisp/host.lisp repeats the declarations
- * by hand. A change to one needs the same change in the other two, and a new SBCL_HOST_CONTRACT.
+ * src/image/bindings.rs is generated from this file (cargo feature `bindgen`); lisp/core/contract.lisp reads it when the
+ * core is built. After a change, generate the bindings again and increment SBCL_HOST_CONTRACT.
  */
 #ifndef SBCL_HOST_H
 #define SBCL_HOST_H
@@ -165,7 +165,7 @@ enum sbcl_item {
   SBCL_ITEM_MORE = 10      /* label: number of further definitions */
 };
 
-/* A message between Lisp and an embedding program: words in the encoding of lisp/values.lisp. */
+/* A message between Lisp and an embedding program: words in the encoding of lisp/embedding/values.lisp. */
 struct sbcl_message {
   const uint64_t *words;
   uint64_t count; /* words */
@@ -191,7 +191,7 @@ enum sbcl_program_function {
   SBCL_PROGRAM_FIRST = 16      /* the first number of a function that the program defines */
 };
 
-/* Handles of Lisp functions: *PROGRAM-ENTRIES* in lisp/embedding.lisp. */
+/* Handles of Lisp functions: *PROGRAM-ENTRIES* in lisp/embedding/embedding.lisp. */
 enum sbcl_entry {
   SBCL_ENTRY_RUN_UNDER_CONDITIONS = 1,
   SBCL_ENTRY_EVALUATE_TEXT,

@@ -135,7 +135,7 @@ bool __wrap_maybe_gc(os_context_t *context) {
   return collected;
 }
 
-/* Forking the process for a checkpoint: see lisp/checkpoint.lisp. This code must run with glibc 2.31, whatever version it
+/* Forking the process for a checkpoint: see lisp/core/checkpoint.lisp. This code must run with glibc 2.31, whatever version it
  * is built with. */
 
 #define SBCL_HOST_IN_THE_WAY (-0x10000)

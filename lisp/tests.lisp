@@ -1,10 +1,19 @@
-;;;; Tests of the Lisp side alone: a host that is written in Lisp records the events of a job. They need a stock SBCL of
-;;;; the pinned version and nothing else: (asdf:test-system "sbcl-host").
+;;;; Tests of the Lisp side alone. A host written in Lisp records the events of a job. Only a stock SBCL of the pinned
+;;;; version is needed: (asdf:test-system "sbcl-host").
 
-(in-package "SBCL-HOST")
+(defpackage "SBCL-HOST/TESTS"
+  (:use "COMMON-LISP" "SB-ALIEN" "SB-SYS" "SBCL-HOST" "SBCL-HOST/EMBEDDING" "SBCL-HOST/DEBUGGER" "SBCL-HOST/TOOLS"
+        "SBCL-HOST/TESTING")
+  (:import-from "SB-INT" "ENCAPSULATE")
+  (:import-from "SBCL-HOST" "*ASSUMPTIONS*" "*SPARE-BUFFER*" "ASSUMPTION-PROBLEM" "CHECK-ASSUMPTIONS"
+                 "INSTALL-PATCHES" "MAKE-JOB" "READ-NO-OCTETS" "REMOVE-PATCHES")
+  (:import-from "SBCL-HOST/EMBEDDING" "DO-JOB" "READ-PENDING-EXIT")
+  (:import-from "SBCL-HOST/TESTING" "MAKE-TEST-RUN" "MAKE-VERDICT" "TEST-LIMIT"))
+
+(in-package "SBCL-HOST/TESTS")
 
 (defvar *events* '()
-  "The events of the job that runs, newest first: lists of kind, number and text.")
+  "The events of the running job, newest first: lists of kind, number and text.")
 
 (sb-alien:define-alien-callable recorded-event (signed 32)
     ((job (unsigned 64)) (kind (unsigned 32)) (number (signed 64)) (text system-area-pointer) (length (unsigned 64)))
@@ -12,28 +21,28 @@
   0)
 
 (defun perform (kind text &key (name "") (flags 0) (argument 0))
-  "Do a job of this KIND in a thread of its own, as a lane does, and return its events, oldest first."
+  "Perform a job of KIND in a thread of its own, as a lane's thread does, and return its events, oldest first."
   (let ((job (make-job :id 1 :kind kind :flags flags :argument argument
                        :text (coerce text 'text) :name (coerce name 'text))))
     (sb-thread:join-thread
      (sb-thread:make-thread (lambda ()
                               (let ((*events* '())
                                     (*spare-buffer* nil)
-                                    (*output* (make-output)))
+                                    (*output* (make-thread-output)))
                                 (without-interrupts
                                   (allow-with-interrupts
                                     (do-job job)))
                                 (reverse *events*)))))))
 
 (defun texts (kind events)
-  "Return the texts of those EVENTS that are of KIND, an event code; what is pushed in pieces is one."
+  "Return the texts of those EVENTS whose kind is KIND, an event code."
   (loop for (code nil text) in events
         when (eql code kind)
           collect text))
 
 (defun evaluation-of (code &rest options)
-  "Return a plist of what evaluating CODE comes to: whether it succeeded, the value, the error, its message, stdout and
-stderr as text, the warnings, and how many of its forms defined something."
+  "Return a plist of the results of evaluating CODE: success, value, error, message, standard output and error output as
+text, warnings, and the number of forms that defined something."
   (let ((events (apply #'perform :evaluate code options)))
     (flet ((text (kind) (format nil "~{~A~}" (texts kind events))))
       (list :success (equal '(0) (loop for (kind number) in events
@@ -47,10 +56,10 @@ stderr as text, the warnings, and how many of its forms defined something."
             :defined (length (texts (event-code :defined) events))))))
 
 (defvar *tests* '()
-  "The tests, newest first: lists of a name and a function that signals an error when it fails.")
+  "The tests, newest first: lists of a name and a function that signals an error if the test fails.")
 
 (defmacro define-test (name &body body)
-  "Define a test for RUN-TESTS: BODY signals an error unless the behaviour that NAME states holds."
+  "Define a test for RUN-TESTS. BODY signals an error unless the behaviour that NAME states holds."
   `(push (list ',name (lambda () ,@body)) *tests*))
 
 (defun expect (expected actual)
@@ -59,7 +68,7 @@ stderr as text, the warnings, and how many of its forms defined something."
     (error "expected ~S, got ~S" expected actual)))
 
 (defun changes-of (code)
-  "Return the lines that the host gets for the last form in CODE that defined something."
+  "Return the lines that the host receives for the last form in CODE that defined something."
   (let ((text (first (last (texts (event-code :defined) (perform :evaluate code))))))
     (rest (uiop:split-string (subseq text 0 (search (format nil "~%@") text)) :separator '(#\Newline)))))
 
@@ -83,17 +92,16 @@ b| ()) (defvar *changed* 1))"))
   (expect '("=other") (changes-of (format nil "(progn ~{(defun changed-~D ())~})" (loop for i below 60 collect i))))
   (expect 1000 (length (second (changes-of (format nil "(defun ~A ())" (make-string 5000 :initial-element #\x)))))))
 
-(define-test a-form-that-runs-code-before-its-function-is-called-is-no-plain-function
+(define-test a-defun-that-runs-code-at-load-time-is-not-a-plain-function
   (dolist (body '("(load-time-value 1)" "(macrolet ((m () 1)) (m))" "#.(+ 1 2)" "\"#.\""))
     (expect "=other" (first (changes-of (format nil "(defun changed () ~A)" body))))))
 
-(define-test a-form-is-reported-with-the-modules-of-its-symbols
+(define-test a-form-is-reported-with-the-modules-that-its-symbols-need
   (expect '("=defun" "+FUNCTION COMMON-LISP-USER::CHANGED" "?sb-posix" "?asdf")
           (changes-of "(defun changed () `(,(uiop:getcwd) ,(sb-posix:getpid) asdf:load-system))"))
-  ;; A circular form.
   (expect '("=other" "+VARIABLE COMMON-LISP-USER::*CHANGED*") (changes-of "(defvar *changed* '#1=(a . #1#))")))
 
-(define-test a-value-is-pushed
+(define-test evaluating-a-form-pushes-its-value
   (expect "3" (getf (evaluation-of "(+ 1 2)") :value)))
 
 (define-test output-keeps-its-stream
@@ -107,7 +115,7 @@ b| ()) (defvar *changed* 1))"))
     (expect "SIMPLE-ERROR" (getf result :error))
     (expect "boom 1" (getf result :message))))
 
-(define-test a-cleanup-form-does-not-undo-it
+(define-test a-non-local-exit-from-a-cleanup-form-does-not-hide-the-error
   (expect nil (getf (evaluation-of "(block nil (unwind-protect (error \"x\") (return)))") :success)))
 
 (define-test warnings-are-recorded-once
@@ -119,10 +127,10 @@ b| ()) (defvar *changed* 1))"))
            (test-limit (make-test-run :limit milliseconds :endless '("spins")) (make-verdict :title title))))
     (expect '(10000 60000 500) (list (limit 60000 "spins") (limit 60000 "returns") (limit 500 "spins")))))
 
-(define-test the-compilers-verdict-is-its-own
+(define-test compile-returns-its-own-warning-and-failure-flags
   (expect "(T T)" (getf (evaluation-of "(rest (multiple-value-list (compile nil '(lambda () (car 1 2)))))") :value)))
 
-(define-test what-defines-is-told
+(define-test only-defining-forms-are-reported
   (expect 1 (getf (evaluation-of "(+ 1 2) (defun defined-by-test () 1)") :defined))
   (expect 0 (getf (evaluation-of "(defined-by-test)") :defined)))
 
@@ -133,7 +141,7 @@ b| ()) (defvar *changed* 1))"))
   (evaluation-of "(defvar *kept-stream* *standard-output*)")
   (expect "kept" (getf (evaluation-of "(write-string \"kept\" *kept-stream*)") :stdout)))
 
-(define-test a-timeout-in-the-code-is-told
+(define-test a-timeout-in-the-code-fails-the-evaluation
   (let ((result (evaluation-of "(sb-ext:with-timeout 0.01 (loop))")))
     (expect nil (getf result :success))
     (expect "TIMEOUT" (getf result :error))))
@@ -141,53 +149,53 @@ b| ()) (defvar *changed* 1))"))
 ;;; Probes
 
 (defun probe (beginning)
-  "Return why the assumption whose name has this BEGINNING does not hold, or NIL."
+  "Return why the assumption whose name begins with BEGINNING does not hold, or NIL if it does."
   (loop for (name holds-p) in *assumptions*
         when (eql 0 (search beginning name))
           return (assumption-problem name holds-p)
         finally (error "no assumption ~S" beginning)))
 
 (defun probe-with (beginning function wrapper)
-  "Return true when the assumption whose name has this BEGINNING holds, but not with WRAPPER in the place of FUNCTION."
+  "True when the assumption whose name begins with BEGINNING holds, but not with WRAPPER around FUNCTION."
   (and (null (probe beginning))
        (unwind-protect (progn (encapsulate function 'probe wrapper)
                               (stringp (probe beginning)))
          (sb-int:unencapsulate function 'probe))))
 
-(define-test byte-readers-that-get-other-arguments-are-noticed
-  ;; As after SBCL 2.6.7, without the size buffer.
+(define-test a-changed-lambda-list-of-byte-readers-is-detected
+  ;; Readers of SBCL after 2.6.7 have no size buffer.
   (expect t (probe-with "the byte reader" 'read-no-octets
                         (lambda (read stream buffer sizes start count &optional (eof-error-p t))
                           (declare (type function read) (ignore sizes))
                           (funcall read stream buffer start count eof-error-p)))))
 
-(define-test mutexes-that-are-not-freed-are-noticed
+(define-test mutexes-that-are-not-released-are-detected
   (expect t (probe-with "a mutex" 'sb-thread:grab-mutex
                         (lambda (grab mutex &key (waitp t) timeout)
                           (declare (type function grab) (ignore timeout))
                           (and waitp (funcall grab mutex))))))
 
 #+x86-64
-(define-test another-stack-where-something-unwinds-is-noticed
-  (expect t (probe-with "UNWIND" 'stopped-unwinding
+(define-test a-changed-stack-layout-of-unwind-is-detected
+  (expect t (probe-with "UNWIND" 'read-pending-exit
                         (lambda (stopped next count start frame)
                           (declare (type function stopped))
                           (funcall stopped next (sap+ count 8) (sap+ start 8) frame)))))
 
-(define-test interruptions-that-pass-the-handler-are-noticed
+(define-test interruptions-that-bypass-the-handler-are-detected
   (expect t (probe-with "an interruption" 'sb-thread:interrupt-thread
                         (lambda (interrupt thread function)
                           (declare (ignore interrupt thread))
                           (funcall (the function function))))))
 
 (defun run-test (function)
-  "Call FUNCTION, a test, and return NIL, or the condition that it failed with."
+  "Call FUNCTION, a test. Return NIL, or the condition with which it failed."
   (handler-case (progn (funcall (the function function)) nil)
     (error (condition) condition)))
 
 (defun run-tests ()
-  "Run all tests in this SBCL, which serves the recording host meanwhile, print those that fail and how many there were,
-and return true when none did."
+  "Run all tests in this SBCL, which serves the recording host meanwhile. Print the failed tests and the number of tests,
+and return true if none failed."
   (check-assumptions)
   (let ((failed 0)
         (tests (reverse *tests*))

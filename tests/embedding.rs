@@ -1080,7 +1080,7 @@ fn core_save_and_boot_failures_return_distinct_errors() {
         // A save that is interrupted after the fork, before the caller learns the child's process id.
         lisp.load_str(
             "(sb-int:encapsulate
-              'sbcl-host::fork-free-image 'interrupted
+              'sbcl-host::fork-when-unblocked 'interrupted
               (lambda (function &rest arguments)
                 (multiple-value-bind (process stopped) (apply function arguments)
                   (when (typep process '(integer 1))
@@ -1090,7 +1090,7 @@ fn core_save_and_boot_failures_return_distinct_errors() {
         .expect("it is loaded");
         let interrupted = lisp.save(&core).expect_err("it is interrupted");
         assert!(interrupted.condition().is_some_and(|one| one.message() == "interrupted"), "{interrupted:?}");
-        lisp.eval::<()>("(sb-int:unencapsulate 'sbcl-host::fork-free-image 'interrupted)").expect("it is reset");
+        lisp.eval::<()>("(sb-int:unencapsulate 'sbcl-host::fork-when-unblocked 'interrupted)").expect("it is reset");
         assert_eq!(std::fs::read_to_string(&core).expect("it is there"), "what was there");
         assert_eq!(std::fs::read_dir(core.parent().expect("one")).expect("it is there").count(), 1, "no draft is left");
         // SAFETY: with a null pointer, waitpid(2) writes nothing.

@@ -968,7 +968,7 @@ fn handles_dropped_while_an_interruption_waits() {
         }
     }
     // Each call releases some of the handles.
-    let kept = (0..1000).map(|_| lisp.eval::<i64>("(count-if #'consp sbcl-host::**values**)").unwrap());
+    let kept = (0..1000).map(|_| lisp.eval::<i64>("(count-if #'consp sbcl-host/embedding::**handle-table**)").unwrap());
     let fewest = kept.min();
     assert!(fewest.is_some_and(|kept| kept < 50), "{fewest:?}");
 }

@@ -442,7 +442,7 @@ fn handler_may_call_rust_while_an_answer_is_read() {
     };
     assert_eq!(unlocking.eval::<String>("(second (soundness:pair))").expect("it goes on"), "tail");
     forget_symbol(&lisp);
-    assert_eq!(lisp.eval::<i64>("sbcl-host::*answers-being-read*").expect("a number"), 0);
+    assert_eq!(lisp.eval::<i64>("sbcl-host/embedding::*answers-being-read*").expect("a number"), 0);
 }
 
 #[test]
@@ -480,7 +480,7 @@ fn interruption_may_call_rust_while_an_answer_is_read() {
         .expect("it is counted");
     assert_eq!(wrong, 0, "of 1000 and {interrupts} answers");
     assert!(interrupts > 10, "{interrupts} interrupts");
-    assert_eq!(lisp.eval::<i64>("sbcl-host::*answers-being-read*").expect("a number"), 0);
+    assert_eq!(lisp.eval::<i64>("sbcl-host/embedding::*answers-being-read*").expect("a number"), 0);
 }
 
 #[cfg(feature = "guarded-messages")]
@@ -491,7 +491,7 @@ fn reading_a_replaced_answer_is_a_memory_fault() {
     // Simulates a lost count: the program does not learn that the first answer is still being read.
     let error = lisp.eval::<Value>(
         "(handler-bind ((package-error (lambda (condition)
-                           (let ((sbcl-host::*answers-being-read* 0))
+                           (let ((sbcl-host/embedding::*answers-being-read* 0))
                              (soundness:large) (soundness:large))
                            (continue condition))))
            (soundness:pair))",
@@ -771,7 +771,7 @@ fn decoder() -> Function {
                (loop for word in words
                      for place from start by 8
                      do (setf (sap-ref-64 (int-sap place) 0) word))
-               (handler-case (progn (sbcl-host::read-objects start *end*) :objects)
+               (handler-case (progn (sbcl-host/embedding::read-objects start *end*) :objects)
                  (memory-fault-error () :fault)
                  (error () :refused))))"#,
     )
@@ -956,7 +956,8 @@ fn calls_after_ignoring_error_unwinding_fail_and_the_throw_still_arrives() {
 /// outermost binding would read SBCL's marker for "no value" and fault: once in a million interruptions, too rarely to test.
 #[test]
 fn variables_read_by_interruptions_are_always_bound_in_their_thread() {
-    const UNBOUND: &str = "(loop for variable in (cons 'sbcl-host::*program-calls* sbcl-host::**thread-variables**)
+    const UNBOUND: &str =
+        "(loop for variable in (cons 'sbcl-host/embedding::*program-calls* sbcl-host::**thread-variables**)
                                  unless (nth-value 1 (sb-thread:symbol-value-in-thread
                                                       variable sb-thread:*current-thread* nil))
                                    collect variable)";

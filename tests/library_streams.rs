@@ -166,6 +166,6 @@ fn builder_streams_on_warning_heap_and_threads_options_take_effect() {
     for _ in 0..2000 {
         lisp.eval::<()>("1").unwrap();
     }
-    let kept: i64 = lisp.eval("(count-if #'consp sbcl-host::**values**)").unwrap();
+    let kept: i64 = lisp.eval("(count-if #'consp sbcl-host/embedding::**handle-table**)").unwrap();
     assert!(kept < 2000, "{kept}");
 }

@@ -5,12 +5,13 @@
 (require :asdf)
 (defvar *directory* (uiop:parse-native-namestring (sb-ext:posix-getenv "SBCL_MCP_LISP_DIR") :ensure-directory t))
 (asdf:load-asd (merge-pathnames "sbcl-host.asd" *directory*))
-(mapc #'require (asdf:system-depends-on (asdf:find-system "sbcl-host")))
-(load (merge-pathnames "sbcl-internals.lisp" *directory*))
+(mapc #'require (remove-if (lambda (name) (eql 0 (search "sbcl-host/" name)))
+                           (asdf:system-depends-on (asdf:find-system "sbcl-host"))))
+(load (merge-pathnames "build/sbcl-internals.lisp" *directory*))
 
 (in-package "SBCL-INTERNALS")
 
-(defvar *table* (merge-pathnames "sbcl-internals.sexp" cl-user::*directory*))
+(defvar *table* (merge-pathnames "build/sbcl-internals.sexp" cl-user::*directory*))
 
 (defun succeeds-in-child-p (function)
   "Call FUNCTION in a forked process, for at most 30 seconds, and return whether it returned true there."

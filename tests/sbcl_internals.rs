@@ -18,18 +18,15 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A temporary directory with a copy of the Lisp side, removed when dropped.
+/// A temporary directory with a copy of the Lisp side and its header, removed when dropped.
 struct LispSideCopy(PathBuf);
 
 impl LispSideCopy {
     fn new(name: &str) -> Self {
         let copy = Self(std::env::temp_dir().join(format!("sbcl-internals-{name}-{}", std::process::id())));
-        std::fs::create_dir_all(copy.lisp()).unwrap();
         std::fs::create_dir_all(copy.0.join("fasls")).unwrap();
-        for entry in root().join("lisp").read_dir().unwrap() {
-            let file = entry.unwrap().path();
-            std::fs::copy(&file, copy.lisp().join(file.file_name().unwrap())).unwrap();
-        }
+        copy_directory(&root().join("lisp"), &copy.lisp());
+        copy_directory(&root().join("ffi"), &copy.0.join("ffi"));
         copy
     }
 
@@ -46,8 +43,8 @@ impl LispSideCopy {
         let (succeeded, output) = run(bare
             .command()
             .arg("--load")
-            .arg(self.lisp().join("write-internals.lisp"))
-            .env("SBCL_MCP_INTERNALS_OUTPUT", self.lisp().join("sbcl-internals.sexp"))
+            .arg(self.lisp().join("build/write-internals.lisp"))
+            .env("SBCL_MCP_INTERNALS_OUTPUT", self.lisp().join("build/sbcl-internals.sexp"))
             .env("SBCL_MCP_FASL_DIR", self.0.join("fasls")));
         assert!(succeeded, "{output}");
     }
@@ -57,7 +54,7 @@ impl LispSideCopy {
         run(bare
             .command()
             .args(["--eval", before, "--load"])
-            .arg(self.lisp().join("build.lisp"))
+            .arg(self.lisp().join("build/build.lisp"))
             .env("SBCL_MCP_CORE_OUTPUT", self.0.join("core"))
             .env("SBCL_MCP_HOST_OUTPUT", self.0.join("host"))
             .env("SBCL_MCP_FASL_DIR", self.0.join("fasls")))
@@ -68,6 +65,20 @@ impl Drop for LispSideCopy {
     fn drop(&mut self) {
         // A failed cleanup does not fail the test.
         let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Copies a directory with everything below it.
+fn copy_directory(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in from.read_dir().unwrap() {
+        let path = entry.unwrap().path();
+        let target = to.join(path.file_name().unwrap());
+        if path.is_dir() {
+            copy_directory(&path, &target);
+        } else {
+            std::fs::copy(&path, target).unwrap();
+        }
     }
 }
 
@@ -87,19 +98,19 @@ fn added_lines<'a>(old: &str, new: &'a str) -> Vec<&'a str> {
 fn internals_table_lists_every_internal_name_used_by_the_sources() {
     let Some(bare) = bare() else { return };
     let copy = LispSideCopy::new("table");
-    let committed = copy.read("sbcl-internals.sexp");
+    let committed = copy.read("build/sbcl-internals.sexp");
     copy.write_table(&bare);
-    let written = copy.read("sbcl-internals.sexp");
+    let written = copy.read("build/sbcl-internals.sexp");
     let (missing, unused) = (added_lines(&committed, &written), added_lines(&written, &committed));
     assert!(
         written == committed,
-        "run make sbcl-internals: lisp/sbcl-internals.sexp lacks\n{missing:#?}\nand has too many\n{unused:#?}"
+        "run make sbcl-internals: lisp/build/sbcl-internals.sexp lacks\n{missing:#?}\nand has too many\n{unused:#?}"
     );
     // A new name in a source adds one line to the table.
-    let source = copy.read("threads.lisp") + "\n(defun find-it (name) (sb-int:%find-package-or-lose name))\n";
-    std::fs::write(copy.lisp().join("threads.lisp"), source).unwrap();
+    let source = copy.read("core/threads.lisp") + "\n(defun find-it (name) (sb-int:%find-package-or-lose name))\n";
+    std::fs::write(copy.lisp().join("core/threads.lisp"), source).unwrap();
     copy.write_table(&bare);
-    let more = copy.read("sbcl-internals.sexp");
+    let more = copy.read("build/sbcl-internals.sexp");
     let more = added_lines(&written, &more);
     assert!(more.len() == 1 && more[0].contains("%FIND-PACKAGE-OR-LOSE"), "{more:#?}");
 }

@@ -13,7 +13,10 @@ use crate::{files, process};
 const REVISION: &str = "2";
 
 /// The file of the Lisp side that SBCL loads. It saves a core to the file named by [`OUTPUT`].
-const BUILD_FILE: &str = "build.lisp";
+const BUILD_FILE: &str = "build/build.lisp";
+
+/// The header with the contract between the Lisp side and its host, which is read when the Lisp side is compiled.
+const HEADER: &str = "sbcl_host.h";
 
 /// The variable that names the core's file for the build file.
 const OUTPUT: &str = "SBCL_MCP_CORE_OUTPUT";
@@ -43,12 +46,20 @@ pub(crate) struct Core {
 const KEPT_VERSIONS: usize = 5;
 
 /// Returns the core from the cache, or saves it there.
-pub(crate) fn build(cache: &Cache, sbcl: &Sbcl, lisp: &Path, progress: &Progress) -> Result<Core, Error> {
+pub(crate) fn build(
+    cache: &Cache,
+    sbcl: &Sbcl,
+    lisp: &Path,
+    include: &Path,
+    progress: &Progress,
+) -> Result<Core, Error> {
+    let header = files::list(include, |name| name == Path::new(HEADER))?;
     let key = KeyBuilder::new("core")
         .text("revision", REVISION)
         .text("sbcl", &sbcl.key.to_string())
         .text("heap", HEAP_MEGABYTES)
         .files(lisp, &inputs(lisp)?)?
+        .files(include, &header)?
         .finish();
     let directory = cache.stage("core", &key, progress, |context| {
         progress.say(format_args!("saving the core; log: {}", context.log.path().display()));

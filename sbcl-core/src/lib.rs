@@ -18,7 +18,7 @@
 //! |---|---|---|---|
 //! | `sbcl-<key>` | minutes | SBCL itself, its contribs, its C objects | the pin, the features, the compiler or the platform change |
 //! | `library-<key>` | a second | `libsbcl.so` with the C shim linked in | also when the shim or one of its headers changes |
-//! | `core-<key>` | seconds | `sbcl.core` with the Lisp side loaded; the compiled Lisp side alone (`sbcl-host.fasl`) | a file of the Lisp side changes |
+//! | `core-<key>` | seconds | `sbcl.core` with the Lisp side loaded; the compiled Lisp side alone (`sbcl-host.fasl`) | a file of the Lisp side, or the header, changes |
 //!
 //! # Environment variables
 //!

@@ -1,6 +1,6 @@
 //! `cargo run -p sbcl-core` builds the shared library and the core now, with visible progress, and prints their paths.
 //! A build of the main crate then finds them in the cache. `cargo run -p sbcl-core internals` writes
-//! `lisp/sbcl-internals.sexp` instead, using SBCL alone.
+//! `lisp/build/sbcl-internals.sexp` instead, using SBCL alone.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -36,9 +36,10 @@ fn main() -> ExitCode {
 fn write_internals(recipe: &Recipe, checkout: &Path) -> Result<(), String> {
     let bare = recipe.sbcl().map_err(|error| error.to_string())?;
     let bare = bare.ok_or("ready-made files bring no SBCL to describe the names with")?;
-    let (table, fasls) = (recipe.lisp_dir.join("sbcl-internals.sexp"), checkout.join("target/sbcl-internals"));
+    let (scripts, fasls) = (recipe.lisp_dir.join("build"), checkout.join("target/sbcl-internals"));
+    let table = scripts.join("sbcl-internals.sexp");
     let mut command = bare.command();
-    command.arg("--load").arg(recipe.lisp_dir.join("write-internals.lisp"));
+    command.arg("--load").arg(scripts.join("write-internals.lisp"));
     command.env("SBCL_MCP_INTERNALS_OUTPUT", &table).env("SBCL_MCP_FASL_DIR", fasls);
     let output = command.output().map_err(|error| format!("{}: {error}", bare.program.display()))?;
     if output.status.success() {

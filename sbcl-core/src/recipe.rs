@@ -15,7 +15,7 @@ use crate::{core, library, sbcl};
 /// The inputs of a build.
 #[derive(Debug)]
 pub struct Recipe {
-    /// The directory of the Lisp side, with its `build.lisp`.
+    /// The directory of the Lisp side, with its `build/build.lisp`.
     pub lisp_dir: PathBuf,
     /// The C file that is linked into the library.
     pub shim: PathBuf,
@@ -78,7 +78,7 @@ impl Recipe {
         let sbcl = self.build_sbcl(&cache, &toolchain)?;
         let shim = Shim { source: &self.shim, include: &self.include_dir };
         let library = library::build(&cache, &sbcl, shim, &toolchain, &self.target, &self.progress)?;
-        let core = core::build(&cache, &sbcl, &self.lisp_dir, &self.progress)?;
+        let core = core::build(&cache, &sbcl, &self.lisp_dir, &self.include_dir, &self.progress)?;
         Ok(Built { library, core: core.core, bare: Some(sbcl.bare()), host: Some(core.host) })
     }
 

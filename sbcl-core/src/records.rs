@@ -1,4 +1,4 @@
-//! Generates the Rust side of `lisp/records.sexp`, a table described in that file.
+//! Generates the Rust side of `lisp/build/records.sexp`, a table described in that file.
 
 use std::fmt::Write as _;
 

@@ -44,7 +44,7 @@ impl Fixture {
         fixture.write("checkout/sbcl-core/.keep", "");
         fixture.write("checkout/ffi/shim.c", SHIM);
         fixture.write("checkout/ffi/shim.h", "");
-        fixture.write("checkout/lisp/build.lisp", "(one)");
+        fixture.write("checkout/lisp/build/build.lisp", "(one)");
         fixture.write("source/make.sh", MAKE);
         fixture.write("source/make-shared-library.sh", "");
         fixture.write("source/version.lisp-expr", "\"2.6.4\"");
@@ -138,7 +138,7 @@ fn changed_file_rebuilds_only_the_stages_that_depend_on_the_file() {
     let fixture = Fixture::new("change");
     let run = || results(&fixture.command().output().unwrap());
     let (library, core) = run();
-    fixture.write("checkout/lisp/build.lisp", "(two)");
+    fixture.write("checkout/lisp/build/build.lisp", "(two)");
     let (same_library, other_core) = run();
     assert_eq!(library, same_library);
     assert_ne!(core, other_core);
@@ -170,14 +170,14 @@ fn killed_build_is_redone_by_the_next_run() {
 #[test]
 fn failing_lisp_build_reports_its_output_and_the_log_path() {
     let fixture = Fixture::new("lisp");
-    fixture.write("checkout/lisp/build.lisp", "(unbalanced");
+    fixture.write("checkout/lisp/build/build.lisp", "(unbalanced");
     let message = failure(&fixture.command().output().unwrap());
     assert!(message.contains("saving the core failed"), "{message}");
     assert!(message.contains("end of file on"), "{message}");
     let log = message.trim().rsplit_once("The whole of it: ").unwrap().1;
     assert!(std::fs::read_to_string(log).unwrap().contains("end of file on"));
     // Once the error is corrected, the build continues from the stages that were finished.
-    fixture.write("checkout/lisp/build.lisp", "(balanced)");
+    fixture.write("checkout/lisp/build/build.lisp", "(balanced)");
     results(&fixture.command().output().unwrap());
     assert_eq!(fixture.builds(), 1);
 }

@@ -200,7 +200,7 @@ impl<'m> Reader<'m> {
     pub(super) fn slots_as_list(&self, handle: message::Handle) -> Result<MessageBuffer, ConversionError> {
         let value = Value::from_handle(handle);
         let expected = "a property list, a hash table or an instance";
-        match self.cx.call::<Value>("sbcl-host::slots-as-list", (&value,)) {
+        match self.cx.call::<Value>("sbcl-host/embedding::slots-as-list", (&value,)) {
             Ok(list) => self.write_out(&list, Shape::DEEP),
             Err(Error::Condition(condition)) if condition.is("control-stack-exhausted") => {
                 Err(ConversionError::too_deep())

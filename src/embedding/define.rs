@@ -16,10 +16,11 @@ use super::error::Error;
 use super::function::Function;
 use super::options::Options;
 use super::pool::{self, HostFailure};
+use crate::image::program::sbcl_program_function;
 use crate::os::panics::Contained;
 
 /// The lowest number of a defined function: `SBCL_PROGRAM_FIRST`. Lower numbers are those of built-in functions.
-const FIRST_NUMBER: u64 = 16;
+const FIRST_NUMBER: u64 = sbcl_program_function::SBCL_PROGRAM_FIRST as u64;
 
 /// The defined functions by number. Redefining a function gives it a new number, because the Lisp stub writes its
 /// arguments in the shapes of the closure that it was compiled for.

@@ -12,37 +12,38 @@ use super::value::{self, Value};
 use crate::image::borrow::borrow_octets;
 use crate::image::message::{self, Token};
 use crate::image::message_buffer::MessageBuffer;
-use crate::image::program::{CallContext, CallStatus};
+use crate::image::program::{CallContext, CallStatus, sbcl_entry};
 use crate::os::panics;
 
 /// Lisp functions that the host calls by number: `enum sbcl_entry` of `ffi/sbcl_host.h`.
 #[derive(Debug, Clone, Copy)]
+#[repr(u32)]
 pub(super) enum Entry {
-    RunUnderConditions = 1,
-    EvaluateText,
-    LoadText,
-    LoadFile,
-    FindFunction,
-    Release,
-    Interrupt,
-    DefineFunction,
-    Print,
-    TypeOf,
-    Same,
-    OctetCount,
-    CopyOctets,
-    Size,
-    Slot,
-    Slots,
-    Element,
-    Objects,
-    Symbol,
-    StartThread,
-    LocalFunction,
-    BorrowOctets,
-    Save,
-    Callee,
-    CurrentThread,
+    RunUnderConditions = sbcl_entry::SBCL_ENTRY_RUN_UNDER_CONDITIONS,
+    EvaluateText = sbcl_entry::SBCL_ENTRY_EVALUATE_TEXT,
+    LoadText = sbcl_entry::SBCL_ENTRY_LOAD_TEXT,
+    LoadFile = sbcl_entry::SBCL_ENTRY_LOAD_FILE,
+    FindFunction = sbcl_entry::SBCL_ENTRY_FIND_FUNCTION,
+    Release = sbcl_entry::SBCL_ENTRY_RELEASE,
+    Interrupt = sbcl_entry::SBCL_ENTRY_INTERRUPT,
+    DefineFunction = sbcl_entry::SBCL_ENTRY_DEFINE_FUNCTION,
+    Print = sbcl_entry::SBCL_ENTRY_PRINT,
+    TypeOf = sbcl_entry::SBCL_ENTRY_TYPE_OF,
+    Same = sbcl_entry::SBCL_ENTRY_SAME,
+    OctetCount = sbcl_entry::SBCL_ENTRY_OCTET_COUNT,
+    CopyOctets = sbcl_entry::SBCL_ENTRY_COPY_OCTETS,
+    Size = sbcl_entry::SBCL_ENTRY_SIZE,
+    Slot = sbcl_entry::SBCL_ENTRY_SLOT,
+    Slots = sbcl_entry::SBCL_ENTRY_SLOTS,
+    Element = sbcl_entry::SBCL_ENTRY_ELEMENT,
+    Objects = sbcl_entry::SBCL_ENTRY_OBJECTS,
+    Symbol = sbcl_entry::SBCL_ENTRY_SYMBOL,
+    StartThread = sbcl_entry::SBCL_ENTRY_START_THREAD,
+    LocalFunction = sbcl_entry::SBCL_ENTRY_LOCAL_FUNCTION,
+    BorrowOctets = sbcl_entry::SBCL_ENTRY_BORROW_OCTETS,
+    Save = sbcl_entry::SBCL_ENTRY_SAVE,
+    Callee = sbcl_entry::SBCL_ENTRY_CALLEE,
+    CurrentThread = sbcl_entry::SBCL_ENTRY_CURRENT_THREAD,
 }
 
 /// Proof that the current thread is a Lisp thread; [`Lisp::enter`](super::Lisp::enter) lends it to its closure.

@@ -22,7 +22,9 @@ use super::options::Options;
 use super::output;
 use super::value::Value;
 use crate::image::interruption::{self, Interruption};
-use crate::image::program::{self, CallContext, CallStatus, Followup, Program, Task, TaskEnd, ThreadState};
+use crate::image::program::{
+    self, CallContext, CallStatus, Followup, Program, Task, TaskEnd, ThreadState, sbcl_program_function,
+};
 use crate::image::{Event, message};
 use crate::os::clock::Clock;
 use crate::os::helper_threads;
@@ -940,10 +942,10 @@ impl Program for Pool {
 }
 
 /// The numbers of the program's built-in functions: `enum sbcl_program_function`.
-const RUN: u64 = 0;
-const ASK: u64 = 1;
-const READ_INPUT: u64 = 2;
-const DEFINED: u64 = 3;
+const RUN: u64 = sbcl_program_function::SBCL_PROGRAM_RUN as u64;
+const ASK: u64 = sbcl_program_function::SBCL_PROGRAM_ASK as u64;
+const READ_INPUT: u64 = sbcl_program_function::SBCL_PROGRAM_READ_INPUT as u64;
+const DEFINED: u64 = sbcl_program_function::SBCL_PROGRAM_DEFINED as u64;
 
 /// The reason why a host function returned no values.
 pub(super) enum HostFailure {

@@ -22,7 +22,7 @@ use crate::image::fingerprint::Fingerprint;
 use crate::os::poll_set::PollSet;
 
 /// The time that the saving process gets, slightly longer than its own limit (`**saving-seconds**` of
-/// `lisp/checkpoint.lisp`).
+/// `lisp/core/checkpoint.lisp`).
 const SAVE_TIMEOUT: Duration = Duration::from_secs(310);
 /// The limit of the saving process' message in bytes.
 const MAX_REPORT_BYTES: usize = 2000;

@@ -1,7 +1,7 @@
 //! Messages between Lisp and an embedding program, and the handles in them.
 //!
 //! A message is a sequence of tokens. A token is one word (tag in the low byte, number in the rest), followed by the
-//! words and tokens that it announces. `lisp/values.lisp` implements the same encoding.
+//! words and tokens that it announces. `lisp/embedding/values.lisp` implements the same encoding.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};

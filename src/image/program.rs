@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use once_cell::sync::OnceCell;
 
 use super::bindings::{sbcl_call_status, sbcl_library, sbcl_message};
+pub(crate) use super::bindings::{sbcl_entry, sbcl_program_function};
 use super::float_traps::{self, MaskedTraps};
 use super::message::MessageWriter;
 use super::message_buffer::MessageBuffer;
@@ -72,7 +73,7 @@ pub(crate) struct CallContext {
 }
 
 /// Bytes of stack that must be left before a recursion in Rust goes one level deeper, SBCL's guard pages included. Less
-/// than Lisp requires when it is called (`+room-for-program+` in `lisp/calls.lisp`).
+/// than Lisp requires when it is called (`+room-for-program+` in `lisp/embedding/calls.lisp`).
 const MIN_STACK_ROOM: usize = 192 * 1024;
 
 /// Returns the lowest address of this thread's stack, or 0 if unknown. On x86-64 this is Lisp's control stack.
@@ -278,7 +279,7 @@ impl CallContext {
         handle: u64,
         target: &mut [u8],
     ) -> (CallStatus, MessageBuffer) {
-        // Tag 2 is an integer's: see lisp/values.lisp.
+        // Tag 2 is an integer's: see lisp/embedding/values.lisp.
         let message = [handle, 2, target.as_mut_ptr() as u64, 2, target.len() as u64];
         self.call(function, 0, &message)
     }

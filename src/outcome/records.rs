@@ -1,4 +1,4 @@
-//! The records with which Lisp answers queries and operations: one structure for each kind in `lisp/records.sexp`.
+//! The records with which Lisp answers queries and operations: one structure for each kind in `lisp/build/records.sexp`.
 
 use serde::{Deserialize, Serialize};
 
@@ -144,7 +144,7 @@ fn enum_from_word<T: for<'a> Deserialize<'a>>(value: FieldValue) -> Option<T> {
 /// Approximate size in bytes of a record without its text.
 const RECORD_BYTES: usize = 128;
 
-/// Defines the record structures. `sbcl_core::records` generates the argument from `lisp/records.sexp`.
+/// Defines the record structures. `sbcl_core::records` generates the argument from `lisp/build/records.sexp`.
 macro_rules! records {
     ($(
         $(#[$about:meta])*

@@ -259,7 +259,7 @@ pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -
     format!("{text}\nLong values are shortened{one}.")
 }
 
-/// Maximum number of frames whose variables are read at once: `+frames-with-locals+` in lisp/debugger.lisp.
+/// Maximum number of frames whose variables are read at once: `+frames-with-locals+` in lisp/core/frames.lisp.
 #[cfg(feature = "mcp")]
 const LIVE_FRAMES: usize = 50;
 

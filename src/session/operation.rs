@@ -1,5 +1,5 @@
 //! Operations and queries that Lisp runs by name, and the records that they return. Their Lisp half is in
-//! lisp/operations.lisp.
+//! lisp/core/operations.lisp.
 
 use std::fmt::{self, Display, Formatter};
 

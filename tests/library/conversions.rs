@@ -96,8 +96,9 @@ fn failed_conversion_keeps_no_objects_alive() {
             assert!(error.to_string().contains("too large to be converted, or holds itself"), "{error}");
         }
     }
-    let kept: i64 =
-        lisp.eval("(count :unwritten sbcl-host::**values** :key (lambda (x) (if (consp x) (car x))))").unwrap();
+    let kept: i64 = lisp
+        .eval("(count :unwritten sbcl-host/embedding::**handle-table** :key (lambda (x) (if (consp x) (car x))))")
+        .unwrap();
     assert_eq!(kept, 0);
 }
 

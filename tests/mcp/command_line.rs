@@ -115,7 +115,7 @@ fn failure_to_start_lisp_threads_is_reported() {
     for (init, reason) in [
         (
             "(sb-ext:without-package-locks \
-             (sb-int:encapsulate (find-symbol \"START-LANE\" \"SBCL-HOST\") 'test \
+             (sb-int:encapsulate (find-symbol \"START-LANE\" \"SBCL-HOST/EMBEDDING\") 'test \
              (lambda (f lane) f (error \"no lane ~D\" lane))))",
             "SIMPLE-ERROR: no lane 0",
         ),

@@ -527,7 +527,7 @@ fn reload_names_stale_definitions_and_defvars_with_old_values() {
     project.write("app/a.lisp", after).write("app/b.lisp", "(in-package :app)\n(defun moved () 2)");
     let text = load(&mut server, json!({"system": "app"}));
     let expected = "[notice]
-APP::*LIMIT* keeps the value that it had: its DEFVAR in app/a.lisp has changed, and gives none to a variable that has one. \
+APP::*LIMIT* keeps its value: its DEFVAR in app/a.lisp has changed, but DEFVAR does not reassign a bound variable. \
                     (setf APP::*LIMIT* (* 2                    10)) does.
 app/a.lisp no longer defines what is still there from before: function APP::GONE, function APP::OLD-NAME, macro \
                     APP::GONE-MACRO, method APP::METH (STRING), class APP::SHAPE.

@@ -672,7 +672,7 @@ fn replayed_form_is_skipped_when_its_package_is_missing() {
     let text = server.evaluate("(list (run) (package-name *package*))");
     assert!(text.ends_with("=> (:THE-USERS-OWN \"COMMON-LISP-USER\")"), "{text}");
     assert!(text.contains("- (defun run () :of-app) ("), "{text}");
-    assert!(text.contains("The package APP, in which it was read, is not there."), "{text}");
+    assert!(text.contains("The package APP, in which the form was read, does not exist."), "{text}");
 }
 
 #[test]
@@ -691,7 +691,7 @@ fn replayed_form_is_skipped_when_its_defpackage_was_not_kept() {
     assert!(text.ends_with(&format!("=> (:THE-USERS-OWN {})", 6 << 20)), "{text}");
     assert!(text.contains("- (defun run () :of-app) ("), "{text}");
     assert!(text.contains("- (defpackage :app (:use :cl)) (it was dropped to save space)"), "{text}");
-    assert!(text.contains("The package APP, in which it was read, is not there."), "{text}");
+    assert!(text.contains("The package APP, in which the form was read, does not exist."), "{text}");
 }
 
 /// Not every package uses COMMON-LISP.

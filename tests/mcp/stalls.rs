@@ -600,7 +600,7 @@ fn large_errors_of_a_persistent_session_delay_no_other_client() {
 }
 
 /// Stops all Lisp threads for three seconds, as the collection of a large heap does, and creates a directory once they
-/// have stopped. `lisp/checkpoint.lisp` stops threads in the same way.
+/// have stopped. `lisp/core/checkpoint.lisp` stops threads in the same way.
 const STOP_THE_WORLD: &str = r#"
 (defun stop-the-world (begun after)
   (let ((path (sb-ext:string-to-octets begun :null-terminate t)))

@@ -45,7 +45,7 @@ fn assert_untraced(server: &mut Server) {
                               for info = (sb-impl::encapsulation-info (sb-kernel:%symbol-function name))
                               when (and info (not (eq 'trace (sb-impl::encapsulation-info-type info)))) collect name)
                         (sb-pcl::generic-function-encapsulations #'area)
-                        sbcl-host::**traced-methods** sbcl-host::**broken-functions** sbcl-host::**before-threads**)";
+                        sbcl-host/tools::**traced-methods** sbcl-host/tools::**breakpoint-functions** sbcl-host::**thread-start-hooks**)";
     // The user may print in any case.
     assert_eq!(call_ok(server, "evaluate-lisp", json!({"code": code})).to_uppercase(), "=> NIL");
 }
@@ -376,7 +376,7 @@ fn untraceable_local_functions_and_methods_are_refused() {
     for (name, expected) in [
         (
             "(flet twice :in inlined)",
-            "INLINED has no local function twice in its compiled code: it has none. SBCL makes one",
+            "INLINED has no local function twice in its compiled code: it has none. SBCL merges a",
         ),
         (
             "(labels fect :in outer)",
@@ -384,10 +384,10 @@ fn untraceable_local_functions_and_methods_are_refused() {
         ),
         ("(labels sum :in area)", "AREA is a generic function: name the method that sum is in"),
         ("(method area (string))", "There is no (method area (string)). The methods of AREA:\n  (method area "),
-        ("(method fact (t))", "FACT is no generic function: it has no methods."),
-        ("(labels fact)", "(labels fact) is no name of a local function: (labels bar :in foo) is."),
-        ("(labels fact :in outer", "is no name of a function."),
-        ("(lambda x)", "(lambda x) is no name of a function: foo, (setf foo), (method foo (integer)) and"),
+        ("(method fact (t))", "FACT is not a generic function: it has no methods."),
+        ("(labels fact)", "(labels fact) is not the name of a local function, such as (labels bar :in foo)."),
+        ("(labels fact :in outer", "is not the name of a function."),
+        ("(lambda x)", "(lambda x) is not the name of a function, such as foo, (setf foo), (method foo (integer)) or"),
     ] {
         let text = call_err(&mut server, "trace-calls", json!({"code": "1", "functions": [name]}));
         assert!(text.contains(expected), "{name}: {text}");

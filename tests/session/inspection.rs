@@ -707,3 +707,15 @@ fn a_reset_removes_user_methods_on_system_generic_functions() {
 fn reset_message_names_the_current_package() {
     assert_eq!(report::reset(&[]), "Session reset. All definitions cleared.\nCurrent package: COMMON-LISP-USER");
 }
+
+#[test]
+fn packages_of_the_lisp_side_are_locked_and_export_nothing() {
+    let lisp = fresh();
+    let packages = "(sort (loop for package in (list-all-packages)
+                                when (and (eql 0 (search \"SBCL-HOST\" (package-name package)))
+                                          (sb-ext:package-locked-p package)
+                                          (loop for symbol being the external-symbols of package never t))
+                                  collect (subseq (package-name package) 9))
+                          #'string<)";
+    assert_eq!(lisp.value(packages), "(\"\" \"/DEBUGGER\" \"/EMBEDDING\" \"/TESTING\" \"/TOOLS\")");
+}

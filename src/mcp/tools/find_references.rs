@@ -28,7 +28,7 @@ pub(super) struct Arguments {
     package: Option<Text>,
 }
 
-/// The relations, named as in lisp/find-references.lisp.
+/// The relations, named as in lisp/tools/find-references.lisp.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Relation {

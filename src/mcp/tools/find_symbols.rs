@@ -32,7 +32,7 @@ pub(super) struct Arguments {
     limit: Count<1_000, 30>,
 }
 
-/// The kinds of symbols, named as in lisp/find-symbols.lisp.
+/// The kinds of symbols, named as in lisp/tools/find-symbols.lisp.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Kind {

@@ -26,7 +26,7 @@ pub(super) struct Arguments {
     package: Option<Text>,
 }
 
-/// The depths of expansion, named as in lisp/macroexpand.lisp.
+/// The depths of expansion, named as in lisp/tools/macroexpand.lisp.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Depth {

@@ -45,7 +45,7 @@ pub(super) struct Arguments {
     wait: Option<Wait>,
 }
 
-/// The profiler's modes, named as in lisp/profiling.lisp.
+/// The profiler's modes, named as in lisp/tools/profiling.lisp.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Mode {

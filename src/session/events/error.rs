@@ -78,7 +78,7 @@ impl ErrorBuilder {
     }
 
     /// Returns true if the reader found the submitted code unbalanced, judging by the wording of `push-reader-position`
-    /// in lisp/hints.lisp and of SBCL's reader.
+    /// in lisp/debugger/hints.lisp and of SBCL's reader.
     fn is_unbalanced_code(&self) -> bool {
         let message = self.message.as_str();
         self.kind == "END-OF-FILE" && message.contains("\nThe code ends at line ")

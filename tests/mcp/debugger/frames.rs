@@ -257,7 +257,7 @@ fn restart_frame_calls_redefined_methods_of_each_qualifier(mode: Mode) {
     let frame = frame_of(&again, "((:METHOD KIND ((EQL :A))) :A)");
     in_frame(&mut server, frame, "(remove-method #'kind (find-method #'kind '() '((eql :a))))");
     let text = call_err(&mut server, "resume-from-frame", json!({"frame": frame}));
-    let said = "Frame 1 cannot be called again: (SB-PCL::FAST-METHOD KIND ((EQL :A))) is no method of its generic function any more.";
+    let said = "Frame 1 cannot be called again: (SB-PCL::FAST-METHOD KIND ((EQL :A))) is no longer a method of its generic function.";
     assert_eq!(text, said);
     let text = call_ok(&mut server, "resume-from-frame", json!({"frame": frame, "return": "(list :instead x)"}));
     assert_eq!(text, "=> ((:INSTEAD :A))");
@@ -399,7 +399,7 @@ fn unwinding_to_a_directly_called_local_function_is_refused(mode: Mode) {
     let frame = frame_of(&report, "((FLET G :IN OUTER)");
     let said = format!(
         "SBCL cannot unwind to frame {frame}: it is a local function that its own code calls directly, and that code \
-         relies on all that the compiler found out about it. The next one out to which it can is {}.",
+         relies on everything that the compiler derived about it. The next outer frame to which it can unwind is {}.",
         frame + 1
     );
     assert_eq!(call_err(&mut server, "resume-from-frame", json!({"frame": frame})), said);
@@ -463,8 +463,8 @@ fn restart_frame_in_compiled_files_works_or_says_why_not(mode: Mode) {
     assert_eq!(call_ok(&mut server, "resume-from-frame", json!({"frame": 1, "return": "7"})), "=> (7)");
     server.evaluate("(setf *fails* t)");
     let text = restart_frame_after_repair(&mut server, "(list (without 1))", "(WITHOUT", "");
-    let said = "SBCL cannot unwind to frame 2: its code was compiled without what that needs: with (declaim (optimize (debug \
-                2))), and its definition loaded again, it has it.";
+    let said = "SBCL cannot unwind to frame 2: its code was compiled without the needed debug information: evaluate (declaim \
+                (optimize (debug 2))) and reload its definition.";
     assert!(text.starts_with(said), "{text}");
     for kind in ["lisp", "fasl"] {
         std::fs::remove_file(path.with_extension(kind)).expect("removed");

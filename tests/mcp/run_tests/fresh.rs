@@ -40,8 +40,8 @@ fn run_tests_reload_names_stale_definitions_and_defvars() {
         let text = call_ok(&mut server, "run-tests", json!({"system": "demo", "reload": true, "fresh": fresh}));
         let text = text.replace(&format!("target/tmp/{}/", project.directory.file_name().unwrap().display()), "");
         let expected = format!(
-            "[notice]\n{more}DEMO::*LIMIT* keeps the value that it had: its DEFVAR in src/demo.lisp has changed, and gives none to \
-             a variable that has one. (setf DEMO::*LIMIT* 2) does.\nsrc/demo.lisp no longer defines what is still there \
+            "[notice]\n{more}DEMO::*LIMIT* keeps its value: its DEFVAR in src/demo.lisp has changed, but DEFVAR does not reassign \
+             a bound variable. (setf DEMO::*LIMIT* 2) does.\nsrc/demo.lisp no longer defines what is still there \
              from before: function DEMO::OLD.\n\n=> all pass  1 passed, "
         );
         assert!(text.starts_with(&expected), "{text}");
@@ -102,12 +102,13 @@ fn test_that_kills_the_process_is_named_in_image_lost() {
 fn timed_out_step_of_a_test_run_is_named() {
     let mut server = ready();
     call_ok(&mut server, "configure-limits", json!({"timeout": 0}));
-    let code = "(unwind-protect (progn (sbcl-host::announce-step \"the loading of demo\" 100) (loop))
-                  (sbcl-host::announce-test nil))";
+    let code = "(unwind-protect (progn (sbcl-host/testing::announce-step \"the loading of demo\" 100) (loop))
+                  (sbcl-host/testing::announce-test nil))";
     let text = call_err(&mut server, "evaluate-lisp", json!({"code": code}));
     assert!(text.starts_with("[ERROR] TIMEOUT\nThe time limit of the loading of demo was exceeded.\n"), "{text}");
     // No time limit remains after the step.
-    let code = "(progn (sbcl-host::announce-step \"the loading of demo\" 100) (sbcl-host::announce-test nil)
+    let code =
+        "(progn (sbcl-host/testing::announce-step \"the loading of demo\" 100) (sbcl-host/testing::announce-test nil)
                   (sleep 0.3) 1)";
     assert_eq!(server.evaluate(code), "=> 1");
 }
@@ -187,7 +188,7 @@ fn cancelling_run_tests_ends_the_run_and_restores_the_framework() {
     // The framework's functions are restored.
     let text = call_ok(&mut server, "run-tests", json!({"name": "after"}));
     assert!(text.starts_with("=> all pass  1 passed"), "{text}");
-    assert_eq!(server.evaluate("(sb-int:encapsulated-p 'sb-rt:do-tests 'sbcl-host::run-tests)"), "=> NIL");
+    assert_eq!(server.evaluate("(sb-int:encapsulated-p 'sb-rt:do-tests 'sbcl-host/testing::run-tests)"), "=> NIL");
 }
 
 #[test]

@@ -93,7 +93,7 @@ fn removed_redefined_and_oddly_named_tests_are_reported() {
 2. DEMO-TESTS::TWICE  tests/tests.lisp:13
    (is (= 1 3))  expected 1, got 3
 3. DEMO-TESTS::VICTIM  tests/tests.lisp:20
-   It could not run: a test before it has removed it.
+   It could not run: an earlier test removed it.
 4. DEMO-TESTS::CHANGED  tests/tests.lisp:23
    (= 1 4)  expected 1, got 4
 5. DEMO-TESTS::LOSES  tests/tests.lisp:26
@@ -443,7 +443,7 @@ fn test_removed_by_an_earlier_test_is_an_error() {
         call_ok(&mut server, "load-system", json!({"system": "demo/tests", "timeout": 600}));
         let text = call_ok(&mut server, "run-tests", json!({"system": "demo"}));
         assert!(text.starts_with("FAILED  1 passed, 0 failed, 1 error, 0 skipped in "), "{framework}: {text}");
-        assert!(text.contains("   It could not run: a test before it has removed it.\n"), "{framework}: {text}");
+        assert!(text.contains("   It could not run: an earlier test removed it.\n"), "{framework}: {text}");
     }
 }
 

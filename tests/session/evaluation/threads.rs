@@ -46,7 +46,7 @@ fn timer_runs_even_when_sigalrm_reaches_an_idle_thread() {
     assert_eq!(
         lisp.value(
             "(let ((ran nil)
-                   (idle (svref sbcl-host::**lane-threads** sbcl-host::+inspection-lane+)))
+                   (idle (svref sbcl-host/embedding::**lane-threads** sbcl-host::+inspection-lane+)))
                (sb-ext:schedule-timer (sb-ext:make-timer (lambda () (setf ran t)) :thread nil) 0.05)
                (sb-impl::%clear-system-timer)
                (sleep 0.06)

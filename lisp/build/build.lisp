@@ -1,0 +1,68 @@
+;;;; Compiles and loads the Lisp side and saves the core. The build runs this with a plain SBCL. Environment variables:
+;;;; SBCL_MCP_CORE_OUTPUT names the core to write; SBCL_MCP_HOST_OUTPUT names the file that will contain all compiled
+;;;; code, from which cores with additional code are made; SBCL_MCP_FASL_DIR names a directory for compiled files.
+
+(in-package "COMMON-LISP-USER")
+
+(require :asdf)
+(asdf:load-asd (merge-pathnames "../sbcl-host.asd" *load-truename*))
+
+(defvar *systems* (remove-if-not (lambda (name) (eql 0 (search "sbcl-host/" name)))
+                                 (asdf:system-depends-on (asdf:find-system "sbcl-host")))
+  "The names of the Lisp side's systems, each after those that it depends on.")
+
+(defvar *contribs* (set-difference (asdf:system-depends-on (asdf:find-system "sbcl-host")) *systems* :test #'string=)
+  "The contribs in the core. contribs.lisp lists the omitted ones.")
+
+(mapc #'require *contribs*)
+
+;;; Check first: it names each internal name of SBCL that has changed, before code that relies on it fails.
+(load (merge-pathnames "sbcl-internals.lisp" *load-truename*))
+(handler-case (funcall (intern "CHECK-TABLE" "SBCL-INTERNALS") (merge-pathnames "sbcl-internals.sexp" *load-truename*))
+  (error (failure)
+    (format *error-output* "~&~A~%" failure)
+    (sb-ext:exit :code 1 :abort t)))
+(delete-package "SBCL-INTERNALS")
+
+(let ((compiled '())
+      (fasls (parse-namestring (concatenate 'string (sb-posix:getenv "SBCL_MCP_FASL_DIR") "/")))
+      (clean t))
+  (proclaim '(optimize (debug 1) (safety 1) (speed 1)))
+  (handler-bind ((sb-kernel:redefinition-warning #'muffle-warning) ; compiled, then loaded
+                 (sb-ext:compiler-note #'muffle-warning)
+                 (warning (lambda (warning)
+                            (setf clean nil)
+                            (format *error-output* "~&~A: ~A~%" (type-of warning) warning))))
+    ;; The compiled code is also loaded into an SBCL that has none of the contribs.
+    (let ((source (make-pathname :name "build-requirements" :type "lisp" :defaults fasls)))
+      (with-open-file (file source :direction :output)
+        (format file "(in-package \"COMMON-LISP-USER\")~%(mapc #'require '~S)~%" *contribs*))
+      (push (compile-file source) compiled))
+    ;; Not by ASDF, and each file is a compilation unit of its own, so that a use of a later file's names is a warning.
+    (dolist (system *systems*)
+      (dolist (component (asdf:component-children (asdf:find-system system)))
+        (let* ((folder (subseq system (length "sbcl-host/")))
+               (name (asdf:component-name component))
+               (fasl (make-pathname :name (format nil "~A-~A" folder name) :type "fasl" :defaults fasls))
+               ;; A name under SYS: makes the frames of this code count as system frames.
+               (sb-c::*source-namestring* (format nil "SYS:HOST;~:@(~A;~A~).LISP" folder name)))
+          ;; COMPILE-FILE turns a form that it cannot compile into a run-time error, without a warning.
+          (multiple-value-bind (output warned failed)
+              (compile-file (asdf:component-pathname component) :output-file fasl)
+            (declare (ignore warned))
+            (when (or failed (null output))
+              (error "~A/~A does not compile." folder name)))
+          (load fasl)
+          (push fasl compiled)))))
+  (unless clean
+    (format *error-output* "~&The Lisp side does not compile without a warning.~%")
+    (sb-ext:exit :code 1 :abort t))
+  ;; Concatenated fasls are a fasl.
+  (uiop:concatenate-files (reverse compiled)
+                          (sb-ext:parse-native-namestring (sb-posix:getenv "SBCL_MCP_HOST_OUTPUT"))))
+
+;;; The saved image must not know where the sources were.
+(mapc #'asdf:clear-system (list* "sbcl-host" "sbcl-host/tests" *systems*))
+(mapc #'unintern '(*systems* *contribs*))
+(funcall (intern "NOTE-CORE-CONTENTS" "SBCL-HOST"))
+(funcall (intern "SAVE-CORE" "SBCL-HOST") (sb-posix:getenv "SBCL_MCP_CORE_OUTPUT"))

@@ -1,0 +1,186 @@
+;;;; The records with which Lisp answers queries and operations, for both languages: PUSH-RECORD compiles no other names,
+;;;; and the build generates a Rust structure from each (src/outcome/records.rs). An entry consists of the record's kind,
+;;;; the name of the structure, its documentation, and the fields. A field consists of its name, its type, its
+;;;; documentation, and its name in structured results if that differs. `?` marks an optional field; a number is not
+;;;; negative; a flag is 1 for true.
+
+(system System "Introduces the results of one of several tested systems."
+ (name text "The name of the system, as requested.")
+ (printed number "The number of characters that the evaluation had printed by then."))
+
+(run RunCounts "The counts of a test run."
+ (system text? "The system, if several are tested.")
+ (passed number "The number of tests whose checks all passed.")
+ (failed number "The number of tests with a failed check, or that exceeded their time limit.")
+ (errors number "The number of tests that an error ended.")
+ (skipped number "The number of tests that were not run, or that checked nothing and gave a reason.")
+ (milliseconds number "The duration of the run."))
+
+(test TestResult "The result of a test. Records about its checks follow."
+ (system text? "The system, if several are tested.")
+ (name text "The name of the test.")
+ (framework text "The framework of the test; `ASDF` for a test operation of an unknown framework.")
+ (status test-status "The outcome of the test.")
+ (milliseconds number "The duration of the test.")
+ (checks number? "The number of checks that passed, if known.")
+ (message text? "The framework's message about the test.")
+ (error number? "The index, from 0, of the error that ended the test among the errors of the outcome.")
+ (file text? "The file that defines the test.")
+ (line number? "The line of the definition, from 1.")
+ (code text? "The text of that line."))
+
+(check Check "A failed check of the preceding test."
+ (form text? "The form that was checked.")
+ (expected text? "The expected value.")
+ (actual text? "The actual value.")
+ (message text? "The message of the check.")
+ (file text? "The file that contains the check.")
+ (line number? "The line of the check, from 1."))
+
+(more-checks MoreChecks "The number of further failed checks of the preceding test."
+ (count number "The number of checks."))
+
+(suspects Suspects "Introduces the suspects of a test."
+ (system text? "The system, if several are tested.")
+ (name text "The name of the test.")
+ (printed text? "The failure report, printed by a test operation, to which the suspects belong.")
+ (more number "The number of similar failure reports of that operation."))
+
+(suspect Suspect "A function that may cause a failure."
+ (name text "The name of the function.")
+ (file text? "The file that defines the function.")
+ (line number "The line of the definition, from 1.")
+ (passing number "The number of passing tests that ran the suspected code.")
+ (macros text? "The macros that the suspected code expands, separated by commas."))
+
+(line SuspectLine "A line of the preceding suspect."
+ (line number "The line in the file, from 1.")
+ (code text "The text of the line.")
+ (passing number? "The number of passing tests that ran the line, if larger than for other lines."))
+
+(no-suspects NoSuspects "The search for suspects found none."
+ (system text? "The system, if several are tested."))
+
+(differs Difference "A test that passes in only one of two images."
+ (system text? "The system, if several are tested.")
+ (name text "The name of the test.")
+ (passes passing-image "The image in which the test passes."))
+
+(directory Directory "A directory in which another image finds systems."
+ (system text? "The system, if several are tested.")
+ (name text "The path of the directory."))
+
+(load SystemToLoad "A system that another image must load to find the tests."
+ (system text? "The tested system, if several are tested.")
+ (name text "The name of the system to load."))
+
+(loading Loading "The start of a load."
+ (name text "The name of the system or file."))
+
+(progress LoadProgress "The progress of a load."
+ (message text "A sentence about the progress."))
+
+(loaded Loaded "The result of a load."
+ (name text "The name of the system or file.")
+ (files number "The number of loaded files.")
+ (compiled number "The number of compiled files among them.")
+ (present number? "The number of files of the system, if none had to be loaded.")
+ (definition text? "The file with the system definition, if it was searched for.")
+ (systems text? "The other loaded systems, separated by commas.")
+ (milliseconds number "The duration of the load."))
+
+(read ReadUpTo "The end of the code that was read."
+ (end number "The number of characters read."))
+
+(trace Trace "The summary of a trace."
+ (functions number "The number of traced functions.")
+ (calls number "The number of calls.")
+ (recorded number "The number of recorded calls.")
+ (omitted number "The number of calls that were not recorded.")
+ (stopped flag "Tracing of local functions stopped because a thread was started."))
+
+(call TracedCall "A call of a traced function."
+ (thread text? "The thread that made the call, if not the evaluating thread.")
+ (depth number "The number of recorded calls that enclose the call.")
+ (text text "The call, printed.")
+ (end call-end "How the call ended.")
+ (result text "The values or the error, printed.")
+ (nanoseconds number? "The duration of the call.")
+ (deeper number? "The number of deeper calls within the call that were not recorded."))
+
+(profile ProfileSummary "The summary of a profile."
+ (mode text "The profiling mode: `cpu`, `alloc` or `time`.")
+ (samples number "The number of samples.")
+ (threads number "The number of threads with samples.")
+ (milliseconds number "The duration of profiling.")
+ (functions number "The number of functions in the samples."))
+
+(function ProfiledFunction "A function in a profile."
+ (name text "The name of the function.")
+ (place text? "The source location of the definition.")
+ (own number "The number of samples in the function itself." "self")
+ (total number "The number of samples in the function or in functions that it called."))
+
+(stack Stack "A call stack in a profile."
+ (count number "The number of samples with this stack.")
+ (frames text "The names of the functions, outermost first, separated by semicolons."))
+
+(symbol FoundSymbol "A symbol or package that a search found."
+ (name text "The name, as a user would type it.")
+ (kind text "What the symbol names.")
+ (lambda-list text? "The lambda list; for a package, its exported symbols.")
+ (documentation text? "The first line of the documentation.")
+ (exported flag "Its package exports the symbol."))
+
+(nothing Nothing "A search without results."
+ (text text "The message, with similar names."))
+
+(relation Relation "The relation of the following references to a name."
+ (name text "The name of the relation."))
+
+(reference Reference "A reference to a name."
+ (name text "The definition that contains the reference.")
+ (place text "The file and the line, or a note that they are unknown." "where")
+ (code text? "The text of that line.")
+ (how text? "The way in which the definition refers to the name."))
+
+(note Note "A remark about search results."
+ (text text "A sentence."))
+
+(more More "The number of further results beyond the requested number."
+ (count number "The number of results."))
+
+(omitted Omitted "The number of further results that were not kept."
+ (count number "The number of results."))
+
+(step ExpansionStep "A step of a macro expansion."
+ (operator text "The operator of the expanded form." "macro")
+ (result text "The operator of the expansion.")
+ (count number "The number of consecutive repetitions of the step."))
+
+(expansion ExpansionPiece "A piece of an expansion."
+ (text text "The text of the piece."))
+
+(error ExpansionError "An error in a macro function or in the reader."
+ (class text "The class name of the condition." "type")
+ (message text "The report of the condition.")
+ (during text "The action during which it occurred." "while"))
+
+(saving Saving "Another process is saving the image."
+ (process number? "The process number.")
+ (stopped number "The time for which the session was stopped, in microseconds.")
+ (timers number "The number of timers that the saved image lacks."))
+
+(thread SavedThread "A thread that the saved image lacks."
+ (name text "The name of the thread."))
+
+(image Image "The image."
+ (name text? "The name of the checkpoint from which the image was booted.")
+ (package text "The package of the session."))
+
+(definitions DefinitionCount "The number of the session's definitions of one kind."
+ (count number "The number of definitions.")
+ (kind text "The kind, in the singular."))
+
+(package Package "A package."
+ (name text "A name or nickname of the package."))

@@ -1,0 +1,230 @@
+;;;; Changes on disk. ASDF compares only dates, in whole seconds. It therefore misses an edit within the second in which
+;;;; the fasl was made, and a file that was restored with an older date. This file compares dates to the nanosecond, and
+;;;; compares files with their state when this image compiled or loaded them.
+
+(in-package "SBCL-HOST")
+
+;;; The state of a file
+
+(defstruct (file-state (:copier nil) (:predicate nil))
+  "A file's dates, size and inode at a certain time."
+  ;; The dates, in nanoseconds of universal time: of the last change of the content (mtime), and of the last change of
+  ;; anything about the file (ctime), which no program can set.
+  (written 0 :type integer :read-only t)
+  (changed 0 :type integer :read-only t)
+  (size 0 :type integer :read-only t)
+  (inode 0 :type integer :read-only t))
+
+(defun universal-nanoseconds (seconds &optional (nanoseconds 0))
+  "Convert Unix time in SECONDS and NANOSECONDS to nanoseconds of universal time."
+  (+ (* 1000000000 (+ seconds sb-impl::unix-to-universal-time)) nanoseconds))
+
+#+linux
+(defun exact-file-state (namestring)
+  "Return the FILE-STATE of the file NAMESTRING, native, to the nanosecond. Return NIL when the file does not exist or
+statx(2) is not available."
+  (let ((words (make-array 32 :element-type '(signed-byte 64) :initial-element 0)))
+    (when (eql 0 (with-pinned-objects (words)
+                   (alien-funcall (extern-alien "statx" (function int int c-string int unsigned-int system-area-pointer))
+                                  ;; AT_FDCWD; STATX_MTIME, STATX_CTIME, STATX_INO and STATX_SIZE
+                                  -100 namestring 0 #x3C0 (vector-sap words))))
+      (flet ((date (word)
+               (universal-nanoseconds (aref words word) (ldb (byte 32 0) (aref words (1+ word))))))
+        (make-file-state :inode (aref words 4) :size (aref words 5) :changed (date 12) :written (date 14))))))
+
+(defun file-state (namestring)
+  "Return the FILE-STATE of the file NAMESTRING, native, or NIL when there is no such file."
+  (or #+linux (exact-file-state namestring)
+      (multiple-value-bind (found device inode mode links user group type size accessed written changed)
+          (sb-unix:unix-stat namestring)
+        (declare (ignore device mode links user group type accessed))
+        (and found
+             (make-file-state :inode inode
+                              :size size
+                              :written (universal-nanoseconds written)
+                              :changed (universal-nanoseconds changed))))))
+
+(defun content-date (state)
+  "Return the latest time at which the content of the file in STATE can have been written. A modification date later than
+the last change of the file itself comes from another clock."
+  (min (file-state-written state) (file-state-changed state)))
+
+(defun file-changed-p (before namestring)
+  "Return true when the file NAMESTRING, native, no longer has the state BEFORE. Programs that copy files set the date of
+the content, but the inode and the date of the last change differ. A file counts as changed when its mode was changed, or
+when the image was moved to another machine; then it is loaded once more than necessary."
+  (let ((now (file-state namestring)))
+    (not (and now
+              (= (file-state-written before) (file-state-written now))
+              (= (file-state-changed before) (file-state-changed now))
+              (= (file-state-inode before) (file-state-inode now))
+              (= (file-state-size before) (file-state-size now))))))
+
+(defconstant +clock-tick+ 11000000
+  "Nanoseconds after which a write is certain to give a file a later date. Kernels count dates in ticks of 10 ms or less.")
+
+(defun await-clock-tick (state)
+  "If the file in STATE was written within the last tick, wait until files written from now on get a later date."
+  (flet ((age ()
+           (multiple-value-bind (seconds nanoseconds) (sb-unix:clock-gettime sb-unix:clock-realtime)
+             (- (universal-nanoseconds seconds nanoseconds) (content-date state)))))
+    (loop repeat 20
+          while (<= 0 (age) +clock-tick+)
+          do (sleep 0.001))))
+
+;;; Source files as this image loaded them
+
+(defglobal **loaded-states** (make-hash-table :test 'equal :synchronized t)
+  "The FILE-STATE of each source file, by native namestring, when it was last loaded or when the fasl that was loaded was
+made.")
+
+(defun note-loaded-state (namestring state)
+  "Record STATE, a FILE-STATE or NIL, as the state of the source file NAMESTRING, native, that this image loads."
+  (when state
+    (setf (gethash namestring **loaded-states**) state)))
+
+(defun note-source-state (source)
+  "Record the state of the file SOURCE, which COMPILE-FILE is about to compile."
+  (guarded (let ((namestring (sb-ext:native-namestring
+                              (truename (merge-pathnames source (make-pathname :type "lisp"
+                                                                               :defaults *default-pathname-defaults*))))))
+             (note-loaded-state namestring (file-state namestring)))
+      (failure)
+    nil))
+
+(defun source-changed-p (namestring created date)
+  "Return true when the source file NAMESTRING, native, written at DATE, is not the version, written at CREATED, from
+which the code was compiled. Both are universal times. Within the same second, this image's own record decides."
+  (or (not (eql created date))
+      (let ((loaded (gethash namestring **loaded-states**)))
+        (and loaded
+             (eql created (floor (file-state-written loaded) 1000000000))
+             (file-changed-p loaded namestring)))))
+
+;;; ASDF's actions: an operation on a component
+
+(defglobal **action-states** (make-hash-table :test 'eq :weakness :key :synchronized t)
+  "The state of each component's files when this image last performed operations on it: lists of the class name of the
+operation, and an alist from native namestrings to FILE-STATEs.")
+
+(defvar *performing* nil
+  "The action that ASDF is performing: a list of the operation, the component, and the states of its files before, as in
+**ACTION-STATES**.")
+
+(defun native-names (pathnames)
+  "Return the native namestrings of PATHNAMES."
+  (loop for pathname in pathnames
+        when pathname
+          collect (sb-ext:native-namestring (merge-pathnames (translate-logical-pathname pathname)))))
+
+(defun action-files (operation component)
+  "Return the native namestrings of the files that OPERATION on COMPONENT reads, beginning with the one that it compiles,
+if any. A load operation includes the source, which the fasl stands for."
+  (remove-duplicates
+   (native-names (append (asdf:input-files operation component)
+                         (and (typep operation 'asdf/lisp-action:basic-load-op)
+                              (typep component 'asdf:file-component)
+                              (list (asdf:component-pathname component)))))
+   :test #'string= :from-end t))
+
+(defun action-states (operation component)
+  "Return an alist from native namestrings to FILE-STATEs for the files that OPERATION on COMPONENT reads."
+  (loop for name in (action-files operation component)
+        for state = (file-state name)
+        when state
+          collect (cons name state)))
+
+(defun compiles-source-p (operation component)
+  "Return true when OPERATION on COMPONENT compiles a source file to a fasl."
+  (and (typep operation 'asdf:compile-op) (typep component 'asdf:cl-source-file)))
+
+(defun at-least-as-new-p (source fasl)
+  "Return true when the file SOURCE, native, is not older than the file FASL."
+  (let ((source (file-state source))
+        (fasl (file-state fasl)))
+    (and source fasl
+         (>= (content-date source) (content-date fasl)))))
+
+(defun outputs-newer-p (outputs files)
+  "Return true when OUTPUTS were written after the last change of any of FILES. Both are lists of native namestrings."
+  (flet ((states (names) (mapcar #'file-state names)))
+    (let ((made (states outputs))
+          (read (states files)))
+      (and (notany #'null made)
+           (notany #'null read)
+           (loop for made in made
+                 always (loop for read in read
+                              always (> (content-date made) (file-state-changed read))))))))
+
+(defun changed-files (operation component files)
+  "Return those of FILES, native namestrings, that have changed since OPERATION on COMPONENT, or any operation on it if
+OPERATION is NIL, was performed."
+  (loop for (name . states) in (gethash component **action-states**)
+        when (or (null operation) (eq name (type-of operation)))
+          append (loop for (file . state) in states
+                       when (and (member file files :test #'string=) (file-changed-p state file))
+                         collect file)))
+
+(defun stale-action-p (operation component)
+  "Return true when OPERATION on COMPONENT must be performed because its files have changed in a way that ASDF does not
+detect."
+  (let ((files (action-files operation component))
+        (outputs (native-names (asdf:output-files operation component))))
+    (cond ((null files) nil)
+          ((null outputs) (changed-files operation component files))
+          (t (or (and (compiles-source-p operation component)
+                      (at-least-as-new-p (first files) (first outputs)))
+                 (and (changed-files nil component files)
+                      ;; Another image may have performed the action since.
+                      (not (outputs-newer-p outputs files))))))))
+
+(defun note-performed (operation component)
+  "Record that OPERATION on COMPONENT was performed, and the states of its files."
+  (let ((states (if (and (eq operation (first *performing*)) (eq component (second *performing*)))
+                    (third *performing*)
+                    (action-states operation component))))
+    (sb-ext:with-locked-hash-table (**action-states**)
+      (setf (gethash component **action-states**)
+            (acons (type-of operation) states
+                   (remove (type-of operation) (gethash component **action-states**) :key #'car))))))
+
+(defun note-loaded-source (states)
+  "Record the state of the source of a fasl that is about to be loaded, unless the source was edited after the fasl was
+made. STATES, as in **ACTION-STATES**, begins with the fasl and ends with the source."
+  (destructuring-bind ((fasl . made) &rest others) states
+    (declare (ignore fasl))
+    (destructuring-bind (source . state) (first (last others))
+      (when (> (content-date made) (content-date state))
+        (note-loaded-state source state)))))
+
+(defun perform-noting-files (perform operation component)
+  "Perform OPERATION on COMPONENT by PERFORM, ASDF's function, and record the states that the files had before, in case
+they are edited meanwhile."
+  (declare (type function perform))
+  (let* ((states (guarded (action-states operation component) (failure) '()))
+         (source (and states (compiles-source-p operation component) (cdr (first states)))))
+    (when source
+      (await-clock-tick source)
+      (setf states (guarded (action-states operation component) (failure) '())))
+    (when (and (typep operation 'asdf:load-op) (typep component 'asdf:cl-source-file) (rest states))
+      (note-loaded-source states))
+    (let ((*performing* (list operation component states)))
+      (funcall perform operation component))))
+
+(defun compute-exact-stamp (compute plan operation component just-done)
+  "Return the values of COMPUTE, ASDF's COMPUTE-ACTION-STAMP: the time stamp of the action and whether this image
+performed it. Return NIL and NIL when the action is stale."
+  (declare (type function compute))
+  (multiple-value-bind (stamp done) (funcall compute plan operation component :just-done just-done)
+    (cond (just-done
+           (guarded (note-performed operation component) (failure) nil)
+           (values stamp done))
+          ((and stamp (guarded (stale-action-p operation component) (failure) nil))
+           (values nil nil))
+          (t (values stamp done)))))
+
+(defun exact-file-stamp (namestring)
+  "Return ASDF's time stamp of the file NAMESTRING, the date of its content in nanoseconds; or NIL when there is no such
+file."
+  (let ((state (guarded (file-state (first (native-names (list (parse-namestring namestring))))) (failure) nil)))
+    (and state (content-date state))))

@@ -1,0 +1,549 @@
+;;;; Checkpoints: a forked child saves the running image as a core, while this process continues.
+
+(in-package "SBCL-HOST")
+
+(defvar *saving* nil
+  "True in the process that saves the image, which has one thread and serves no host.")
+
+(defglobal **saved-repl-state** '()
+  "Values that saving removes from the image and booting restores: those of * ** *** + ++ +++ / // /// - and *SAVE-HOOKS*.")
+
+(defglobal **missing-objects** '()
+  "The names of the shared objects that could not be reopened when this image was booted.")
+
+(defglobal **start-directories** '()
+  "The working directory (a native namestring or NIL) and *DEFAULT-PATHNAME-DEFAULTS* when this image started.")
+
+(defglobal **settings** '()
+  "The process settings that the session had changed when this image was saved: a property list of :DIRECTORY, :DEFAULTS
+and :NURSERY.")
+
+(defglobal **checkpoint** nil
+  "The name of the checkpoint that was saved last, or that this image was booted from; or NIL.")
+
+(defglobal **save-functions** '()
+  "The names of functions to call before the image is saved, which packages that build on this one define.")
+
+;;; Functions of ffi/shim.c
+
+(defglobal **c-functions** '()
+  "The functions that DEFINE-C-FUNCTION has defined: lists of the global variable that holds the address, and the name in
+C.")
+
+(defmacro define-c-function (name (c-name result &rest parameters) documentation)
+  "Define NAME as the function C-NAME of ffi/shim.c, with the alien type RESULT and PARAMETERS, lists of a name and an
+alien type. It may be called once FIND-C-FUNCTIONS has run."
+  (let ((address (intern (format nil "**~A-ADDRESS**" name))))
+    `(progn
+       (declaim (type (unsigned-byte 64) ,address))
+       (defglobal ,address 0
+         ,(format nil "The address of ~A." c-name))
+       (pushnew '(,address ,c-name) **c-functions** :test #'equal)
+       (defun ,name ,(mapcar #'first parameters)
+         ,documentation
+         (alien-funcall (sap-alien (int-sap ,address) (function ,result ,@(mapcar #'second parameters)))
+                        ,@(mapcar #'first parameters))))))
+
+(defun find-c-functions ()
+  "Look up the functions that DEFINE-C-FUNCTION has defined. This must happen before a fork: in the child, the lock of the
+dynamic loader may be held by a thread that does not exist there."
+  (loop for (address name) in **c-functions**
+        do (setf (symbol-value address)
+                 (or (sb-sys:find-foreign-symbol-address name)
+                     (error "The function ~A is not in this program." name)))))
+
+(defun definition-mutexes ()
+  "Return the mutexes that threads hold while they compile, intern, or define classes. While they are held, the structures
+that they protect are inconsistent."
+  (list sb-kernel::**world-lock** sb-impl::*package-graph-lock*))
+
+(define-c-function fork-process ("sbcl_host_fork" (signed 32))
+  "Fork. Return the child's process number, 0 in the child, or a negative error number.")
+
+(define-c-function fork-stopped-process ("sbcl_host_fork_stopped" (signed 32) (wait-for-c (signed 32))
+                                                                  (threads system-area-pointer)
+                                                                  (count (unsigned 32)))
+  "Fork while the world is stopped, if every other thread can be cut off where it is. Else return +FORK-BLOCKED+ and fill
+THREADS.")
+
+(define-c-function begin-pause ("sbcl_host_begin_pause" (unsigned 32))
+  "Begin a pause and return its number.")
+
+(define-c-function end-pause ("sbcl_host_end_pause" void)
+  "End the current pause.")
+
+(define-c-function join-pause ("sbcl_host_pause" (signed 32) (pause (unsigned 32)))
+  "Wait for the end of PAUSE and return 1. Where C code was interrupted, return 0 at once.")
+
+(define-c-function take-c-locks ("sbcl_host_take_c_locks" void)
+  "Take and release the locks of the C library that saving needs. Never return if a thread that does not exist in this
+process holds one. A process that saves needs no other locks.")
+
+(define-c-function close-descriptors ("sbcl_host_close_from" void (first (unsigned 32)))
+  "Close all descriptors from FIRST on: the client's connection and everything else that belongs to the parent.")
+
+;;; Forking
+
+(defconstant +fork-blocked+ (- #x10000)
+  "SBCL_HOST_IN_THE_WAY of ffi/shim.c: a thread is where it must not be cut off.")
+
+(defun fork-image (mutexes &optional wait-for-c)
+  "Stop all other threads and fork, unless one of MUTEXES is held or a thread is where it must not be cut off. With
+WAIT-FOR-C, that includes a thread in C code that was called with interrupts enabled. Return the child's process number; 0
+in the child, which has this thread only; or a negative error number. When the fork is blocked, return NIL, the mutex or a
+thread that blocks it, and in the latter case a list of the threads that can be interrupted. Call without interrupts."
+  (let ((words (make-array 1024 :element-type '(unsigned-byte 64) :initial-element 0))
+        (process nil)
+        (obstacle nil)
+        (threads '()))
+    (loop
+      ;; As SUB-GC does (src/code/gc.lisp). Objects do not move meanwhile.
+      (without-gcing
+        (when (eql 1 (alien-funcall (extern-alien "try_acquire_gc_lock" (function int))))
+          (alien-funcall (extern-alien "gc_stop_the_world" (function void)))
+          (unwind-protect
+               (unless (setf obstacle (find 0 mutexes :key #'sb-thread::mutex-state :test #'/=))
+                 (setf process (fork-stopped-process (if wait-for-c 1 0) (vector-sap words) (length words))))
+            (alien-funcall (extern-alien "release_gc_lock" (function void)))
+            (alien-funcall (extern-alien "gc_start_the_world" (function void))))
+          (when (eql process +fork-blocked+)
+            (setf process nil
+                  obstacle (sb-kernel:%make-lisp-obj (aref words 0))
+                  threads (loop for index from (1+ (position 0 words))
+                                for word = (aref words index)
+                                until (zerop word)
+                                collect (sb-kernel:%make-lisp-obj word))))))
+      (when (or process obstacle)
+        (return (values process obstacle threads))))))
+
+(defconstant +pause-milliseconds+ 2000
+  "The maximum duration of a pause. SBCL_HOST_PAUSE_MILLISECONDS of ffi/shim.c is larger.")
+
+(defun fork-paused-image (mutexes wait-for-c threads)
+  "Do as FORK-IMAGE does while THREADS pause. Each pauses where an interruption finds it in Lisp code, which is never in
+code that must not be interrupted. With WAIT-FOR-C, wait during twelve attempts for a thread that stays in C code; then
+cut it off there."
+  (let ((end (+ (monotonic-milliseconds) +pause-milliseconds+))
+        (pause (begin-pause))
+        (requests '()))
+    (flet ((request-pause (thread)
+             (let ((entry (or (assoc thread requests :test #'eq)
+                              (first (push (cons thread nil) requests)))))
+               ;; Ask again if the interruption found C code.
+               (unless (cdr entry)
+                 (setf (cdr entry) t)
+                 (handler-case (sb-thread:interrupt-thread thread
+                                                           (lambda ()
+                                                             (setf (cdr entry) (eql 1 (join-pause pause)))))
+                   ;; The thread has ended.
+                   (sb-thread:interrupt-thread-error ()))))))
+      (unwind-protect
+           (loop for attempt from 1
+                 ;; Stopping the world takes long when there are many threads, so ask several times before each attempt.
+                 do (loop repeat 8
+                          do (mapc #'request-pause threads)
+                             (sb-unix:nanosleep 0 300000))
+                    (multiple-value-bind (process obstacle others) (fork-image mutexes (and wait-for-c (<= attempt 12)))
+                      (when (or process (null others) (> (monotonic-milliseconds) end))
+                        (return (values process obstacle)))
+                      (setf threads others)))
+        (end-pause)))))
+
+(defun sleeping-p (process)
+  "Return true when the child PROCESS is sleeping."
+  (handler-case
+      (with-open-file (file (sb-ext:parse-native-namestring (format nil "/proc/~D/stat" process)))
+        ;; The process name before the state may contain any character.
+        (let ((line (read-line file)))
+          (eql #\S (char line (+ 2 (position #\) line :from-end t))))))
+    (error ())))
+
+(defun child-ready-p (descriptor process)
+  "Return true once an octet can be read from DESCRIPTOR, to which the child PROCESS writes. Return false when PROCESS
+sleeps, because then it waits for a lock of a thread that it does not have, or when it has written nothing for five
+seconds."
+  (loop repeat 250
+        for slept = nil then sleeps
+        for ready = (sb-unix:unix-simple-poll descriptor :input 20)
+        for sleeps = (and (not ready) (sleeping-p process))
+        when ready
+          return (let ((octet (make-array 1 :element-type '(unsigned-byte 8))))
+                   (with-pinned-objects (octet)
+                     (eql 1 (sb-unix:unix-read descriptor (vector-sap octet) 1))))
+        until (and slept sleeps)))
+
+(defun end-child (process)
+  "Kill the child PROCESS and wait for it."
+  (alien-funcall (extern-alien "kill" (function int int int)) process 9)
+  (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int)) process (int-sap 0) 0))
+
+(defun fork-when-unblocked (mutexes seconds wait)
+  "Repeat FORK-IMAGE until nothing blocks the fork and, in the child, no lock of the C library is held by a missing
+thread; for SECONDS at most. Call WAIT between attempts. Return the child's process number, 0 in the child, a negative
+error number, or NIL; the milliseconds for which the last attempt stopped the other threads; and, after NIL, the obstacle:
+a mutex, a thread, or :C-LOCK. Call without interrupts."
+  (declare (type function wait))
+  (find-c-functions)
+  (loop with end = (+ (monotonic-milliseconds) (* 1000 seconds))
+        for wait-for-c = nil then (or wait-for-c (eq obstacle :c-lock))
+        for (process stopped obstacle) = (multiple-value-list (fork-once mutexes wait-for-c))
+        when (or process (> (monotonic-milliseconds) end))
+          return (values process stopped obstacle)
+        do (funcall wait)))
+
+(defun fork-once (mutexes wait-for-c)
+  "Make one attempt for FORK-WHEN-UNBLOCKED and return its values."
+  (multiple-value-bind (in out) (sb-unix:unix-pipe)
+    (unless in
+      (return-from fork-once (values (- out) 0)))
+    (let ((begin (monotonic-milliseconds)))
+      (multiple-value-bind (process obstacle threads) (fork-image mutexes wait-for-c)
+        (when threads
+          (setf (values process obstacle) (fork-paused-image mutexes wait-for-c threads)))
+        (when (eql 0 process)
+          (take-c-locks)
+          (let ((octet (make-array 1 :element-type '(unsigned-byte 8) :initial-element 0)))
+            (with-pinned-objects (octet)
+              (sb-unix:unix-write out octet 0 1)))
+          (return-from fork-once (values 0 0)))
+        (let ((stopped (- (monotonic-milliseconds) begin)))
+          (sb-unix:unix-close out)
+          (when (and process (plusp process) (not (child-ready-p in process)))
+            (end-child process)
+            (setf process nil
+                  obstacle :c-lock))
+          (sb-unix:unix-close in)
+          (values process stopped obstacle))))))
+
+(defun check-forked (process obstacle seconds)
+  "Signal an error that says why this process could not be forked, if it was not. PROCESS and OBSTACLE are values that
+FORK-WHEN-UNBLOCKED returned after SECONDS."
+  (flet ((title (thread)
+           (if thread (thread-title thread) "a thread")))
+    (cond ((and process (minusp process))
+           (error "The process cannot be copied: ~A." (sb-int:strerror (- process))))
+          (process)
+          ((typep obstacle 'sb-thread:mutex)
+           (error "Other threads have compiled, interned symbols, or defined classes, for ~D seconds without a ~
+                   pause; the last was ~A."
+                  seconds (title (sb-thread:mutex-owner obstacle))))
+          ((eq obstacle :c-lock)
+           (error "The process cannot be copied: for ~D seconds, threads that are in C code have held locks of malloc, ~
+                   stdio or the loader at each attempt."
+                  seconds))
+          (t
+           (error "The process cannot be copied: for ~D seconds, ~A has not left code that must not be interrupted ~
+                   (WITHOUT-INTERRUPTS)."
+                  seconds (title obstacle))))))
+
+(defun forget-threads ()
+  "Mark the threads that do not exist in this process as dead, and free all mutexes, which those threads would never
+release."
+  (dolist (thread (sb-thread::avltree-filter #'sb-thread::avlnode-data sb-thread::*all-threads*))
+    (unless (eq thread sb-thread:*current-thread*)
+      (setf (sb-thread::thread-%visible thread) -1
+            (sb-thread::thread-primitive-thread thread) 0
+            (sb-thread::thread-semaphore thread) nil)))
+  (setf sb-thread::*all-threads* (sb-thread::avl-insert nil (sb-thread::thread-primitive-thread
+                                                             sb-thread:*current-thread*)
+                                                        sb-thread:*current-thread*)
+        sb-thread::*joinable-threads* '()
+        **unjoined-threads** '()
+        sb-thread::*starting-threads* '())
+  (let ((held '()))
+    (sb-vm:map-allocated-objects
+     (lambda (object type size)
+       (declare (ignore size))
+       (when (and (eql type sb-vm:instance-widetag)
+                  (typep object 'sb-thread:mutex)
+                  (/= 0 (sb-thread::mutex-state object)))
+         (push object held)))
+     :all)
+    (dolist (mutex held)
+      (setf (sb-thread::mutex-state mutex) 0
+            (sb-thread::mutex-%owner mutex) 0))))
+
+(defun skip-exit-handlers ()
+  "Keep exit(3), with which SBCL ends after saving, from running the exit handlers of the host's process: the handler that
+on_exit(3) added last is called first, and this one ends the process."
+  (alien-funcall (extern-alien "on_exit" (function int system-area-pointer unsigned-long))
+                 (sb-sys:foreign-symbol-sap "_exit") 0))
+
+(defglobal **saving-seconds** 300
+  "The maximum time for saving an image.")
+
+(defun set-save-alarm ()
+  "Make the kernel end this process after **SAVING-SECONDS**. Nobody else may be left to do that if the process hangs, in
+C code that waits for a missing thread."
+  (let ((signals (make-array 128 :element-type '(unsigned-byte 8) :initial-element 0)))
+    ;; SIGALRM (14), set to SIG_DFL and unblocked (SIG_UNBLOCK).
+    (setf (aref signals 1) #x20)
+    (alien-funcall (extern-alien "signal" (function unsigned-long int unsigned-long)) 14 0)
+    (with-pinned-objects (signals)
+      (alien-funcall (extern-alien "pthread_sigmask" (function int int system-area-pointer unsigned-long))
+                     1 (vector-sap signals) 0))
+    (alien-funcall (extern-alien "alarm" (function unsigned-int unsigned-int)) **saving-seconds**)))
+
+;;; Settings of the process
+
+(defun current-directories ()
+  "Return a list of the working directory (a native namestring or NIL) and *DEFAULT-PATHNAME-DEFAULTS*."
+  (list (guarded (sb-posix:getcwd) (failure) nil) *default-pathname-defaults*))
+
+(defun changed-settings ()
+  "Return the settings that the session has changed, in the form of **SETTINGS**. A directory that the session did not
+change is not saved: the next image takes that of its own process, because a persistent session may continue elsewhere."
+  (loop for (key now before) in (append (mapcar #'list '(:directory :defaults) (current-directories) **start-directories**)
+                                        (list (list :nursery (nursery-set-by-user) nil)))
+        unless (equal now before)
+          collect key and collect now))
+
+(defun restore-settings ()
+  "Restore the settings that the session had changed when this image was saved. Notify the user of a directory that no
+longer exists."
+  (destructuring-bind (&key directory defaults nursery) (shiftf **settings** '())
+    (when directory
+      (handler-case (sb-posix:chdir directory)
+        (sb-posix:syscall-error (failure)
+          (event 0 (event-code :notice) 0
+                 (with-server-syntax ()
+                   (format nil "The working directory ~A could not be restored (~A)~@[: it is ~A now~]."
+                           directory (sb-int:strerror (sb-posix:syscall-errno failure))
+                           (first **start-directories**)))))))
+    (when defaults
+      (setf *default-pathname-defaults* defaults))
+    (when nursery
+      (setf (sb-ext:bytes-consed-between-gcs) nursery))))
+
+(defun save-image (path)
+  "Save this image to the file PATH, a native namestring, and end the process, with status 0 on success. Report a failure
+on the process's standard error. Called in the child."
+  (setf *saving* t
+        **event** 0
+        **next-job** 0)
+  (mapc #'funcall **save-functions**)
+  (close-descriptors 3)
+  (set-save-alarm)
+  ;; The core has the contents of memory: only its owner may read it.
+  (alien-funcall (extern-alien "umask" (function unsigned-int unsigned-int)) #o077)
+  (skip-exit-handlers)
+  (let ((failure "something left it"))
+    (unwind-protect
+         (handler-case
+             (progn
+               (forget-threads)
+               (mapc #'sb-ext:unschedule-timer (sb-ext:list-all-timers))
+               ;; A failing user hook must not prevent saving.
+               (dolist (hook sb-ext:*save-hooks*)
+                 (guarded (funcall hook) (failure) nil))
+               (setf **saved-repl-state** (list * ** *** + ++ +++ / // /// - sb-ext:*save-hooks*)
+                     sb-ext:*save-hooks* '()
+                     ;; A program's image belongs to no session, so the program sets its directories.
+                     **settings** (and **checkpoint** (changed-settings)))
+               (sb-ext:save-lisp-and-die (sb-ext:parse-native-namestring path)
+                                         :callable-exports *exported-functions*))
+           (serious-condition (condition)
+             (setf failure (guarded (princ-to-string condition) (failure) "its report failed"))))
+      (let ((octets (sb-ext:string-to-octets (format nil "The image was not saved: ~A.~%" failure))))
+        (with-pinned-objects (octets)
+          (sb-unix:unix-write 2 octets 0 (length octets))))
+      (alien-funcall (extern-alien "_exit" (function void int)) 9))))
+
+(defun exec-finisher (arguments lock errors)
+  "Replace this process by the program in ARGUMENTS, the address of a C array of strings, with the descriptor LOCK as
+number 3 and ERRORS as standard error. Return in a child of this process, which is killed when its parent ends."
+  (flet ((put (descriptor number)
+           (alien-funcall (extern-alien "dup2" (function int int int)) descriptor number)))
+    (put errors 1)
+    (put errors 2)
+    (alien-funcall (extern-alien "setsid" (function int)))
+    ;; When the fork fails, the finisher finds no child and reports that.
+    (unless (eql 0 (fork-process))
+      (put lock 3)
+      (close-descriptors 4)
+      (alien-funcall (extern-alien "execv" (function int unsigned-long unsigned-long))
+                     (sap-ref-word (int-sap arguments) 0)
+                     arguments)
+      (alien-funcall (extern-alien "_exit" (function void int)) 9))
+    ;; PR_SET_PDEATHSIG, SIGKILL.
+    (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)))
+
+(defconstant +session-pause-seconds+ 10
+  "How long to wait until nothing blocks a fork of the session's image. The session evaluates nothing meanwhile.")
+
+(defconstant +last-pause-seconds+ 5
+  "How long to wait for the same at the end of the server, which does not wait longer than LAST_SAVE of
+src/recovery/checkpoint/save.rs.")
+
+(define-query :save-image (&key path name finisher lock errors)
+  "Make a child process save the image to the file PATH, which must not exist. The child ends with status 0 once the file
+is complete. The image is the checkpoint NAME from then on. Push a record `saving` with the child's `process`, the
+microseconds for which this process was `stopped`, and the number of `timers` that the core will lack; and a record
+`thread` with the `name` of each thread that it will lack. Run by the evaluating thread while that is idle.
+With FINISHER, the child outlives this process: it becomes the program that FINISHER names, as EXEC-FINISHER does with
+FINISHER, LOCK and ERRORS, and a child of its own saves the image."
+  (let* ((threads (user-threads))
+         (before **checkpoint**)
+         (process nil)
+         (stopped 0)
+         (obstacle nil)
+         (seconds (if finisher +last-pause-seconds+ +session-pause-seconds+)))
+    (setf **checkpoint** name)
+    (unwind-protect
+         ;; Stop the finalizer thread here: in its own loop it would be joined, not stopped, for a fork.
+         (without-interrupts
+           (sb-impl::finalizer-thread-stop)
+           (unwind-protect
+                (progn
+                  (setf (values process stopped obstacle)
+                        (fork-when-unblocked (definition-mutexes) seconds
+                                             (lambda () (sb-sys:with-local-interrupts (sleep 0.001)))))
+                  (when (eql 0 process)
+                    (when finisher
+                      (exec-finisher finisher lock errors))
+                    (save-image path)))
+             (sb-impl::finalizer-thread-start)))
+      (unless (typep process '(integer 1))
+        (setf **checkpoint** before)))
+    (check-forked process obstacle seconds)
+    (push-record "saving" :process process
+                          :stopped (values (round (* 1000 stopped)))
+                          :timers (let ((timers (length (sb-ext:list-all-timers))))
+                                    (and (plusp timers) timers)))
+    (dolist (thread threads)
+      (push-record "thread" :name (thread-title thread)))))
+
+;;; For a program that embeds the image
+
+(defglobal **saving-lock** (sb-thread:make-mutex :name "saving")
+  "Held while the process is forked for saving, one fork at a time.")
+
+(defconstant +pause-seconds+ 30
+  "How long to wait until nothing blocks a fork of the program's image.")
+
+(defun reset-signals ()
+  "In the child, where the program's handlers are of no use, reset signals to their default actions and unblock all. The
+signals that SBCL needs stay: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGUSR2 and SIGURG."
+  (loop for number from 1 to 64
+        unless (member number '(4 5 6 7 8 11 12 23))
+          ;; SIG_DFL. Some signals, such as SIGKILL, refuse it.
+          do (alien-funcall (extern-alien "signal" (function unsigned-long int unsigned-long)) number 0))
+  (let ((none (make-array 128 :element-type '(unsigned-byte 8) :initial-element 0)))
+    (with-pinned-objects (none)
+      ;; SIG_SETMASK.
+      (alien-funcall (extern-alien "pthread_sigmask" (function int int system-area-pointer unsigned-long))
+                     2 (vector-sap none) 0))))
+
+(defun save-for-parent (path parent)
+  "In a child of the process PARENT, save the image to PATH and end; end at once if PARENT ends."
+  ;; PR_SET_PDEATHSIG, SIGKILL. It has no effect if the parent has ended already.
+  (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)
+  (unless (eql parent (alien-funcall (extern-alien "getppid" (function int))))
+    (alien-funcall (extern-alien "_exit" (function void int)) 9))
+  (setf **checkpoint** nil)
+  (save-image path))
+
+(defun save-and-report (path report)
+  "In the child, make a child of its own save the image to PATH, and end. Write to the descriptor REPORT what the saving
+process prints, followed by its wait status (waitpid(2)) in four octets; the program itself may wait for all its children
+and so lose that status. Killing this process, which SIGALRM does after **SAVING-SECONDS**, kills the saving process too."
+  (unwind-protect
+       (let ((status (make-array 1 :element-type '(signed-byte 32) :initial-element -1)))
+         (reset-signals)
+         (dotimes (number 3)
+           (alien-funcall (extern-alien "dup2" (function int int int)) report number))
+         (close-descriptors 3)
+         (alien-funcall (extern-alien "alarm" (function unsigned-int unsigned-int)) **saving-seconds**)
+         (let* ((process (alien-funcall (extern-alien "getpid" (function int))))
+                (saver (fork-process)))
+           (when (eql 0 saver)
+             (save-for-parent path process))
+           (with-pinned-objects (status)
+             (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int))
+                            saver (vector-sap status) 0)
+             (sb-unix:unix-write 2 status 0 4))))
+    ;; Nobody uses this status. A process of SAVE-FOR-PARENT that gets here has saved nothing.
+    (alien-funcall (extern-alien "_exit" (function void int)) 9)))
+
+(defun save-for-program (path report)
+  "Make a child process save the image to the file PATH, a native namestring, and report to the descriptor REPORT as
+SAVE-AND-REPORT does. Return the child's process number; a caller that is interrupted before that has no child. Any thread
+of the program may call this while others run; in the child, their work is cut off. None of them may be compiling,
+interning, or defining a class at the fork: wait up to +PAUSE-SECONDS+ for that, then signal an error."
+  (let ((process nil)
+        (obstacle nil)
+        (returned nil))
+    (unwind-protect
+         (progn
+           (sb-thread:with-mutex (**saving-lock**)
+             (without-interrupts
+               (sb-impl::finalizer-thread-stop)
+               (unwind-protect
+                    (progn
+                      ;; Taking the locks would not help: a thread that compiles again at once would get them first.
+                      (multiple-value-bind (child stopped reason)
+                          (fork-when-unblocked (definition-mutexes) +pause-seconds+
+                                               (lambda () (sb-sys:with-local-interrupts (sleep 0.001))))
+                        (declare (ignore stopped))
+                        (setf process child
+                              obstacle reason))
+                      (when (eql 0 process)
+                        (save-and-report path report)))
+                 (sb-impl::finalizer-thread-start))))
+           (check-forked process obstacle +pause-seconds+)
+           (setf returned t)
+           process)
+      (when (and (not returned) (typep process '(integer 1)))
+        (end-child process)))))
+
+(define-query :image-name (&key collect)
+  "Push a record `image` with the `name` of the checkpoint that this image was booted from, if any, and the session's
+`package`; then a record `definitions` with `count` and `kind` for each kind of definition of the session. With COLLECT,
+collect all garbage first, because damage from threads that were cut off while saving may only show in a collection."
+  (when collect
+    (sb-ext:gc :full t))
+  (push-record "image" :name **checkpoint** :package (package-name (current-package)))
+  (let ((counts '())
+        (systems '()))
+    (map-definitions (lambda (kind name system)
+                       (declare (ignore name))
+                       (if system
+                           (pushnew system systems :test #'equal)
+                           (incf (getf counts kind 0)))))
+    (loop for (kind text) in '((:function "function") (:macro "macro") (:variable "variable") (:class "class")
+                               (:type "type") (:package "package"))
+          for count = (getf counts kind)
+          when count
+            do (push-record "definitions" :count count :kind text))
+    (when systems
+      (push-record "definitions" :count (length systems) :kind "system"))))
+
+(defun reopen-or-skip (reopen object)
+  "Reopen OBJECT, a shared object that was open when the image was saved, by REOPEN. If that fails, record it and skip the
+object; otherwise the image could not be booted."
+  (handler-bind ((error (lambda (failure)
+                          (declare (ignore failure))
+                          (push (sb-alien::shared-object-namestring object) **missing-objects**)
+                          (continue))))
+    (funcall (the function reopen) object)))
+
+(defun report-missing-objects ()
+  "Notify the user of the shared objects that could not be reopened when this image was booted."
+  (dolist (name (reverse (shiftf **missing-objects** '())))
+    (event 0 (event-code :notice) 0
+           (with-server-syntax ()
+             (format nil "The shared object ~A is not there any more: its functions cannot be called."
+                     name)))))
+
+(defun resume-from-checkpoint ()
+  "Restore what saving removed from this image, which was booted from a checkpoint, and notify the user of what is
+missing."
+  (destructuring-bind (a b c d e f g h i j hooks) **saved-repl-state**
+    (setf * a ** b *** c + d ++ e +++ f / g // h /// i - j
+          sb-ext:*save-hooks* hooks))
+  ;; The clients of those connections no longer exist.
+  (clrhash **connections**)
+  (setf *saving* nil
+        **saved-repl-state** '())
+  (report-missing-objects)
+  (restore-settings))

@@ -1,0 +1,245 @@
+;;;; Compiling evaluated code, and recording the compiler's warnings.
+
+(in-package "SBCL-HOST")
+
+;;; The policy of evaluated code prevents tail calls from losing callers, keeps locals visible, and makes a frame keep its
+;;; closure, at no cost in speed: of debug 3, only the step conditions would cost something, and they are off. The policy
+;;; applies lexically, so that it does not leak into a nested COMPILE-FILE or LOAD. Where the user asks for more speed
+;;; than debugging, it would cost something, because SBCL makes self-calls of a function local then, but not under debug
+;;; 3. There the user's own policy applies.
+
+(defstruct (cached-lexenv (:copier nil) (:predicate nil))
+  "A lexical environment for evaluation, and the values that it was made from. It is valid while these are the same."
+  (policy nil :read-only t)
+  (handled-conditions nil :read-only t)
+  (disabled-package-locks nil :read-only t)
+  (lexenv nil :read-only t))
+
+(declaim (type (or null cached-lexenv) *evaluation-lexenv*))
+(defvar *evaluation-lexenv* nil
+  "The CACHED-LEXENV of the form that this thread evaluates. The global value is a cache: the one made last by any thread.")
+
+(defun speed-matters-p (policy debug)
+  "Return true when POLICY asks for more speed than DEBUG, the debug quality of the user's own code under POLICY."
+  (> (sb-c::policy-quality policy 'speed) debug))
+
+(defun make-evaluation-lexenv ()
+  "Return a new lexical environment for evaluating the user's forms. Its policy is a fresh object, by which
+EVALUATED-FORM-P recognises this environment and those derived from it."
+  (let* ((policy sb-c::*policy*)
+         (own (or **debug-declaimed** (speed-matters-p policy (sb-c::policy-quality policy 'debug)))))
+    (sb-c::make-lexenv :default (sb-kernel:make-null-lexenv)
+                       :policy (values (sb-c::process-optimize-decl
+                                        (if own
+                                            '(optimize (sb-c::store-closure-debug-pointer 3))
+                                            '(optimize (debug 3) (sb-c:insert-step-conditions 0)
+                                              ;; Has the same effect as 3, and lets POLICY-AS-DECLARED recognise this
+                                              ;; policy.
+                                              (sb-c::store-closure-debug-pointer 2)))
+                                        policy)))))
+
+(defun policy-as-declared (process declaration policy)
+  "Return the policy that PROCESS, SB-C::PROCESS-OPTIMIZE-DECL, makes of DECLARATION, from the user's code, and POLICY. If
+POLICY has the debug quality of MAKE-EVALUATION-LEXENV and the declaration asks for more speed than debugging, the result
+has the debug quality that it would have under bare SBCL."
+  (declare (type function process))
+  (flet ((quality (name) (sb-c::policy-quality policy name)))
+    (multiple-value-bind (declared qualities) (funcall process declaration policy)
+      (let* ((cached *evaluation-lexenv*)
+             ;; The compiler binds *POLICY* to the form's policy, so the user's own debug quality comes from the cache.
+             (debug (and cached (sb-c::policy-quality (cached-lexenv-policy cached) 'debug))))
+        (values (cond ((not (and debug policy
+                                 (eql 3 (quality 'debug)) (eql 2 (quality 'sb-c::store-closure-debug-pointer))))
+                       declared)
+                      ((assoc 'debug qualities)
+                       (values (funcall process '(optimize (sb-c::store-closure-debug-pointer 3)) declared)))
+                      ((speed-matters-p declared debug)
+                       (values (funcall process `(optimize (debug ,debug)) declared)))
+                      (t declared))
+                qualities)))))
+
+(defun evaluation-lexenv ()
+  "Return the CACHED-LEXENV for the user's next form."
+  (let ((cached *evaluation-lexenv*))
+    (if (and cached
+             (eq (cached-lexenv-policy cached) sb-c::*policy*)
+             (eq (cached-lexenv-handled-conditions cached) sb-c::*handled-conditions*)
+             (eq (cached-lexenv-disabled-package-locks cached) sb-c::*disabled-package-locks*))
+        cached
+        (setf *evaluation-lexenv* (make-cached-lexenv :policy sb-c::*policy*
+                                                      :handled-conditions sb-c::*handled-conditions*
+                                                      :disabled-package-locks sb-c::*disabled-package-locks*
+                                                      :lexenv (make-evaluation-lexenv))))))
+
+;; Inline, so that it adds no frame between the form and its caller.
+(declaim (inline evaluate-in-lexenv))
+(defun evaluate-in-lexenv (form)
+  "Evaluate FORM, from the user. Everything that this thread compiles meanwhile belongs to the same lexical environment,
+even if other threads change the global policy."
+  (let ((*evaluation-lexenv* (evaluation-lexenv)))
+    (sb-impl::eval-tlf form 0 (cached-lexenv-lexenv *evaluation-lexenv*))))
+
+;;; Warnings
+
+(defvar *recording-warnings* nil
+  "True in a thread whose warnings are recorded.")
+
+(defvar *last-recorded-condition* nil
+  "The warning or compiler error that was recorded last. Handlers may signal it again.")
+
+(defvar *condition-from-warn* nil
+  "The condition that WARN-RECORDED is signalling.")
+
+(defvar *report-severities* nil
+  "True when warnings of SBCL's own classes are reported as WARNING or STYLE-WARNING instead of their class names. ASDF's
+summaries of files with warnings, which were reported before, are then omitted.")
+
+(defvar *compile-failures* nil
+  "The conditions that make the compilation of the current file fail, newest first, with a NIL at the end: lists of the
+reported type, the condition or its report, file, line, column and form. NIL when they are not recorded.")
+
+(defconstant +max-compile-failures+ 5
+  "The maximum number of entries in *COMPILE-FAILURES*.")
+
+(defun warning-type (condition)
+  "Return the type under which CONDITION, a warning, is reported."
+  (let ((name (class-name-of condition)))
+    (cond ((not (and *report-severities* (system-symbol-p name))) (type-name-text name))
+          ((typep condition 'style-warning) "STYLE-WARNING")
+          (t "WARNING"))))
+
+(defun reader-report (condition)
+  "Return the report of CONDITION if it is a reader error of SBCL's; else NIL. Printed later, the report would name the
+wrong position, because the stream has moved on by then."
+  (and (typep condition 'sb-c::input-error-in-compile-file)
+       (system-symbol-p (class-name-of (sb-int:encapsulated-condition condition)))
+       (guarded (with-server-syntax () (let ((*print-escape* nil)) (princ-to-string condition))) (failure) nil)))
+
+(defun note-compile-failure (type condition place)
+  "Record that CONDITION, reported as TYPE at PLACE, makes the compilation of a file fail."
+  (when (and *compile-failures*
+             (not (typep condition 'style-warning))
+             (<= (length *compile-failures*) +max-compile-failures+))
+    (push (list* type (or (reader-report condition) condition) place) *compile-failures*)))
+
+(defun record-warning (condition)
+  "Push CONDITION, a warning that the user's handlers have declined, the first time that it gets here. Skip warnings that
+SBCL muffles and mere redefinitions. Leave the control flow to the signaller: SBCL's handlers signal a warning again
+before they count it, and the compiler's verdict is based on that count."
+  (unless (or (not *recording-warnings*)
+              (eq condition *last-recorded-condition*)
+              (typep condition '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p)))
+              (and *report-severities* (typep condition '(or uiop:compile-warned-warning uiop:compile-failed-warning))))
+    (setf *last-recorded-condition* condition)
+    (push-warning (warning-type condition) condition))
+  (unless (or (not *recording-warnings*) (eq condition *condition-from-warn*))
+    (muffle-direct-warning condition)))
+
+(defun muffle-direct-warning (condition)
+  "Muffle CONDITION if it comes from one of SBCL's calls of WARN that bypass the function's name. Such calls do not get to
+WARN-RECORDED, which omits the text on *ERROR-OUTPUT*."
+  (let ((restart (and (error-output-is-stderr-p)
+                      ;; While compiling, the compiler signals the warning again and muffles it itself.
+                      (not (boundp 'sb-c::*compiler-error-bailout*))
+                      (find-restart 'muffle-warning condition))))
+    (when (and restart
+               (equal '(lambda () :in sb-kernel::%warn)
+                      (sb-kernel:%fun-name (sb-kernel::restart-function restart))))
+      (invoke-restart restart))))
+
+(defun warn-recorded (warn class default datum arguments)
+  "Do as WARN does (src/code/warm-error.lisp), but without its text on *ERROR-OUTPUT* when that is the host's stderr and
+warnings are recorded."
+  ;; Debug 2, because this frame represents the call of WARN in backtraces, with its arguments.
+  (declare (optimize (debug 2)))
+  (let ((condition (when (and *recording-warnings* (error-output-is-stderr-p))
+                     (apply #'sb-kernel::coerce-to-condition datum default 'warn arguments))))
+    (if (typep condition class)
+        (let ((*last-recorded-condition* nil)
+              (*condition-from-warn* condition))
+          (restart-case (sb-kernel::%signal condition)
+            (muffle-warning () :report "Skip warning."))
+          nil)
+        (apply (the function warn) datum arguments))))
+
+(defun push-warning (type condition)
+  "Push CONDITION as a warning of TYPE, a string, with its place in the source."
+  (with-quiet-debugger ()
+    (multiple-value-bind (file line column form) (warning-place condition)
+      (note-compile-failure type condition (list file line column form))
+      (event *job-id* (event-code :warning) line type)
+      (event *job-id* (event-code :warning-place) column (or file ""))
+      (when (and file form)
+        (event *job-id* (event-code :warning-form) 0 form)))
+    (push-report (event-code :warning-text) condition)))
+
+(define-hook hint (condition)
+  "Return the hint that the report of CONDITION adds to the condition's own text, or NIL.")
+
+(defun record-compiler-error (condition)
+  "Push CONDITION, an error that the compiler turns into a run-time error, the first time that it gets here."
+  (let ((cause (sb-int:encapsulated-condition condition)))
+    (when (and *recording-warnings* (boundp 'sb-c::*compiler-error-bailout*) (not (eq cause *last-recorded-condition*)))
+      (setf *last-recorded-condition* cause)
+      (push-warning "COMPILE-TIME-ERROR" cause)
+      (when (typep cause 'sb-int:encapsulated-condition)
+        (let ((hint (guarded (hint (sb-int:encapsulated-condition cause)) (failure) nil)))
+          (when hint
+            (event *job-id* (event-code :warning-text) 0 (format nil " ~A" hint))))))))
+
+;;; The compilation unit
+
+(defvar *evaluation-unit* nil
+  "The compilation unit of this evaluation's forms; NIL until the first form is compiled.")
+
+(defun evaluated-form-p (lexenv)
+  "Return true when LEXENV is the environment of a submitted form or of a part of one."
+  (let ((cached *evaluation-lexenv*))
+    (and cached
+         (eq (sb-c::lexenv-policy lexenv) (sb-c::lexenv-policy (cached-lexenv-lexenv cached))))))
+
+(defun call-in-unit (lexenv compile)
+  "Call COMPILE, which compiles a form in LEXENV. If the form is part of the submitted code, do so in the evaluation's one
+compilation unit. When that code calls COMPILE or ASDF at run time, they have units of their own, and give the same
+verdict as under bare SBCL."
+  (declare (type function compile))
+  (if (and *recording-warnings* (null sb-c::*compilation-unit*) (evaluated-form-p lexenv))
+      (let ((sb-c::*compilation-unit* (or *evaluation-unit* (setf *evaluation-unit* (sb-c::make-compilation-unit)))))
+        (handler-bind ((sb-kernel:parse-unknown-type
+                         (lambda (condition)
+                           (sb-c::note-undefined-reference (sb-kernel:parse-unknown-type-specifier condition) :type))))
+          (funcall compile)))
+      (funcall compile)))
+
+(defun defined-since-p (undefined)
+  "Return true when UNDEFINED, an SB-C::UNDEFINED-WARNING, is about something that has been defined since."
+  (let ((name (sb-c::undefined-warning-name undefined)))
+    (ecase (sb-c::undefined-warning-kind undefined)
+      (:function (and (sb-int:legal-fun-name-p name) (fboundp name)))
+      ;; The code was compiled with an undefined variable; defining it later does not change that code.
+      (:variable nil)
+      (:type (and (symbolp name) (sb-int:info :type :kind name))))))
+
+(defun finish-unit ()
+  "Warn of everything that the forms of this evaluation use and that is still undefined."
+  (when *evaluation-unit*
+    (setf sb-c::*undefined-warnings* (delete-if #'defined-since-p sb-c::*undefined-warnings*))
+    (when (or sb-c::*undefined-warnings* sb-c::*argument-mismatch-warnings*)
+      (let ((sb-c::*compilation-unit* *evaluation-unit*))
+        (sb-c::summarize-compilation-unit nil)
+        (setf sb-c::*undefined-warnings* '()
+              sb-c::*argument-mismatch-warnings* '())))))
+
+(defun call-with-recorded-warnings (function)
+  "Call FUNCTION, which evaluates submitted code, and push its warnings. At the end push the warnings about what is still
+undefined."
+  (declare (type function function))
+  (let ((*recording-warnings* t)
+        (*last-recorded-condition* nil)
+        (*evaluation-unit* nil)
+        (sb-c::*undefined-warnings* '())
+        (sb-c::*argument-mismatch-warnings* '()))
+    (handler-bind ((warning #'record-warning)
+                   (sb-c:compiler-error #'record-compiler-error))
+      (unwind-protect (funcall function)
+        (finish-unit)))))

@@ -1,0 +1,97 @@
+;;;; The state of each connection: *PACKAGE* and the variables of the REPL, the printer and the reader. The session's own
+;;;; connection uses the global values. Values of other connections are bound while a thread works for them.
+
+(in-package "SBCL-HOST")
+
+(defparameter *repl-variables* '(*package* * ** *** + ++ +++ / // /// -)
+  "The variables of which an evaluation that may go to the background has its own copies.")
+
+(defparameter *connection-variables*
+  (append *repl-variables*
+          '(*print-array* *print-base* *print-case* *print-circle* *print-escape* *print-gensym* *print-length*
+            *print-level* *print-lines* *print-miser-width* *print-pprint-dispatch* *print-pretty* *print-radix*
+            *print-readably* *print-right-margin* *read-base* *read-default-float-format* *read-eval* *read-suppress*
+            *readtable*))
+  "The variables of which each connection has its own values.")
+
+(defglobal **user-variables** '()
+  "An alist from printer and reader variables to their values at the start of a session.")
+
+(defglobal **connections** (make-hash-table :synchronized t)
+  "The values of *CONNECTION-VARIABLES*, a vector, for each connection except the session's own, by connection number.")
+
+(declaim (type (or null simple-vector) *connection*))
+(defvar *connection* nil
+  "The vector of values of the connection that this thread works for, or NIL for the session's own connection.")
+
+(defun initial-value (variable)
+  "Return the value of VARIABLE, one of *CONNECTION-VARIABLES*, in a new connection."
+  (case variable
+    (*package* **user-package**)
+    (*readtable* (copy-readtable nil))
+    (*print-pprint-dispatch* (copy-pprint-dispatch nil))
+    (t (cdr (assoc variable **user-variables**)))))
+
+(defun connection-values (number)
+  "Return the vector of values of the connection NUMBER. Create it for a new connection."
+  (or (gethash number **connections**)
+      (setf (gethash number **connections**)
+            (map 'simple-vector #'initial-value *connection-variables*))))
+
+(defun call-for-connection (number function)
+  "Call FUNCTION with the variables of the connection NUMBER."
+  (declare (type function function))
+  (if (eql number 0)
+      (funcall function)
+      (let ((*connection* (connection-values number)))
+        (progv *connection-variables* (coerce *connection* 'list)
+          (funcall function)))))
+
+(defun keep-variables ()
+  "Store the current values of the variables as those of this thread's connection."
+  (when *connection*
+    (map-into *connection* #'symbol-value *connection-variables*)))
+
+(define-query :forbid-resets (&key)
+  "Stop messages from mentioning the tool reset-session, which is not listed."
+  (setf **resets-available** nil))
+
+(define-query :forget-connection (&key connection)
+  "Forget the variables of the connection with the number CONNECTION, which has ended."
+  (remhash connection **connections**))
+
+;;; Announcing definitions to other connections
+
+(defun definition-text (entry)
+  "Return the phrase that names ENTRY, an element of EVALUATION-DEFINED."
+  (destructuring-bind (kind name before) entry
+    (declare (ignore before))
+    (if (eq kind :system)
+        (format nil "the system ~A" name)
+        (guarded (format nil "~:[~S~;~A~]" (eq kind :package) name) (failure) "(unprintable name)"))))
+
+(defun announce-definitions ()
+  "Send other connections, if there are any, a message about the definitions that this evaluation has made since the last
+one."
+  (let ((defined (reverse (evaluation-defined *evaluation*))))
+    (when defined
+      (setf (evaluation-defined *evaluation*) '())
+      (when (event *job-id* (event-code :definitions))
+        (let ((old (remove nil defined :key #'third))
+              (new (remove-if #'third defined)))
+          (event *job-id* (event-code :definitions) 0
+                 (with-server-syntax ()
+                   (let ((*package* **user-package**))
+                     (format nil "~@[defined ~{~A~^, ~}~]~:[~;; ~]~@[redefined ~{~A~^, ~}~]~:[~; and more~]"
+                             (mapcar #'definition-text new)
+                             (and new old)
+                             (mapcar #'definition-text old)
+                             (>= (length defined) +max-announced-definitions+))))))))))
+
+;;; For the checker of source text
+
+(define-query :packages (&key)
+  "Push a record `package` with a `name` for each package and each of its nicknames."
+  (dolist (package (list-all-packages))
+    (dolist (name (cons (package-name package) (package-nicknames package)))
+      (push-record "package" :name (coerce name 'text)))))

@@ -1,0 +1,206 @@
+;;;; The session's definitions, observed where SBCL makes definitions. Forms are not parsed for this.
+
+(in-package "SBCL-HOST")
+
+(defglobal **definitions** (make-hash-table :test 'equal :synchronized t)
+  "The session's definitions. Keys are lists of a kind and a name. Values are the name of the system that made the
+definition, or NIL for the session itself.")
+
+(defglobal **system-packages** '()
+  "The packages of the core except COMMON-LISP-USER. Names whose symbols belong to them are the system's, not the
+session's.")
+
+(defglobal **core-systems** '()
+  "The names of the systems that are part of the core.")
+
+(defun already-loaded-systems ()
+  "Return the names of the systems that ASDF has loaded."
+  (guarded (copy-list (asdf:already-loaded-systems)) (failure) '()))
+
+(defglobal **debug-declaimed** nil
+  "True once the user has proclaimed a debug quality.")
+
+(defun system-symbol-p (symbol)
+  "Return true when SYMBOL belongs to a package of the system, or to no package."
+  (let ((package (symbol-package symbol)))
+    (or (null package)
+        (and (member package **system-packages** :test #'eq) t)
+        (eql 3 (mismatch "SB-" (package-name package))))))
+
+(defun function-name-symbol (name)
+  "Return the symbol in NAME, a function name; NIL for other names, which SBCL makes itself, for example for method
+functions."
+  (cond ((atom name) name)
+        ((member (first name) '(setf sb-ext:cas)) (second name))))
+
+(defun definition-name (kind name)
+  "Return the name of the definition of KIND for NAME, the argument of SBCL's defining function: the name itself or an
+object that has it."
+  (cond ((typep name 'sb-kernel:defstruct-description) (sb-kernel:dd-name name))
+        ((and (eq kind :package) (packagep name)) (or (package-name name) ""))
+        ((eq kind :package) (string name))
+        (t name)))
+
+(defconstant +max-announced-definitions+ 20
+  "The maximum number of definitions of one evaluation that are announced to other connections.")
+
+(defun note-definition-for-others (kind name)
+  "Record that this evaluation defines NAME as KIND, to announce it to other connections."
+  (let* ((told (or *loading-system* name))
+         (entry (if *loading-system*
+                    (list :system told nil)
+                    (list kind told (nth-value 1 (gethash (list kind name) **definitions**))))))
+    ;; Several threads of an evaluation may make definitions at the same time.
+    (sb-ext:atomic-update (evaluation-defined *evaluation*)
+                          (lambda (defined)
+                            (if (or (>= (length defined) +max-announced-definitions+)
+                                    (member told defined :key #'second :test #'equal))
+                                defined
+                                (cons entry defined))))))
+
+(defun note-definition (kind name &optional (file-kind (and (not (eq kind :other)) kind)))
+  "Record that the session defined NAME (a symbol, function name or package name) as KIND, and that the file being loaded
+did so as FILE-KIND, unless that is NIL."
+  (when *evaluation*
+    (sb-ext:atomic-incf (evaluation-definitions *evaluation*)))
+  (unless (or (and (eq kind :other) (null file-kind))
+              (and (not (eq kind :package))
+                   (let ((symbol (function-name-symbol name)))
+                     (or (not (symbolp symbol)) (system-symbol-p symbol)))))
+    (when file-kind
+      (note-file-definition file-kind name))
+    (unless (eq kind :other)
+      (when (recording-changes-p)
+        (note-change (change-line #\+ kind name)))
+      (when *evaluation*
+        (note-definition-for-others kind name))
+      (setf (gethash (list kind name) **definitions**) *loading-system*))))
+
+(defun removal-lines (kinds name)
+  "Return the lines that describe the removal of NAME as each of KINDS; NIL when changes are not recorded."
+  (and (recording-changes-p)
+       (mapcar (lambda (kind) (change-line #\- kind (definition-name kind name))) kinds)))
+
+(defun note-removal (lines)
+  "Record the removals that LINES describe."
+  (when *evaluation*
+    (sb-ext:atomic-incf (evaluation-definitions *evaluation*))
+    (mapc #'note-change lines)))
+
+(defun note-proclamation (form)
+  "Record FORM, a declaration specifier that was proclaimed: variables, as definitions of the file being loaded, and a
+debug quality from the user."
+  (note-file-proclamation form)
+  (when (and (eq (car form) 'optimize)
+             (null *load-truename*)
+             (find 'debug (cdr form) :key (lambda (quality) (if (consp quality) (car quality) quality))))
+    (setf **debug-declaimed** t)))
+
+(declaim (type list **methods**))
+(defglobal **methods** '()
+  "The methods that the session defined, on any generic function.")
+
+(defun defined-p (kind name)
+  "Return true when NAME is still defined as KIND."
+  (ecase kind
+    (:function (and (fboundp name)
+                    (not (and (symbolp name) (macro-function name)))))
+    (:macro (or (and (symbolp name) (macro-function name))
+                (compiler-macro-function name)
+                (and (symbolp name) (eq :macro (sb-int:info :variable :kind name)))))
+    (:variable (member (sb-int:info :variable :kind name) '(:special :constant :global)))
+    (:class (find-class name nil))
+    (:type (sb-int:info :type :kind name))
+    (:package (find-package name))))
+
+(defun map-definitions (function)
+  "Call FUNCTION with the kind, name and system (or NIL) of each definition of the session that still exists."
+  (let ((entries '()))
+    ;; The lock is for the copy only: other threads may make definitions at the same time.
+    (sb-ext:with-locked-hash-table (**definitions**)
+      (maphash (lambda (entry system) (push (cons system entry) entries)) **definitions**))
+    (loop for (system kind name) in entries
+          when (and (let ((symbol (function-name-symbol name)))
+                      (or (stringp symbol) (symbol-package symbol)))
+                    (defined-p kind name))
+            do (funcall function kind name system))))
+
+;;; Removing them
+
+(defun remove-methods-of-session (generic-function)
+  "Remove the methods of GENERIC-FUNCTION that specialise on classes of the session."
+  (dolist (method (sb-mop:generic-function-methods generic-function))
+    (when (some (lambda (specializer)
+                  (and (typep specializer 'class)
+                       (class-name specializer)
+                       (nth-value 1 (gethash (list :class (class-name specializer)) **definitions**))))
+                (sb-mop:method-specializers method))
+      (remove-method generic-function method))))
+
+(defun remove-class (name)
+  "Remove the class NAME and its methods."
+  (let ((class (find-class name nil)))
+    (when class
+      (when (typep class 'standard-class)
+        (ignore-errors
+         (mapc #'remove-methods-of-session
+               (remove-duplicates
+                (mapcan (lambda (method)
+                          (let ((generic-function (sb-mop:method-generic-function method)))
+                            (and generic-function (list generic-function))))
+                        (copy-list (sb-mop:specializer-direct-methods class)))))))
+      (setf (find-class name) nil))))
+
+(defun remove-definition (kind name)
+  "Remove the definition of NAME as KIND."
+  (ecase kind
+    (:function (fmakunbound name))
+    (:macro (when (and (symbolp name) (macro-function name))
+              (fmakunbound name))
+     (when (compiler-macro-function name)
+       (setf (compiler-macro-function name) nil))
+     (when (and (symbolp name) (eq :macro (sb-int:info :variable :kind name)))
+       (unintern name (symbol-package name))))
+    ;; A special proclamation cannot be undone, so the symbol is uninterned and a new one will replace it.
+    (:variable (unintern name (symbol-package name)))
+    (:class (remove-class name))
+    (:type (sb-int:clear-info :type :expander name)
+     (sb-int:clear-info :type :kind name))
+    (:package (let ((package (find-package name)))
+                (when package
+                  (dolist (user (package-used-by-list package))
+                    (unuse-package package user))
+                  (delete-package package))))))
+
+(defun remove-definitions ()
+  "Remove all definitions of the session, packages last. Return a list of the names whose removal failed."
+  (setf *package* **user-package**
+        **debug-declaimed** nil)
+  (sb-ext:without-package-locks
+    (let ((left '()))
+      (loop for method = (sb-ext:atomic-pop **methods**)
+            while method
+            do (guarded (let ((generic-function (sb-mop:method-generic-function method)))
+                          (when generic-function
+                            (remove-method generic-function method)))
+                   (failure)
+                 (push method left)))
+      (flet ((remove-kinds (kinds)
+               (map-definitions (lambda (kind name system)
+                                  (declare (ignore system))
+                                  (when (member kind kinds)
+                                    (guarded (remove-definition kind name) (failure) (push name left)))))))
+        (remove-kinds '(:function :macro :type))
+        (remove-kinds '(:class))
+        (remove-kinds '(:variable))
+        (remove-kinds '(:package)))
+      (do-symbols (symbol **user-package**)
+        (when (and (eq (symbol-package symbol) **user-package**)
+                   (boundp symbol)
+                   (not (constantp symbol)))
+          (guarded (unintern symbol **user-package**) (failure) (push symbol left))))
+      (clrhash **definitions**)
+      (clrhash **loaded-files**)
+      (clrhash **last-definers**)
+      (clrhash **loaded-states**)
+      left)))

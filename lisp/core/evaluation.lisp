@@ -1,0 +1,102 @@
+;;;; The state of one evaluation, which all of its threads share.
+
+(in-package "SBCL-HOST")
+
+(declaim (inline make-evaluation))
+(defstruct (evaluation (:copier nil) (:predicate nil))
+  "The state of one evaluation, shared by its threads."
+  ;; The host's number for the evaluation, which is recorded with the functions that the evaluation defines.
+  (number 0 :type sb-ext:word)
+  ;; The number of definitions and removals that the evaluation has made.
+  (definitions 0 :type sb-ext:word)
+  ;; The changes of the form that is being evaluated, newest first: lines as CHANGE-LINE returns them.
+  (changes '() :type list)
+  ;; The definitions to report to other connections, newest first: lists of the kind, the name, and true for a redefinition.
+  (defined '() :type list)
+  ;; Weak pointers to the threads that the evaluation started, newest first. After every 100 threads, pointers to threads
+  ;; that have ended are dropped.
+  (threads '() :type list)
+  (thread-count 0 :type index)
+  ;; The process groups of the programs that the evaluation started, as far as their processes may still run.
+  (groups '() :type list)
+  ;; True once the evaluation has been warned that a program's output is not captured.
+  (output-warning-given nil))
+
+(declaim (type (or null evaluation) *evaluation*))
+(defvar *evaluation* nil
+  "The evaluation to which this thread belongs, or NIL.")
+
+(defglobal **evaluation-threads-lock** (sb-thread:make-mutex :name "threads of an evaluation")
+  "Held while the list of an evaluation's threads is changed.")
+
+(defun live-threads (evaluation)
+  "Return the threads of EVALUATION that have not ended, newest first."
+  (loop for pointer in (evaluation-threads evaluation)
+        for thread = (sb-ext:weak-pointer-value pointer)
+        when (and thread (sb-thread:thread-alive-p thread))
+          collect thread))
+
+(defun note-thread (thread evaluation)
+  "Record that EVALUATION started THREAD. The pointer is weak: the result of a thread that has ended may be large."
+  (sb-thread:with-mutex (**evaluation-threads-lock**)
+    (when (= (evaluation-thread-count evaluation) 100)
+      (setf (evaluation-threads evaluation) (mapcar #'sb-ext:make-weak-pointer (live-threads evaluation))
+            (evaluation-thread-count evaluation) 0))
+    (incf (evaluation-thread-count evaluation))
+    (push (sb-ext:make-weak-pointer thread) (evaluation-threads evaluation))))
+
+;;; The user's threads, whichever evaluation started them
+
+(defglobal **evaluation-threads** '()
+  "The threads that evaluate, in the foreground and in the background.")
+
+(defun user-threads ()
+  "Return the threads that are neither the server's nor the system's."
+  (remove-if (lambda (thread)
+               (or (find thread **evaluation-threads** :test #'eq)
+                   (sb-thread::thread-ephemeral-p thread)))
+             (sb-thread:list-all-threads)))
+
+(defun interrupt-once (thread function)
+  "Interrupt THREAD with FUNCTION, unless an earlier interruption with the same FUNCTION is still pending there. SBCL ends
+the process when nine are pending for one thread."
+  (unless (find function (sb-thread::thread-interruptions thread) :test #'eq)
+    (ignore-errors (sb-thread:interrupt-thread thread function))))
+
+(defun abort-current-thread ()
+  "Abort this thread, as TERMINATE-THREAD does."
+  (sb-thread:abort-thread :allow-exit t))
+
+(defun become-main-thread ()
+  "Make this thread the main thread for the user's code, as the evaluating thread is in SBCL's REPL."
+  (unless (eq sb-thread::*initial-thread* sb-thread:*current-thread*)
+    (setf sb-thread::*initial-thread* sb-thread:*current-thread*
+          (sb-thread:thread-name sb-thread:*current-thread*) "main thread")))
+
+(defun end-threads (threads)
+  "Interrupt THREADS so that they unwind and end."
+  (dolist (thread threads)
+    (interrupt-once thread #'abort-current-thread)))
+
+(defun thread-title (thread)
+  "Return the phrase that names THREAD in a sentence."
+  (format nil "thread ~A" (or (sb-thread:thread-name thread) "(unnamed)")))
+
+(defun thread-list (threads)
+  "Return the phrase that names THREADS in a sentence: at most ten of them, and the number of others."
+  (let ((shown (min 10 (length threads))))
+    (format nil "~{~A~^, ~}~@[ and ~D more~]"
+            (mapcar #'thread-title (subseq threads 0 shown))
+            (and (< shown (length threads)) (- (length threads) shown)))))
+
+(defun await-threads (threads)
+  "Wait until THREADS, which are being ended, have unwound; one second at most."
+  (let ((end (+ (get-internal-real-time) internal-time-units-per-second)))
+    (dolist (thread threads)
+      (let ((left (/ (- end (get-internal-real-time)) internal-time-units-per-second)))
+        (ignore-errors (sb-thread:join-thread thread :default nil :timeout (max 0 left)))))))
+
+;;; Files
+
+(defglobal **scratch-directory** nil
+  "The native namestring of a directory that the host removes at the end, and that may not exist before; or NIL.")

@@ -1,0 +1,383 @@
+;;;; Evaluates code form by form and reports the results to the host.
+
+(in-package "SBCL-HOST")
+
+;;; The end of an evaluation
+
+(defvar *hold-errors* nil
+  "True when an error of this evaluation is to be held where it happened.")
+
+(defun abort-evaluation ()
+  "Fail the evaluation on behalf of the restart ABORT."
+  (let ((hook (frame-pointer-here)))
+    (capture "ABORTED"
+             (lambda ()
+               (event *job-id* (event-code :error-text) 0
+                      "The code invoked the restart ABORT: the rest of it was not evaluated."))
+             nil
+             (lambda () (error-frame hook)))
+    (abandon-evaluation :error nil)))
+
+;;; Reading
+
+(defun whitespace-end (stream)
+  "Skip whitespace and comments of STREAM and return its position."
+  (skip-blank stream)
+  (file-position stream))
+
+(defun read-form (stream end start)
+  "Read from STREAM the form that begins at START, or return END at the end of the stream. Make *PACKAGE* valid first: the
+user's code may have deleted that package."
+  (current-package)
+  (let ((*form-stream* stream))
+    (setf *form-start* start)
+    (with-boundary ()
+      (read stream nil end))))
+
+;;; Evaluating
+
+(defun evaluate-form (form end)
+  "Return a list of the values of FORM, whose text ends at END. Definitions that FORM makes record this evaluation as
+their source."
+  (let ((sb-c::*source-plist* (note-evaluated-form form (evaluation-number *evaluation*) *submitted-code* *form-start* end)))
+    (multiple-value-list
+     (with-boundary ()
+       (evaluate-in-lexenv form)))))
+
+(defun call-with-form-restarts (function)
+  "Call FUNCTION, which reads and evaluates a form, with exactly the two restarts that code evaluated here always has.
+They are allocated on the heap, because code may return them. RETRY's name is an internal symbol that no user code finds:
+bare SBCL has no restart of that name here."
+  (declare (type function function))
+  (loop
+    (block retry
+      (let* ((retry (sb-kernel::make-restart
+                     'retry (lambda () (return-from retry))
+                     (lambda (stream) (write-string "Evaluate this form again." stream))))
+             (abort (sb-kernel::make-restart
+                     'abort #'abort-evaluation
+                     (lambda (stream) (write-string "Return to top level." stream))))
+             (sb-kernel:*restart-clusters* (list (list retry abort))))
+        (return (funcall function))))))
+
+(defmacro with-settings ((&rest settings) &body body)
+  "Evaluate BODY with the local variables SETTINGS bound to the current values of the variables that affect how forms are
+read and files are found."
+  `(let ,(mapcar #'list settings
+                 '(*package* *readtable* *read-base* *read-default-float-format* *features* *default-pathname-defaults*
+                   asdf:*central-registry*))
+     ,@body))
+
+(defun push-defining-form (form code start end package &optional (role (form-role form (subseq code start end))))
+  "Push FORM, which changed something that a restored image must have too. FORM extends from START to END in CODE and was
+read in PACKAGE. ROLE is as in CHANGES-TEXT."
+  (event *job-id* (event-code :defined) start
+         (with-server-syntax (:length nil)
+           (format nil "~D~%~A~%@~A" end (changes-text form role) (package-name package)))))
+
+(defvar *first-form-only* nil
+  "True when only the first form of the submitted code is evaluated.")
+
+(defvar *push-unfinished* nil
+  "A function that pushes the current form as one that failed if it has defined something since it was last pushed; NIL
+while no form is evaluated.")
+
+(defun evaluate-next-form (stream start)
+  "Read a form from STREAM, which is at position START, and evaluate it. Return a list of its values and true; or NIL and
+NIL at the end of the stream. Push the form if it defined something or changed how forms are read or files are found,
+because a restored image must evaluate it again. Push a form that failed, too, if it had defined something by then."
+  (let* ((definitions (evaluation-definitions *evaluation*))
+         (pushed definitions)
+         (end 0)
+         (evaluated nil)
+         (form stream))
+    (with-settings (package readtable base float-format features directory registry)
+      (flet ((push-unfinished ()
+               (unless (or (eq form stream) (eql pushed (evaluation-definitions *evaluation*)))
+                 (setf pushed (evaluation-definitions *evaluation*))
+                 (push-defining-form form *submitted-code* start end package "failed")))
+             (evaluate ()
+               (when (eq form stream)
+                 (file-position stream start)
+                 (setf form (read-form stream stream start))
+                 (when (eq form stream)
+                   (return-from evaluate-next-form (values '() nil)))
+                 (when *first-form-only*
+                   (push-record "read" :end (file-position stream))))
+               (forget-changes)
+               (setf end (file-position stream)
+                     - form)
+               (let ((values (evaluate-form form end)))
+                 (check-failure)
+                 (setf evaluated t)
+                 (shiftf /// // / values)
+                 (shiftf *** ** * (first values))
+                 (unless (and (eql definitions (evaluation-definitions *evaluation*))
+                              (eq package *package*) (eq readtable *readtable*)
+                              (eql base *read-base*) (eq float-format *read-default-float-format*)
+                              (eq features *features*) (eq directory *default-pathname-defaults*)
+                              (eq registry asdf:*central-registry*))
+                   (push-defining-form form *submitted-code* start end package))
+                 (values values t))))
+        (declare (dynamic-extent #'push-unfinished #'evaluate))
+        (unwind-protect (let ((*push-unfinished* #'push-unfinished))
+                          (call-with-form-restarts #'evaluate))
+          ;; As SBCL's own REPL does, even when the form failed (INTERACTIVE-EVAL in src/code/toplevel.lisp).
+          (unless (eq form stream)
+            (shiftf +++ ++ + form)
+            (unless evaluated
+              (push-unfinished))))))))
+
+(defun evaluate-forms (code)
+  "Read and evaluate the forms in CODE one by one, and return a list of the values of the last one."
+  (declare (type text code))
+  (let ((stream (make-string-input-stream code))
+        (result '())
+        (*form-number* 0)
+        (*form-start* 0))
+    (loop
+      (let ((start (whitespace-end stream)))
+        (when (= start (length code))
+          (return result))
+        (incf *form-number*)
+        (multiple-value-bind (values more) (evaluate-next-form stream start)
+          (unless more
+            (return result))
+          (setf result values)
+          (when *first-form-only*
+            (return result)))))))
+
+(define-operation :evaluate-form (evaluate)
+  "Evaluate the first form, as a REPL does. Push a record `read` with its `end`, in characters, once it is read."
+  (let ((*first-form-only* t))
+    (evaluate)))
+
+(defun run-operation (text code)
+  "Run the operation in TEXT with CODE, the code sent along. Return a list of the values to print. If the operation
+defined something without evaluating CODE, push CODE as the form that makes these definitions again."
+  (declare (type text text code))
+  (multiple-value-bind (name arguments) (read-operation text)
+    (let ((function (gethash name **operations**))
+          (definitions (evaluation-definitions *evaluation*))
+          (evaluated nil)
+          (done nil)
+          (*form-number* 1)
+          (*form-start* 0))
+      (declare (type function function))
+      (with-settings (package)
+        (unwind-protect
+             (multiple-value-prog1 (call-with-form-restarts
+                                    (lambda ()
+                                      (prog1 (with-boundary ()
+                                               (apply function
+                                                      (lambda ()
+                                                        (setf evaluated t)
+                                                        (evaluate-forms code))
+                                                      arguments))
+                                        (check-failure))))
+               (setf done t))
+          (unless (or evaluated (eql definitions (evaluation-definitions *evaluation*)))
+            (let* ((*package* package)
+                   (form (guarded (read-from-string code) (failure) nil)))
+              (push-defining-form form code 0 (length code) package (if done (form-role form code) "failed")))))))))
+
+(defun call-with-user-package (name function)
+  "Call FUNCTION with *PACKAGE* bound to the package NAME, or unchanged when NAME is empty."
+  (declare (type text name) (type function function))
+  (current-package)
+  (if (zerop (length name))
+      (funcall function)
+      (let ((*package* (call-with-form-restarts
+                        (lambda ()
+                          (with-boundary () (find-user-package name))))))
+        (funcall function))))
+
+(defun usable-stream-p (symbol target)
+  "Return true when SYMBOL holds an open stream that supports the direction of TARGET, one of SBCL's own stream variables."
+  (let ((stream (symbol-value symbol)))
+    (guarded (and (streamp stream)
+                  (open-stream-p stream)
+                  (or (not (member target '(sb-sys:*stdin* sb-sys:*tty*))) (input-stream-p stream))
+                  (or (eq 'sb-sys:*stdin* target) (output-stream-p stream)))
+        (failure)
+      nil)))
+
+(defun default-target-p (variable)
+  "Return true when VARIABLE, a STANDARD-VARIABLE, holds a stream that leads to its initial target, or when DRIBBLE is
+active."
+  (let ((stream (symbol-value (standard-variable-symbol variable)))
+        (target (standard-variable-target variable)))
+    (or (eq stream (symbol-value target))
+        (and (typep stream 'synonym-stream) (eq target (synonym-stream-symbol stream)))
+        sb-impl::*dribble-stream*)))
+
+(defun notify-stream-reset (symbol)
+  "Notify the user that SYMBOL held no usable stream and was reset."
+  (push-notice "~A no longer held an open stream and was reset to its initial value." symbol))
+
+(defun check-system-streams ()
+  "Check the variables of SBCL's own standard streams, to which the standard stream variables lead, as
+CHECK-STANDARD-STREAMS does."
+  (dolist (own **system-streams**)
+    (destructuring-bind (symbol stream told) own
+      (let ((held (symbol-value symbol)))
+        (cond ((eq held stream))
+              ((not (usable-stream-p symbol symbol))
+               (setf (symbol-value symbol) stream)
+               (notify-stream-reset symbol))
+              ((not (eq held told))
+               (setf (third own) held)
+               (push-notice "~S stays set to another stream, ~
+                             ~:[so that answers do not show what is printed~;from which is read~]. ~
+                             To undo that: (sbcl-host::install-standard-streams)"
+                            symbol (eq 'sb-sys:*stdin* symbol))))))))
+
+(defun check-standard-streams ()
+  "Notify the user, once each, of the standard stream variables that the user's code has redirected, which stay so. Reset
+those that hold no usable stream."
+  (check-system-streams)
+  (dolist (variable **standard-variables**)
+    (unless (standard-variable-unchanged-p variable)
+      (let* ((symbol (standard-variable-symbol variable))
+             (stream (symbol-value symbol)))
+        (cond ((not (usable-stream-p symbol (standard-variable-target variable)))
+               (reset-standard-variable variable)
+               (notify-stream-reset symbol))
+              ((or (eq stream (standard-variable-reported variable))
+                   (default-target-p variable)))
+              (t
+               (setf (standard-variable-reported variable) stream)
+               (push-notice "~A stays set to another stream. To undo that: (setf ~:*~(~A~) ~(~S~))"
+                            symbol (standard-variable-target variable))))))))
+
+(defun evaluate-and-print (code package operation)
+  "Evaluate CODE in PACKAGE, a name or empty, and push its values. Return true when nothing failed. OPERATION, if not
+empty, is the text of the operation to run with CODE."
+  (labels ((values-of-code ()
+             (let ((values (if (zerop (length operation))
+                               (evaluate-forms code)
+                               (run-operation operation code))))
+               (current-package)
+               (with-boundary ()
+                 (mapc #'push-value values))))
+           (in-its-package ()
+             (call-with-user-package package #'values-of-code))
+           (evaluate ()
+             (let ((*submitted-code* code)
+                   (*evaluated-forms* '())
+                   (*located-warnings* 0)
+                   (*source-files* '())
+                   (*known-places* :none))
+               ;; Enable interrupts only inside CALL-UNTIL-ABANDONED: an interrupt needs a point to unwind to.
+               (with-interrupts
+                 (check-standard-streams)
+                 (call-with-recorded-warnings #'in-its-package)))))
+    (declare (dynamic-extent #'values-of-code #'in-its-package #'evaluate))
+    (nth-value 1 (call-until-abandoned #'evaluate))))
+
+(defun monotonic-milliseconds ()
+  "Return the milliseconds since some moment in the past. GET-INTERNAL-REAL-TIME uses the kernel's coarse clock, which has
+4 ms ticks."
+  #+linux
+  (multiple-value-bind (seconds nanoseconds) (sb-unix:clock-gettime sb-unix:clock-monotonic)
+    (+ (* 1000 seconds) (/ nanoseconds 1000000)))
+  #-linux
+  (/ (* 1000 (get-internal-real-time)) internal-time-units-per-second))
+
+(defun thread-milliseconds ()
+  "Return the processor time of this thread in milliseconds; the real time where the system does not provide it."
+  #+linux
+  (multiple-value-bind (seconds nanoseconds) (sb-unix:clock-gettime sb-unix:clock-thread-cputime-id)
+    (+ (* 1000 seconds) (/ nanoseconds 1000000)))
+  #-linux
+  (monotonic-milliseconds))
+
+(defun run-timed (function)
+  "Return the value of FUNCTION, and push its run times and the bytes that it allocated."
+  (declare (type function function))
+  (let ((real (monotonic-milliseconds))
+        (run (get-internal-run-time))
+        (gc sb-ext:*gc-run-time*)
+        (bytes (sb-ext:get-bytes-consed)))
+    (flet ((milliseconds (units)
+             (round (* 1000 units) internal-time-units-per-second)))
+      (prog1 (funcall function)
+        (event *job-id* (event-code :bytes-consed) (- (sb-ext:get-bytes-consed) bytes))
+        (event *job-id* (event-code :time-real) (values (round (- (monotonic-milliseconds) real))))
+        (event *job-id* (event-code :time-run) (milliseconds (- (get-internal-run-time) run)))
+        (event *job-id* (event-code :time-gc) (milliseconds (- sb-ext:*gc-run-time* gc)))))))
+
+(defvar *answers* '()
+  "The objects that ANSWER returns next, in order.")
+
+(defvar *saved-tty* nil
+  "The value of SB-SYS:*TTY* while that is replaced by a stream with input for a restart; else NIL.")
+
+(defun forget-answers ()
+  "Discard input for a restart that was not read from *QUERY-IO*."
+  (when *saved-tty*
+    (setf *answers* '()
+          sb-sys:*tty* (shiftf *saved-tty* nil))))
+
+(define-hook call-recording-errors (function)
+  "Return the values of FUNCTION, and record the errors that it signals."
+  (funcall (the function function)))
+
+(defun call-detached (function)
+  "Return the value of FUNCTION, called with copies of the connection's variables. Store the copies as the connection's
+values if the host replies that this evaluation is still in the foreground."
+  (declare (type function function))
+  (current-package)
+  (progv *repl-variables* (mapcar #'symbol-value *repl-variables*)
+    (prog1 (funcall function)
+      (when (event *job-id* (event-code :foreground))
+        (if *connection*
+            (keep-variables)
+            (dolist (variable *repl-variables*)
+              (setf (sb-ext:symbol-global-value variable) (symbol-value variable))))))))
+
+(defun run-evaluation (job)
+  "Run JOB, an :EVALUATE job. Return true when it succeeded."
+  (let ((*evaluation* (make-evaluation :number (job-evaluation job)))
+        (*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
+        (*answers* '())
+        (*saved-tty* nil)
+        ;; Input for a restart belongs to this evaluation only.
+        (sb-sys:*tty* sb-sys:*tty*)
+        (tty sb-sys:*tty*))
+    (labels ((evaluate ()
+               (evaluate-and-print (job-text job) (job-name job) (job-operation job)))
+             (record ()
+               (if (logtest +evaluate-record-errors+ (job-flags job))
+                   (call-recording-errors #'evaluate)
+                   (evaluate)))
+             (measure ()
+               (if (logtest +evaluate-timing+ (job-flags job))
+                   (run-timed #'record)
+                   (record))))
+      (declare (dynamic-extent #'evaluate #'record #'measure))
+      (prog1 (if (logtest +evaluate-detached+ (job-flags job))
+                 (call-detached #'measure)
+                 (prog1 (measure)
+                   (keep-variables)))
+        (forget-answers)
+        ;; A value that the user's code has set persists, as under bare SBCL.
+        (unless (eq sb-sys:*tty* tty)
+          (setf (sb-ext:symbol-global-value 'sb-sys:*tty*) sb-sys:*tty*))
+        (announce-definitions)
+        (when (evaluation-threads *evaluation*)
+          (push-running-threads))))))
+
+(defun push-running-threads ()
+  "Notify the user of threads that this evaluation started and that are still running."
+  (let ((running (live-threads *evaluation*)))
+    (when running
+      (event *job-id* (event-code :notice) 0
+             (with-server-syntax ()
+               (format nil "Still running: ~A. What ~:[they print~;it prints~] comes with later answers~
+                            ~:[~*~;; reset-session ends ~:[them~;it~]~]."
+                       (thread-list running) (null (rest running)) **resets-available** (null (rest running))))))))
+
+(define-job :evaluate (job)
+  "Evaluate the code of JOB, or run its operation."
+  (run-evaluation job))

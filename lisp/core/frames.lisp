@@ -1,0 +1,661 @@
+;;;; Describing an error: the condition, its restarts and its frames, captured on top of the failing frames.
+
+(in-package "SBCL-HOST")
+
+(declaim (type (unsigned-byte 64) *boundary*))
+(defvar *boundary* 0
+  "The frame pointer of the function that called the user's code. Frames at or above this address are the server's.")
+
+(defconstant +max-full-frames+ 1000
+  "The maximum depth of a stack that is captured in full. Of a deeper stack, half as many frames at either end are
+captured.")
+
+(defmacro frame-pointer-here ()
+  "Return the frame pointer of the function that contains this form."
+  '(sap-int (sb-vm::current-fp)))
+
+(defmacro with-boundary (() &body body)
+  "Evaluate BODY with its frames, and none of those that called it, counted as the user's."
+  `(let ((*boundary* (frame-pointer-here)))
+     ,@body))
+
+(defun frame-address (frame)
+  "Return FRAME's frame pointer."
+  (sap-int (sb-di::frame-pointer frame)))
+
+;;; Selecting frames
+
+(defun frame-file (frame)
+  "Return the namestring of the source file of FRAME's code, or NIL for evaluated code."
+  (sb-di:debug-source-namestring
+   (sb-di:code-location-debug-source (sb-di:frame-code-location frame))))
+
+(defun begins-with-p (prefix text)
+  "Return true when the string TEXT begins with the string PREFIX. MISMATCH and STRING= take ten times as long, and this
+is called for every frame."
+  (declare (type simple-string prefix text))
+  (let ((end (length prefix)))
+    (macrolet ((compare ()
+                 '(loop for index of-type index from 0 below end
+                        always (char= (schar prefix index) (schar text index))))
+               (with-kind-of (string &body body)
+                 `(etypecase ,string
+                    (simple-base-string ,@body)
+                    ((simple-array character (*)) ,@body))))
+      (and (<= end (length text))
+           (with-kind-of text (with-kind-of prefix (compare)))))))
+
+(defun bogus-frame-p (frame)
+  "Return true when FRAME is not a call of a Lisp function."
+  (typep (sb-di:frame-debug-fun frame) 'sb-di::bogus-debug-fun))
+
+(defun system-frame-p (frame)
+  "Return true when FRAME is SBCL's own, or foreign."
+  (or (bogus-frame-p frame)
+      (let ((file (ignore-errors (frame-file frame))))
+        (and file (begins-with-p "SYS:" file)))))
+
+(defun host-frame-p (frame)
+  "Return true when FRAME belongs to the Lisp side of the host."
+  (let ((file (and (not (bogus-frame-p frame)) (ignore-errors (frame-file frame)))))
+    (and file (begins-with-p "SYS:HOST;" file))))
+
+(defun stand-in-frame-p (frame)
+  "Return true when FRAME is a call of one of our functions that replaces one of SBCL's. DISPLAYED-CALL returns the call
+to show for it."
+  (member (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '(enter-debugger warn-recorded)))
+
+(defun shown-frame-p (frame)
+  "Return true when FRAME is not the host's own, or is shown as a call of SBCL's function."
+  (or (not (host-frame-p frame))
+      (stand-in-frame-p frame)))
+
+(defglobal **null-lexenv** (sb-kernel:make-null-lexenv)
+  "The lexical environment shown in the frames of evaluated forms, as bare SBCL shows it.")
+
+(defun empty-lexenv-p (object)
+  "Return true when OBJECT is a lexical environment without bindings."
+  (and (typep object 'sb-kernel:lexenv)
+       (not (or (sb-c::lexenv-funs object) (sb-c::lexenv-vars object)
+                (sb-c::lexenv-blocks object) (sb-c::lexenv-tags object)))))
+
+(defun displayed-call (name arguments)
+  "Return the name and the arguments of the call to show for a frame with NAME and ARGUMENTS."
+  (case name
+    (sb-impl::eval-tlf (values 'eval (list (first arguments))))
+    (sb-int:simple-eval-in-lexenv
+     (values name (substitute-if **null-lexenv** #'empty-lexenv-p arguments)))
+    (enter-debugger (values 'invoke-debugger (rest arguments)))
+    (warn-recorded
+     (destructuring-bind (warn class default datum more) arguments
+       (declare (ignore warn default))
+       (values (if (eq class 'warning) 'warn 'sb-int:style-warn)
+               (cons datum (if (listp more) more '())))))
+    (t (values name arguments))))
+
+(defun frame-at (address)
+  "Return the frame at ADDRESS, one of this thread's frame pointers."
+  (loop for frame = (sb-di:top-frame) then (sb-di:frame-down frame)
+        while (and frame (< (frame-address frame) address))
+        finally (return frame)))
+
+(defun frame-below (address)
+  "Return the frame that called the one at ADDRESS. Both must be Lisp frames."
+  (let ((frame (int-sap address)))
+    ;; As TOP-FRAME does (src/code/debug-int.lisp), without walking the frames in between.
+    (sb-di::compute-calling-frame (sap-ref-sap frame 0) (sap-ref-sap frame 8) nil)))
+
+(defun named-frame (name frame)
+  "Return the frame of the function NAME among FRAME and the next few callers, or NIL."
+  (loop for candidate = frame then (sb-di:frame-down candidate)
+        repeat 50
+        while (and candidate (< (frame-address candidate) *boundary*))
+        when (eq name (sb-di:debug-fun-name (sb-di:frame-debug-fun candidate)))
+          return candidate))
+
+(defun resolve-hint (frame)
+  "Return the frame that SBCL's stack top hint gives as the place of the error, at FRAME or older, or NIL. The hint is
+that frame or the name of the function that was called to report the error, such as ERROR, whose frame is shown too."
+  (let ((hint sb-debug:*stack-top-hint*))
+    (cond ((sb-di:frame-p hint) hint)
+          ;; ERROR within RESTART-CASE compiles to a call of this function.
+          ((eq hint 'sb-kernel:with-simple-condition-restarts)
+           (or (named-frame 'error frame) (named-frame hint frame)))
+          ((and hint (symbolp hint)) (named-frame hint frame)))))
+
+(defun error-frame (hook)
+  "Return the frame of the error that was reported to the function with frame pointer HOOK. An error in a handler inherits
+the hint of the outer error, so user frames above the hint count as well."
+  (let* ((frame (if sb-debug:*stack-top-hint*
+                    (frame-below hook)
+                    ;; The code called the debugger itself, and the hook's frame represents that call.
+                    (return-from error-frame (frame-at hook))))
+         (hint (and frame (resolve-hint frame)))
+         (limit (and hint (frame-address hint)))
+         (skipped nil))
+    (loop while (and frame
+                     (< (frame-address frame) *boundary*)
+                     (or (host-frame-p frame)
+                         (foreign-frame-p frame)
+                         (and limit
+                              (< (frame-address frame) limit)
+                              (system-frame-p frame))))
+          do (shiftf skipped frame (sb-di:frame-down frame)))
+    ;; An interruption inherits a hint, too. Then the call that reports the error is nearer than the hint says.
+    (if (and skipped frame limit
+             (< (frame-address frame) limit)
+             (member (sb-di:debug-fun-name (sb-di:frame-debug-fun skipped)) '(error cerror break)))
+        skipped
+        (frame-below-trap frame))))
+
+(defun foreign-frame-p (frame)
+  "Return true when FRAME is not a Lisp frame."
+  (and (bogus-frame-p frame)
+       (not (undefined-function-frame-p frame))))
+
+(defun frame-below-trap (frame)
+  "Return the frame that trapped if FRAME belongs to what the runtime calls for a trap (a signal, an exhausted stack or
+heap), which means that only system frames lie between it and a foreign frame. Else return FRAME."
+  (let ((foreign (loop with last = nil
+                       for candidate = frame then (sb-di:frame-down candidate)
+                       repeat 40
+                       while (and candidate
+                                  (< (frame-address candidate) *boundary*)
+                                  (system-frame-p candidate))
+                       when (foreign-frame-p candidate) do (setf last candidate)
+                       finally (return last))))
+    (if foreign
+        (sb-di:frame-down foreign)
+        frame)))
+
+(defun interrupted-frame (hook)
+  "Return the frame that was running when the thread was interrupted and called the function with frame pointer HOOK."
+  (let ((frame (or (let ((frame (ignore-errors (sb-di::find-interrupted-frame))))
+                     (and frame (> (frame-address frame) hook) frame))
+                   (frame-below hook))))
+    ;; In a foreign call, SBCL only knows that there is an innermost frame.
+    (loop while (and frame (bogus-frame-p frame) (< (frame-address frame) *boundary*))
+          do (setf frame (sb-di:frame-down frame)))
+    ;; The frame may belong to what the runtime calls after a collection.
+    (frame-below-trap frame)))
+
+(defun saved-frame-pointers (address)
+  "Follow the saved frame pointers from the frame at ADDRESS, which is not counted, to the boundary. Return their number,
+and the last half of +MAX-FULL-FRAMES+ of them as a list of conses of frame pointer and return address."
+  (declare (type (unsigned-byte 64) address))
+  (let* ((size (floor +max-full-frames+ 2))
+         ;; Do not allocate per frame: there may be millions.
+         (callers (make-array size :element-type '(unsigned-byte 64)))
+         (return-addresses (make-array size :element-type '(unsigned-byte 64)))
+         (end (min *boundary* (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-end*)))
+         (count 0))
+    (declare (type index count))
+    (loop
+      (let ((caller (sap-ref-word (int-sap address) 0))
+            (return-address (sap-ref-word (int-sap address) 8)))
+        (unless (and (< address caller end) (zerop (logand caller 7)))
+          (return))
+        (setf (aref callers (mod count size)) caller
+              (aref return-addresses (mod count size)) return-address
+              address caller)
+        (incf count)))
+    (values count
+            (loop for number from (max 0 (- count size)) below count
+                  for place = (mod number size)
+                  collect (cons (aref callers place) (aref return-addresses place))))))
+
+(defun map-user-backtrace (map-backtrace function &rest options
+                           &key (start 0) (from :debugger-frame) (count sb-debug:*backtrace-frame-count*))
+  "Do as MAP-BACKTRACE, SBCL's function, does with FUNCTION and the other arguments, but only for the frames of the user's
+code if the host called that."
+  (declare (type function function))
+  (if (zerop *boundary*)
+      (apply (the function map-backtrace) function options)
+      (loop with index = -1
+            with result = nil
+            for frame = (if (sb-di:frame-p from) from (sb-debug::backtrace-start-frame from))
+              then (sb-di:frame-down frame)
+            while (and frame (< (frame-address frame) *boundary*))
+            do (when (and (shown-frame-p frame)
+                          (>= (incf index) start))
+                 (when (= index (+ start count))
+                   (return result))
+                 (setf result (funcall function frame)))
+            finally (return result))))
+
+(defvar *incomplete-frames* nil
+  "True when the stack was exhausted while a frame was being built, which SBCL then takes for a foreign frame.")
+
+(defun user-frames (frame)
+  "Return the frames from FRAME to the boundary, innermost first, as a list of conses of number and frame; and their total
+number. The middle of a stack deeper than +MAX-FULL-FRAMES+ is omitted from the list."
+  (let ((frames '())
+        (count 0)
+        (half (floor +max-full-frames+ 2)))
+    (loop while (and frame (< count +max-full-frames+) (< (frame-address frame) *boundary*))
+          do (unless (or (not (shown-frame-p frame))
+                         (and *incomplete-frames* (foreign-frame-p frame)))
+               (push (cons count frame) frames)
+               (incf count))
+             (setf frame (sb-di:frame-down frame)))
+    (if (or (null frame) (>= (frame-address frame) *boundary*))
+        (values (nreverse frames) count)
+        (multiple-value-bind (more last) (saved-frame-pointers (frame-address (cdr (first frames))))
+          (let ((total (+ count more)))
+            (loop with up = (cdr (first frames))
+                  for (address . return-address) in last
+                  for number from (- total (length last))
+                  do (setf up (sb-di::compute-calling-frame (int-sap address) (int-sap return-address) up))
+                     (unless up (return))
+                     (push (cons number up) frames))
+            (values (delete-if (lambda (entry) (<= half (car entry) (- total half 1)))
+                               (nreverse frames))
+                    total))))))
+
+;;; Describing frames
+
+(defstruct (call (:copier nil) (:predicate nil))
+  "The description of a frame that is shown."
+  (number 0 :type index)
+  name
+  arguments
+  location
+  ;; True when the function is SBCL's own.
+  (system nil)
+  ;; The machinery to which the frame belongs, a string as FRAME-MACHINERY returns it; or NIL.
+  (machinery nil :type (or null string))
+  ;; What LOCALS returns.
+  (locals '() :type list))
+
+(defconstant +frames-with-locals+ 50
+  "The number of innermost frames whose local variables are captured.")
+
+(defun user-variable-name-p (symbol)
+  "Return true when SYMBOL is a name that a user gave to a variable."
+  (let ((package (symbol-package symbol)))
+    (and package
+         (plusp (length (symbol-name symbol)))
+         (not (eql 3 (mismatch "SB-" (package-name package)))))))
+
+(defun locals (frame)
+  "Return the local variables of FRAME as lists of symbol, validity (:VALID; :INVALID when dead at this point; or
+:UNKNOWN) and value. Return none for frames of SBCL's own. When SBCL keeps several variables of one name, return only the
+innermost that has a value."
+  (let ((function (sb-di:frame-debug-fun frame))
+        (location (sb-di:frame-code-location frame))
+        (locals '()))
+    (when (and (not (system-frame-p frame))
+               (sb-di:debug-var-info-available function))
+      (dolist (variable (sb-di:ambiguous-debug-vars function "") (nreverse locals))
+        (let* ((symbol (sb-di:debug-var-symbol variable))
+               (validity (sb-di:debug-var-validity variable location))
+               (known (find symbol locals :key #'first)))
+          (when (and (user-variable-name-p symbol)
+                     (or (null known) (eq validity :valid)))
+            (setf locals
+                  (cons (list symbol validity
+                              (when (eq validity :valid)
+                                (let ((value (sb-di:debug-var-value variable frame)))
+                                  ;; An object on the stack does not outlive the frame.
+                                  (if (sb-debug::stack-allocated-p value)
+                                      (sb-debug::replace-dynamic-extent-object value)
+                                      value))))
+                        (remove known locals :test #'eq)))))))))
+
+(defun sort-locals (locals place)
+  "Sort LOCALS by the first occurrence of their names in the top-level form at PLACE, which may be NIL."
+  (let ((text (and (rest locals) place (place-text place))))
+    (if text
+        (stable-sort (copy-list locals) #'<
+                     :key (lambda (local)
+                            (or (token-position (symbol-name (first local)) text) most-positive-fixnum)))
+        locals)))
+
+(defun ordered-locals (frame)
+  "Return the value of LOCALS for FRAME, in the order of the code."
+  (let ((locals (locals frame)))
+    (and locals
+         (sort-locals locals (guarded (location-place (sb-di:frame-code-location frame)) (failure) nil)))))
+
+(defun undefined-function-frame-p (frame)
+  "Return true when FRAME is the one that SBCL puts in place of a call of an undefined function."
+  (equal "undefined function" (sb-di:debug-fun-name (sb-di:frame-debug-fun frame))))
+
+(defun standard-syntax-p (character &optional sub-character)
+  "Return true when CHARACTER, or CHARACTER followed by SUB-CHARACTER, has its standard syntax in the current readtable."
+  (flet ((meaning (readtable)
+           (if sub-character
+               (get-dispatch-macro-character character sub-character readtable)
+               (get-macro-character character readtable))))
+    ;; CHARACTER may no longer be a dispatching macro character.
+    (eq (ignore-errors (meaning *readtable*)) (meaning sb-impl::*standard-readtable*))))
+
+(defun skip-blank (stream)
+  "Skip whitespace and comments of STREAM. Stop at a comment that does not end or whose syntax the user has changed."
+  (loop
+    (case (peek-char t stream nil)
+      (#\; (if (standard-syntax-p #\;)
+               (read-line stream nil)
+               (return)))
+      (#\# (let ((start (file-position stream)))
+             (unless (and (standard-syntax-p #\# #\|) (skip-block-comment stream))
+               (file-position stream start)
+               (return))))
+      (t (return)))))
+
+(defun skip-block-comment (stream)
+  "Skip the block comment that begins at the current position of STREAM. Return true if there was one and it ended."
+  (read-char stream)
+  (when (eql #\| (peek-char nil stream nil))
+    (let ((depth 0)
+          (last #\#))
+      (loop for character = (read-char stream nil)
+            while character
+            do (cond ((and (char= last #\#) (char= character #\|))
+                      (incf depth)
+                      (setf last #\Space))
+                     ((and (char= last #\|) (char= character #\#))
+                      (setf last #\Space)
+                      (when (zerop (decf depth))
+                        (return t)))
+                     (t (setf last character)))))))
+
+(defvar *machinery-directories* '()
+  "Directories of further machinery: conses of a native namestring and a phrase as FRAME-MACHINERY returns it.")
+
+(defun local-function-of (name)
+  "Return the name of the function that contains the local function NAME, a name from a frame; else NAME."
+  (if (consp name) (second (member :in name)) name))
+
+(defun frame-machinery (frame)
+  "Return the phrase that names the machinery to which FRAME belongs, such as the reader, the compiler or the loader; or
+NIL."
+  (let ((file (and (not (bogus-frame-p frame)) (frame-file frame))))
+    (flet ((of-p (prefix) (and file (begins-with-p prefix file))))
+      (cond ((assoc-if #'of-p *machinery-directories*)
+             (cdr (assoc-if #'of-p *machinery-directories*)))
+            ((not (of-p "SYS:")) nil)
+            ((or (of-p "SYS:SRC;CODE;TARGET-SIGNAL") (of-p "SYS:SRC;CODE;FLOAT-TRAP.") (of-p "SYS:SRC;CODE;INTERR.")
+                 (of-p "SYS:SRC;CODE;TIMER.")
+                 (eq 'sb-thread::run-interruption
+                     (local-function-of (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))))
+             "signal handling")
+            ((or (of-p "SYS:SRC;CODE;READER.") (of-p "SYS:SRC;CODE;SHARPM.")) "the reader")
+            ((or (of-p "SYS:SRC;CODE;TARGET-LOAD.") (of-p "SYS:SRC;CODE;LOAD.")) "the loader")
+            ((of-p "SYS:SRC;COMPILER;") "the compiler")
+            ((of-p "SYS:CONTRIB;ASDF;") "ASDF")))))
+
+(defun reporting-call-p (call machinery)
+  "Return true when CALL, in front of the frames of MACHINERY, only reports MACHINERY's error."
+  (or (member (call-name call) '(error cerror sb-kernel:with-simple-condition-restarts sb-c:compiler-error))
+      ;; The reader's streams.
+      (and (string= machinery "the reader")
+           (call-system call)
+           (not (member (call-name call) '(eval sb-int:simple-eval-in-lexenv))))))
+
+(defun dispatching-call-p (call)
+  "Return true when CALL is one that SBCL puts between two functions."
+  (or (member (call-name call)
+              '(funcall apply sb-int:simple-eval-in-lexenv sb-impl::call-with-loader-package-names
+                sb-impl::%with-standard-io-syntax error sb-kernel::%signal))
+      (eq 'sb-thread::call-with-recursive-lock (local-function-of (call-name call)))
+      (and (consp (call-name call))
+           (or (member (first (call-name call)) '(sb-pcl::emf sb-pcl::fast-method sb-pcl::ctor))
+               (find-if (lambda (part) (and (symbolp part) (member (symbol-package part)
+                                                                   '#.(mapcar #'find-package '("SB-C" "SB-PCL")))))
+                        (call-name call))))))
+
+(defun extend-signal-handling (calls)
+  "Count the foreign frames of the C runtime that handle a signal as signal handling, too: outwards from SBCL's frames of
+signal handling to the first frame, which the kernel called and which has no name."
+  (loop with within = nil
+        for call in calls
+        for name = (call-name call)
+        do (cond ((equal "signal handling" (call-machinery call))
+                  (setf within t))
+                 ((and within (stringp name))
+                  (setf (call-machinery call) "signal handling"
+                        within (begins-with-p "foreign function: " name))
+                  (when (begins-with-p "foreign function: #x" name)
+                    (setf within nil)))
+                 (t (setf within nil)))))
+
+(defun extend-machinery (calls)
+  "Count the frames between frames of a machinery as that machinery's, too, and the frames that report its error."
+  (extend-signal-handling calls)
+  (let* ((front (or (position-if #'call-machinery calls) 0))
+         (machinery (and calls (call-machinery (nth front calls)))))
+    (when (and machinery (every (lambda (call) (reporting-call-p call machinery)) (subseq calls 0 front)))
+      (loop for call in calls
+            repeat front
+            do (setf (call-machinery call) machinery))))
+  (loop for (call . rest) on calls
+        when (call-machinery call)
+          do (let ((next (member-if-not (lambda (call) (and (null (call-machinery call)) (dispatching-call-p call))) rest)))
+               (when (and next (call-machinery (first next)))
+                 (loop for between on rest
+                       until (eq between next)
+                       do (setf (call-machinery (first between)) (call-machinery (first next)))))))
+  ;; The reader counts as part of the loader or compiler that calls it; these count as part of ASDF.
+  (let ((order '("the reader" "the compiler" "the loader" "ASDF")))
+    (loop for (caller call) on (reverse calls)
+          while call
+          do (when (and (call-machinery call) (call-machinery caller)
+                        (< (or (position (call-machinery call) order :test #'string=) (length order))
+                           (or (position (call-machinery caller) order :test #'string=) 0)))
+               (setf (call-machinery call) (call-machinery caller))))))
+
+(defun heap-argument (argument)
+  "Return ARGUMENT of a call; if it is on the stack, and so will not outlive the call, a placeholder that names its class."
+  (if (sb-debug::stack-allocated-p argument)
+      (sb-debug::make-unprintable-object
+       (format nil "dynamic-extent ~A" (type-name-text (class-name-of argument))))
+      argument))
+
+(defun frame-call (number frame condition &key outlives)
+  "Return the CALL for FRAME, number NUMBER of the backtrace of CONDITION. With OUTLIVES, it stays valid when FRAME no
+longer exists."
+  (multiple-value-bind (name arguments)
+      (guarded (sb-debug::frame-call frame :argument-limit 100)
+          (failure)
+        (values (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '()))
+    (make-call :number number
+               :name (if (and (undefined-function-frame-p frame) (typep condition 'undefined-function))
+                         (cell-error-name condition)
+                         name)
+               :arguments (if (and outlives (listp arguments))
+                              (mapcar #'heap-argument arguments)
+                              arguments)
+               :location (and (not (bogus-frame-p frame)) (sb-di:frame-code-location frame))
+               :system (system-frame-p frame)
+               :machinery (guarded (frame-machinery frame) (failure) nil)
+               :locals (when (< number +frames-with-locals+)
+                         (guarded (locals frame) (failure) '())))))
+
+(defun print-argument (argument stream)
+  "Print ARGUMENT, an argument of a call, to STREAM."
+  (typecase argument
+    (sb-kernel:lexenv (write-string (if (empty-lexenv-p argument) "#<NULL-LEXENV>" "#<LEXENV>") stream))
+    ;; These have no printing methods that could fail.
+    ((or symbol number character) (prin1 argument stream))
+    (t
+     (let ((fill (text-stream-fill stream)))
+       (guarded (prin1 argument stream)
+           (failure)
+         ;; Remove the incomplete output if it is still in the buffer.
+         (setf (text-stream-fill stream) (min fill (text-stream-fill stream)))
+         (write-string "#<unprintable " stream)
+         (write-string (type-name-text (class-name-of argument)) stream)
+         (write-string ">" stream))))))
+
+(defun push-call (call)
+  "Push CALL, the description of a frame."
+  (event *job-id* (event-code :frame) (call-number call))
+  (with-server-syntax (:length 20 :level 5)
+    (push-text (event-code :frame-text)
+               (lambda (stream)
+                 (write-char #\( stream)
+                 (let ((*print-length* nil) (*print-level* nil))
+                   (write (call-name call) :stream stream :pretty (equal '(lambda ()) (call-name call))))
+                 (let ((arguments (call-arguments call)))
+                   (loop while (consp arguments)
+                         do (write-char #\Space stream)
+                            (print-argument (pop arguments) stream))
+                   (when arguments
+                     (write-char #\Space stream)
+                     (print-argument arguments stream)))
+                 (write-char #\) stream))))
+  (when (call-machinery call)
+    (event *job-id* (event-code :frame-machinery) 0 (call-machinery call)))
+  (let ((place (and (call-location call) (guarded (location-place (call-location call)) (failure) nil))))
+    (when place
+      (event *job-id* (event-code :frame-source) (place-line place) (place-in place))
+      (when (place-code place)
+        (event *job-id* (event-code :frame-code) 0 (place-code place))))
+    (with-server-syntax (:length 20 :level 5)
+      (loop for (symbol validity value) in (guarded (sort-locals (call-locals call) place)
+                                               (failure) (call-locals call))
+            do (let ((known (and (eq validity :valid) (shown-value-reference value (call-number call) symbol))))
+                 (if known
+                     (push-local (event-code :local) (event-code :local-text) symbol :same known)
+                     (push-local (event-code :local) (event-code :local-text) symbol validity value)))))))
+
+(defvar *shown-values* nil
+  "A hash table from large values, already shown as locals, to conses of frame number and printed name; :NONE before there
+is any; NIL outside a report.")
+
+(defun large-value-p (value)
+  "Return true when VALUE is likely to be long when printed."
+  (typecase value
+    (cons (and (consp (cdr value)) (nthcdr 8 value) t))
+    (string nil)
+    (vector (> (length value) 8))
+    (structure-object (not (system-symbol-p (class-name (class-of value)))))))
+
+(defun shown-value-reference (value frame symbol)
+  "Return the text that replaces VALUE, of the variable SYMBOL in frame number FRAME, if VALUE was shown before. Else
+record that it is shown now, and return NIL."
+  (when (and *shown-values* (guarded (large-value-p value) (failure) nil))
+    (when (eq *shown-values* :none)
+      (setf *shown-values* (make-hash-table :test 'eq)))
+    (let ((known (gethash value *shown-values*)))
+      (cond (known (format nil "<as ~A in frame ~D>" (cdr known) (car known)))
+            (t (setf (gethash value *shown-values*)
+                     (cons frame (guarded (prin1-to-string symbol) (failure) (symbol-name symbol))))
+               nil)))))
+
+(defun push-calls (calls)
+  "Push CALLS, the descriptions of frames."
+  (with-source-files ()
+    (let ((*shown-values* :none))
+      (mapc #'push-call calls))))
+
+(defun push-local (begin continue symbol validity value)
+  "Push the local variable SYMBOL with VALUE, by events of the kinds BEGIN and CONTINUE. With the validity :SAME, VALUE is
+a text to push in place of a value."
+  (event *job-id* begin
+         (ecase validity ((:valid :same) 0) (:invalid 1) (:unknown 2))
+         (guarded (prin1-to-string symbol) (failure) (symbol-name symbol)))
+  (case validity
+    (:valid (push-text continue (lambda (stream) (print-argument value stream))))
+    (:same (event *job-id* continue 0 value))))
+
+;;; Restarts
+
+(defun restarts-for (condition)
+  "Return the restarts that apply to CONDITION. A restart whose test fails with an error does not apply."
+  (guarded (compute-restarts condition)
+      (failure)
+    (loop for cluster in sb-kernel:*restart-clusters*
+          append (loop for restart in cluster
+                       when (guarded (funcall (sb-kernel::restart-test-function restart) condition) (failure) nil)
+                         collect restart))))
+
+(defconstant +max-restarts+ 100
+  "The maximum number of restarts that are shown. Of more, the first ones and the last two, RETRY and ABORT, are shown.")
+
+(defun numbered-restarts (restarts)
+  "Return the restarts among RESTARTS that are shown, as a list of conses of number, from 1, and restart."
+  (loop with last = (- (length restarts) 2)
+        for restart in restarts
+        for number from 1
+        when (or (<= number (- +max-restarts+ 2)) (> number last))
+          collect (cons number restart)))
+
+(defun push-restarts (condition)
+  "Push the restarts that apply to CONDITION."
+  (loop for (number . restart) in (numbered-restarts (restarts-for condition))
+        do (event *job-id* (event-code :restart) number (string (restart-name restart)))
+           (with-server-syntax ()
+             (let ((*print-escape* nil))
+               (push-text (event-code :restart-text) (lambda (stream) (princ restart stream)))))))
+
+;;; Capturing an error
+
+(defun push-slots (condition)
+  "Push the slots of CONDITION, except those that make up its report."
+  (with-server-syntax (:length 20 :level 5)
+    (dolist (slot (sb-mop:class-slots (class-of condition)))
+      (let ((name (sb-mop:slot-definition-name slot)))
+        (when (and (not (member name '(sb-kernel::format-control sb-kernel::format-arguments sb-kernel::references)))
+                   (slot-boundp condition name))
+          (let ((value (slot-value condition name)))
+            ;; An empty system slot carries no information.
+            (unless (and (null value) (system-symbol-p name))
+              (event *job-id* (event-code :slot) 0 (symbol-name name))
+              (push-text (event-code :slot-text) (lambda (stream) (print-argument value stream))))))))))
+
+(defmacro with-quiet-debugger (() &body body)
+  "Evaluate BODY, in the middle of an error, as if there were no error."
+  `(let ((*debugger-hook* nil)
+         (sb-debug:*stack-top-hint* nil)
+         (sb-kernel::*current-error-depth* 0)
+         (*break-on-signals* nil))
+     ,@body))
+
+(defvar *form-number* 0
+  "The number, from 1, of the submitted form being read or evaluated; 0 outside an evaluation.")
+(defvar *form-start* 0
+  "The position in the submitted code at which that form begins.")
+(defvar *form-stream* nil
+  "The stream of the submitted code while a form is read from it, else NIL.")
+
+(defun report-package ()
+  "Return the package in which reports are printed: *PACKAGE*, or COMMON-LISP-USER for KEYWORD, to which the reader binds
+*PACKAGE* while it reads the feature expression of #+."
+  (let ((package (current-package)))
+    (if (eq package (find-package "KEYWORD")) **user-package** package)))
+
+(defvar *capturing* nil
+  "True while an error is described (its message, restarts, slots and frames), which calls the user's methods.")
+
+(defun capture (type report condition find-frame)
+  "Push an error of TYPE, a string: the message that REPORT, a function, pushes; the restarts for CONDITION; and the
+frames from the one that FIND-FRAME returns. Return the frames as USER-FRAMES does, and a function that pushes them if
+that must wait until the stack has been unwound, else NIL."
+  (declare (type function report find-frame) (dynamic-extent report find-frame))
+  (let ((frame (funcall find-frame))
+        (*package* (report-package)))
+    (with-quiet-debugger ()
+      (event *job-id* (event-code :error) (if *capturing* 1 0) type)
+      (let ((*capturing* t))
+        (when (plusp *form-number*)
+          (event *job-id* (event-code :form) *form-number* (with-server-syntax () (princ-to-string *form-start*))))
+        (funcall report)
+        (guarded (push-restarts condition) (failure) nil)
+        (when condition
+          (guarded (push-slots condition) (failure) nil))
+        (multiple-value-bind (frames total)
+            (let ((*incomplete-frames* (typep condition 'storage-condition)))
+              (guarded (user-frames frame) (failure) (values '() 0)))
+          (event *job-id* (event-code :frames) total)
+          (let ((calls (loop for (number . frame) in frames collect (frame-call number frame condition))))
+            (extend-machinery calls)
+            ;; Printing calls the user's methods, which may need more stack than is left.
+            (cond ((typep condition 'storage-condition)
+                   (values frames (lambda ()
+                                    (let ((*capturing* t))
+                                      (push-calls calls))
+                                    nil)))
+                  (t (push-calls calls)
+                     (values frames nil)))))))))

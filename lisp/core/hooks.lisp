@@ -1,0 +1,29 @@
+;;;; Hooks: functions of this package whose implementation is in a package that builds on it, and that not every image
+;;;; loads.
+
+(in-package "SBCL-HOST")
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun hook-variable (name)
+    "Return the symbol of the global variable that holds the function which implements the hook NAME."
+    (intern (format nil "**~A-PROVIDER**" name) (symbol-package name))))
+
+(defmacro define-hook (name lambda-list documentation &body default)
+  "Define NAME, a function of LAMBDA-LIST (required parameters only), which a later package implements with PROVIDE-HOOK.
+Without an implementation, NAME evaluates DEFAULT."
+  (let ((variable (hook-variable name)))
+    `(progn
+       (declaim (type (or null function) ,variable))
+       (defglobal ,variable nil
+         ,(format nil "The function that implements ~A, or NIL." name))
+       (defun ,name ,lambda-list
+         ,documentation
+         (declare (ignorable ,@lambda-list))
+         (let ((provider ,variable))
+           (if provider
+               (funcall provider ,@lambda-list)
+               (progn ,@default)))))))
+
+(defmacro provide-hook (name function)
+  "Make FUNCTION the implementation of the hook NAME, which DEFINE-HOOK defined."
+  `(setf ,(hook-variable name) ,function))

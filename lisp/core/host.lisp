@@ -1,0 +1,176 @@
+;;;; The host's functions as Lisp calls them: the contract of ffi/sbcl_host.h. All alien code of the contract is in this
+;;;; file, except the functions that the host calls, which are in start.lisp.
+
+(in-package "SBCL-HOST")
+
+(defconstant +contract+ (declared-number "SBCL_HOST_CONTRACT")
+  "The version of the contract.")
+
+(defconstant +evaluation-lane+ (declared-number "SBCL_LANE_EVALUATION"))
+(defconstant +inspection-lane+ (declared-number "SBCL_LANE_INSPECTION"))
+(defconstant +control-lane+ (declared-number "SBCL_LANE_CONTROL"))
+(defconstant +signal-lane+ (declared-number "SBCL_LANE_SIGNALS"))
+
+(macrolet ((define-codes (name enum prefix documentation)
+             (let ((codes (enum-codes enum prefix)))
+               `(progn
+                  (eval-when (:compile-toplevel :load-toplevel :execute)
+                    (defun ,name (name)
+                      ,documentation
+                      (or (getf ',codes name) (error "no ~A of ~A" name ,enum))))
+                  (define-compiler-macro ,name (&whole form name)
+                    (if (keywordp name) (getf ',codes name) form))))))
+  (define-codes event-code "sbcl_event" "SBCL_EVENT_" "Return the number of an sbcl_event.")
+  (define-codes item-code "sbcl_item" "SBCL_ITEM_" "Return the number of an sbcl_item."))
+
+(declaim (type simple-vector *job-kinds*))
+(defparameter *job-kinds*
+  (let* ((codes (enum-codes "sbcl_job_kind" "SBCL_JOB_"))
+         (kinds (make-array (1+ (loop for (nil number) on codes by #'cddr maximize number)) :initial-element nil)))
+    (loop for (kind number) on codes by #'cddr do (setf (svref kinds number) kind))
+    kinds)
+  "The job kinds, keywords, indexed by their numbers in sbcl_job_kind.")
+
+(defconstant +evaluate-timing+ (declared-number "SBCL_EVALUATE_TIMING")
+  "Flag of :EVALUATE: measure time and allocation.")
+(defconstant +evaluate-hold+ (declared-number "SBCL_EVALUATE_HOLD")
+  "Flag of :EVALUATE: hold the evaluation where it fails.")
+(defconstant +evaluate-record-errors+ (declared-number "SBCL_EVALUATE_RECORD_ERRORS")
+  "Flag of :EVALUATE: record the errors that the code handles itself.")
+(defconstant +evaluate-detached+ (declared-number "SBCL_EVALUATE_DETACHED")
+  "Flag of :EVALUATE: the evaluation may be in the background when it ends.")
+(defconstant +evaluate-background+ (declared-number "SBCL_EVALUATE_BACKGROUND")
+  "Flag of :EVALUATE: the evaluation starts in the background.")
+(defconstant +describe-source+ (declared-number "SBCL_DESCRIBE_SOURCE")
+  "Flag of :DESCRIBE: include the text of definitions.")
+(defconstant +interrupt-timeout+ (declared-number "SBCL_INTERRUPT_TIMEOUT")
+  "Flag of :INTERRUPT: the time limit has passed.")
+(defconstant +interrupt-cancel+ (declared-number "SBCL_INTERRUPT_CANCEL")
+  "Flag of :INTERRUPT: the client cancelled the call.")
+(defconstant +interrupt-heap+ (declared-number "SBCL_INTERRUPT_HEAP")
+  "Flag of :INTERRUPT: the heap is nearly used up.")
+
+(defconstant +job-signalled+ (declared-number "SBCL_JOB_SIGNALLED")
+  "SBCL_JOB_SIGNALLED: added to the job number in events about a signalled error, which the code may still handle.")
+
+(defparameter *exported-functions* (exported-functions)
+  "The functions that a core exports, defined in start.lisp.")
+
+(deftype text ()
+  "A string in the representation shared with the host: UTF-32."
+  '(simple-array character (*)))
+
+(declaim (type (unsigned-byte 64) **next-job** **event**))
+(defglobal **next-job** 0
+  "Address of the host's next_job.")
+(defglobal **event** 0
+  "Address of the host's event.")
+
+(defun host-started-p ()
+  "Return true once this image serves a host."
+  (plusp **event**))
+
+(defmacro with-host-float-modes (form)
+  "Evaluate FORM, a call of the host, with float traps masked: foreign code would die of Lisp's traps. On x86-64 the host
+masks them itself, because SBCL also sets those of the x87 coprocessor, which takes longer than the rest of a call."
+  #+x86-64 form
+  #-x86-64 `(with-float-traps-masked (:overflow :invalid :divide-by-zero :inexact)
+              ,form))
+
+(defmacro calling-host (form)
+  "Evaluate FORM, a call of the host, without interrupts, as the contract requires: an interrupt that unwound through the
+host's frames would be undefined behaviour."
+  `(without-interrupts (with-host-float-modes ,form)))
+
+(defun call-event (job kind number address length)
+  "Push an event whose text is LENGTH characters at ADDRESS. Return true when the host wants no more of the text. Do
+nothing when this image serves no host."
+  (declare (type (unsigned-byte 64) job length) (type (unsigned-byte 32) kind)
+           (type (signed-byte 64) number) (type system-area-pointer address))
+  (and (plusp **event**)
+       (eql 1 (calling-host
+               (alien-funcall (sap-alien (int-sap **event**)
+                                         (function (signed 32) (unsigned 64) (unsigned 32) (signed 64)
+                                                   system-area-pointer (unsigned 64)))
+                              job kind number address length)))))
+
+(defun event-text (job kind number text start end)
+  "Push an event with the characters of TEXT, any string, from START below END. Return the value of CALL-EVENT."
+  (declare (type string text) (type index start end))
+  (if (typep text 'text)
+      (with-pinned-objects (text)
+        (call-event job kind number (sap+ (vector-sap text) (* 4 start)) (- end start)))
+      (let ((copy (make-string (- end start))))
+        (replace copy text :start2 start :end2 end)
+        (event-text job kind number copy 0 (length copy)))))
+
+(defun event (job kind &optional (number 0) (text ""))
+  "Push an event of KIND, an event code, with a NUMBER and a TEXT."
+  (declare (type string text))
+  (if (zerop (length text))
+      (call-event job kind number (int-sap 0) 0)
+      (event-text job kind number text 0 (length text))))
+
+(defstruct (job (:copier nil) (:predicate nil))
+  "A job, copied from the host's struct sbcl_job. KIND is one of *JOB-KINDS*."
+  (id 0 :type (unsigned-byte 64))
+  (kind nil :type symbol)
+  (flags 0 :type (unsigned-byte 32))
+  (argument 0 :type (unsigned-byte 64))
+  (text "" :type text)
+  (name "" :type text)
+  (operation "" :type text)
+  (evaluation 0 :type (unsigned-byte 64))
+  (connection 0 :type (unsigned-byte 64)))
+
+(defun copy-text (address length)
+  "Return the LENGTH characters at the integer ADDRESS as a fresh string."
+  (declare (type (unsigned-byte 64) address) (type index length))
+  (let ((text (make-string length)))
+    (unless (zerop length)
+      (with-pinned-objects (text)
+        (sb-kernel:%byte-blt (int-sap address) 0 (vector-sap text) 0 (* 4 length))))
+    text))
+
+(defun next-job (lane &optional (held 0))
+  "Wait for the next job of LANE and return it, or NIL when the lane ends. HELD is the number of this thread's last job if
+the thread holds an evaluation."
+  (let ((words (make-array (/ (structure-size "sbcl_job") 8) :element-type '(unsigned-byte 64) :initial-element 0)))
+    (macrolet ((word (field)
+                 `(aref words (/ (field-offset "sbcl_job" ,field) 8)))
+               (half (field)
+                 `(multiple-value-bind (word octets) (floor (field-offset "sbcl_job" ,field) 8)
+                    (ldb (byte 32 (* 8 octets)) (aref words word)))))
+      (setf (word "id") held)
+      (when (eql 1 (with-pinned-objects (words)
+                     (calling-host
+                      (alien-funcall (sap-alien (int-sap **next-job**)
+                                                (function (signed 32) (unsigned 32) system-area-pointer))
+                                     lane (vector-sap words)))))
+        (make-job :id (word "id")
+                  :kind (svref *job-kinds* (half "kind"))
+                  :flags (half "flags")
+                  :argument (word "argument")
+                  :text (copy-text (word "text") (word "text_length"))
+                  :name (copy-text (word "name") (word "name_length"))
+                  :evaluation (word "evaluation")
+                  :operation (copy-text (word "operation") (word "operation_length"))
+                  :connection (word "connection"))))))
+
+(defun prefer-large-pages ()
+  "Ask the kernel to back the heap with large pages (madvise(2), MADV_HUGEPAGE): page faults are a large part of the cost
+of a small evaluation. A kernel without large pages ignores this. Done on x86-64 only, where large pages have 2 MB;
+elsewhere they may have 512 MB."
+  #+(and linux x86-64)
+  (alien-funcall (extern-alien "madvise" (function int unsigned-long unsigned-long int))
+                 sb-vm:dynamic-space-start (sb-ext:dynamic-space-size) 14))
+
+(defun guard-stack-end ()
+  "Protect the last page of this thread's control stack, which SBCL does only for its first thread. Without the guard
+page, a stack overflow would write into another thread's memory."
+  (alien-funcall (extern-alien "protect_control_stack_hard_guard_page" (function void int system-area-pointer))
+                 1 (int-sap (sb-thread::thread-primitive-thread sb-thread:*current-thread*))))
+
+(defglobal **resets-available** t
+  "True when a user of this image can get a fresh one with the tool reset-session. False in a program's image, and when
+that tool is not listed.")

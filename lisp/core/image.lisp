@@ -1,0 +1,41 @@
+;;;; Preparing and saving the core.
+
+(in-package "SBCL-HOST")
+
+(defun note-core-contents ()
+  "Check the assumptions about SBCL, and record which systems and packages are part of the core. Everything loaded later
+is the user's."
+  (check-assumptions)
+  (preload-contribs)
+  (forget-build-paths)
+  (setf **core-systems** (already-loaded-systems)
+        **system-packages** (remove **user-package** (list-all-packages))))
+
+(defun prepare-core ()
+  "Turn a stock SBCL with this system, and perhaps others, into the image to save."
+  ;; The running image must not look for what ASDF found on the build machine.
+  (asdf:clear-configuration)
+  (setf uiop:*user-cache* nil
+        *compile-verbose* nil
+        *compile-print* nil)
+  (pushnew 'collect-after-threads sb-ext:*after-gc-hooks*)
+  (setf **thread-variables** (thread-variables))
+  (install-patches))
+
+(defun hide-packages ()
+  "Unexport all symbols of the Lisp side's packages, so that users do not find them among exported symbols, and lock the
+packages."
+  (let ((packages (host-packages)))
+    (dolist (package packages)
+      (loop for symbol being the external-symbols of package
+            collect symbol into symbols
+            finally (unexport symbols package)))
+    (mapc #'sb-ext:lock-package packages)))
+
+(defun save-core (file)
+  "Prepare this image for saving, write it to the core FILE, a native namestring, and end this SBCL. Call
+NOTE-CORE-CONTENTS before."
+  (prepare-core)
+  (hide-packages)
+  (sb-ext:save-lisp-and-die (sb-ext:parse-native-namestring file)
+                            :callable-exports *exported-functions*))

@@ -1,0 +1,471 @@
+;;;; Changes to SBCL itself, and assumptions about it: the macros that declare both, and those that this package needs.
+;;;; Packages that build on this one have a patches.lisp of their own. The build checks all of them, so an SBCL in which
+;;;; something has changed fails the build with the name of the assumption.
+
+(in-package "SBCL-HOST")
+
+;;; Assumptions
+
+(defvar *assumptions* '()
+  "The assumptions about SBCL, newest first: lists of a name, a function that returns true where the assumption holds, and
+true if testing it may corrupt memory where it does not.")
+
+(defmacro define-assumption (name &body body)
+  "Make the build check that BODY returns true. NAME, a string, says what is assumed."
+  `(push (list ,name (lambda () ,@body) nil) *assumptions*))
+
+(defmacro define-dangerous-assumption (name &body body)
+  "Define an assumption as DEFINE-ASSUMPTION does, whose test may corrupt memory where it does not hold. The build tests
+it after all others."
+  `(push (list ,name (lambda () ,@body) t) *assumptions*))
+
+(defun assumption-problem (name holds-p)
+  "Return the reason why the assumption NAME does not hold, or NIL if it holds. HOLDS-P is the function that tests it."
+  ;; A failing probe may also end the process; then its name is the last line of the build's log.
+  (format t "~&Probing: ~A~%" name)
+  (finish-output)
+  (handler-case (if (funcall (the function holds-p)) nil "it does not hold")
+    (error (condition) (princ-to-string condition))))
+
+(defun broken-assumptions ()
+  "Return a description of each assumption that does not hold in this SBCL."
+  (loop for (name holds-p) in (append (reverse (remove-if #'third *assumptions*))
+                                      (reverse (remove-if-not #'third *assumptions*)))
+        for problem = (assumption-problem name holds-p)
+        when problem
+          collect (format nil "~A: ~A" name problem)))
+
+(defun check-assumptions ()
+  "Signal an error that lists the assumptions that do not hold, if there are any."
+  (let ((broken (broken-assumptions)))
+    (when broken
+      (error "This is SBCL ~A, in which assumptions of the Lisp side do not hold:~{~%  ~A~}~%"
+             (lisp-implementation-version) broken))))
+
+(defun parameter-names (function)
+  "Return the names of the parameters of FUNCTION, a function name, as strings in their order."
+  (loop for parameter in (sb-introspect:function-lambda-list (fdefinition function))
+        unless (member parameter lambda-list-keywords)
+          collect (string (loop while (consp parameter) do (setf parameter (first parameter))
+                                finally (return parameter)))))
+
+;;; Patches
+
+(defvar *patches* '()
+  "The patches, newest first: lists of a function's name, an encapsulation tag and the wrapper.")
+
+(defmacro define-patch (function parameters wrapper &optional (tag ''sbcl-host))
+  "Encapsulate FUNCTION, the name of a function of SBCL or ASDF, with WRAPPER, a function that is called with the original
+function and its arguments. PARAMETERS are the names of FUNCTION's parameters for which WRAPPER was written, or * if it
+passes all arguments on unchanged."
+  `(progn
+     ,(if (eq parameters '*)
+          `(define-assumption ,(format nil "the function ~S" function)
+             (fboundp ',function))
+          `(define-assumption ,(format nil "the parameters of ~S" function)
+             (equal ',(mapcar #'string parameters) (parameter-names ',function))))
+     (push (list ',function ,tag ,wrapper) *patches*)))
+
+(defun install-patches ()
+  "Install the patches."
+  (loop for (function tag wrapper) in (reverse *patches*)
+        do (encapsulate function tag wrapper)))
+
+(defun remove-patches ()
+  "Remove the patches, in an SBCL that no longer serves a host."
+  (loop for (function tag) in *patches*
+        do (sb-int:unencapsulate function tag)))
+
+;;; Definitions
+
+(defmacro define-definers (&rest definers)
+  "Record what the functions that make definitions define. DEFINERS are lists of a function's name; the kind of what it
+defines, or a list of the kinds that it removes; the name of the parameter that holds the definition's name; and
+optionally a different kind under which a loaded file records it. Definitions that SBCL makes on the way do not count as
+the file's, because it does not make them every time."
+  `(progn
+     ,@(loop for (function kind parameter . file-kind) in definers
+             collect `(define-assumption ,(format nil "the parameter ~A of ~S" parameter function)
+                        (member ,(string parameter) (parameter-names ',function) :test #'string=))
+             collect `(push (list ',function 'definitions
+                                  (let ((place (position ,(string parameter) (parameter-names ',function) :test #'string=)))
+                                    ,(if (consp kind)
+                                         `(lambda (undefine &rest arguments)
+                                            (let ((lines (removal-lines ',kind (nth place arguments)))
+                                                  (*file-definitions* nil))
+                                              (multiple-value-prog1 (apply (the function undefine) arguments)
+                                                (note-removal lines))))
+                                         `(lambda (define &rest arguments)
+                                            (multiple-value-prog1 (let ((*file-definitions* nil))
+                                                                    (apply (the function define) arguments))
+                                              (note-definition ,kind (definition-name ,kind (nth place arguments))
+                                                               ,@file-kind))))))
+                            *patches*))))
+
+(define-definers
+  (sb-impl::%defun :function name)
+  ((setf fdefinition) :function name)
+  ((setf symbol-function) :function symbol)
+  (sb-pcl::load-defgeneric :function fun-name)
+  (sb-pcl::load-defmethod :function name nil)
+  (sb-c::%defmacro :macro name)
+  ((setf macro-function) :macro symbol)
+  (sb-c::%define-symbol-macro :macro name :symbol-macro)
+  (sb-c::%define-compiler-macro :macro name :compiler-macro)
+  (sb-impl::%defvar :variable var)
+  (sb-impl::%defparameter :variable var)
+  (sb-impl::%defconstant :variable name :constant)
+  (sb-impl::%defglobal :variable name)
+  (sb-kernel::%defstruct :class dd)
+  (sb-kernel::%define-condition :class name)
+  (sb-pcl::load-defclass :class name)
+  ((setf find-class) :class name)
+  (sb-impl::%deftype :type name)
+  (sb-impl::%defpackage :package name)
+  (make-package :package name)
+  ;; Removals and changes of kind :OTHER: not listed as definitions, but repeated when the image is restored.
+  (fmakunbound (:function :macro) name)
+  (delete-package (:package) package-designator)
+  (unintern (:function :macro :variable :class :type) symbol)
+  (unexport :other symbols)
+  (unuse-package :other packages-to-unuse)
+  (set-pprint-dispatch :other type)
+  (sb-alien::%define-alien-type :other name)
+  (load-shared-object :other pathname)
+  (sb-impl::%defsetf :other name :setf-expander)
+  (rename-package :other package-designator)
+  (use-package :other packages-to-use)
+  (export :other symbols)
+  (import :other symbols)
+  (shadow :other symbols)
+  (shadowing-import :other symbols)
+  (require :other module-name)
+  (asdf:load-asd :other pathname)
+  (sb-posix:chdir :other pathname)
+  ((setf logical-pathname-translations) :other host)
+  (add-method :other method)
+  (remove-method :other method)
+  ((setf documentation) :other object)
+  (sb-c::%proclaim :other raw-form)
+  (set-macro-character :other char)
+  (set-dispatch-macro-character :other disp-char)
+  (make-dispatch-macro-character :other char)
+  (set-syntax-from-char :other to-char)
+  ((setf readtable-case) :other case)
+  (sb-pcl::load-short-defcombin :other type-name)
+  (sb-pcl::load-long-defcombin :other type-name)
+  (sb-ext:add-package-local-nickname :other local-nickname)
+  (sb-ext:remove-package-local-nickname :other old-nickname)
+  (sb-ext:lock-package :other package)
+  (sb-ext:unlock-package :other package)
+  (makunbound :other symbol))
+
+;; A reset removes the methods themselves.
+(define-patch sb-pcl::load-defmethod (class name quals specls ll initargs source-location)
+  (lambda (load-defmethod &rest arguments)
+    (let ((method (apply load-defmethod arguments)))
+      (sb-ext:atomic-push method **methods**)
+      (note-file-method method)
+      method))
+  'methods)
+
+(define-patch sb-c::%proclaim (raw-form location)
+  (lambda (proclaim form location)
+    (multiple-value-prog1 (funcall proclaim form location)
+      (note-proclamation form))))
+
+(define-patch asdf:perform-with-restarts (operation component)
+  #'perform-for-system)
+
+;;; Changes on disk
+
+(define-patch asdf:perform (operation component)
+  #'perform-noting-files)
+
+(define-patch asdf/action:compute-action-stamp (plan- operation component just-done)
+  (lambda (compute plan operation component &key just-done)
+    (compute-exact-stamp compute plan operation component just-done)))
+
+(define-patch asdf/session:compute-file-stamp (normalized-namestring)
+  (lambda (compute namestring)
+    (or (exact-file-stamp namestring)
+        (funcall compute namestring))))
+
+(define-assumption "the dates and sizes of files, to the nanosecond"
+  (let* ((file sb-ext:*core-pathname*)
+         (state (file-state (sb-ext:native-namestring file))))
+    (and (eql (file-write-date file) (floor (file-state-written state) 1000000000))
+         (eql (with-open-file (in file :element-type '(unsigned-byte 8)) (file-length in))
+              (file-state-size state))
+         (>= (file-state-changed state) (content-date state)))))
+
+;; SBCL itself keeps a reference to COMMON-LISP-USER, and would return to the deleted package.
+(define-patch delete-package (package-designator)
+  (lambda (delete-package package)
+    (when (eq (find-package package) **user-package**)
+      (error 'sb-kernel:simple-package-error
+             :package package
+             :format-control "COMMON-LISP-USER cannot be deleted: the session needs it."))
+    (funcall delete-package package)))
+
+;;; SAVE-LISP-AND-DIE, in a child process that has only one thread
+
+(define-patch sb-alien::try-reopen-shared-object (obj)
+  #'reopen-or-skip)
+
+(define-patch sb-impl::finalizer-thread-stop ()
+  (lambda (stop)
+    (unless *saving*
+      (funcall stop))))
+
+(define-assumption "the threads and mutexes that a child process has to reset"
+  (and (member sb-thread:*current-thread*
+               (sb-thread::avltree-filter #'sb-thread::avlnode-data sb-thread::*all-threads*))
+       (eql 0 (sb-thread::mutex-state (sb-thread:make-mutex)))))
+
+;;; The compiler and its warnings. When the user has redirected *ERROR-OUTPUT*, the text goes there, else to the host.
+
+(defun warning-recorded-p ()
+  "Return true when warnings are recorded for the host, so that nothing needs to be printed."
+  (and *recording-warnings* (error-output-is-stderr-p)))
+
+(define-patch warn (datum arguments)
+  (lambda (warn &rest arguments)
+    (if arguments
+        (warn-recorded warn 'warning 'simple-warning (first arguments) (rest arguments))
+        (funcall warn))))
+
+(define-patch sb-int:style-warn (datum arguments)
+  (lambda (style-warn datum &rest arguments)
+    (warn-recorded style-warn 'style-warning 'sb-int:simple-style-warning datum arguments)))
+
+(define-patch sb-c::print-compiler-message (stream format-string format-args)
+  (lambda (print stream control arguments)
+    (unless (warning-recorded-p)
+      (funcall print stream control arguments))))
+
+(define-patch sb-c::summarize-compilation-unit (abort-p)
+  (lambda (summarize aborted)
+    (cond ((not (warning-recorded-p)) (funcall summarize aborted))
+          (aborted nil)
+          (t
+           (let ((*error-output* (make-broadcast-stream)))
+             (funcall summarize nil))))))
+
+(define-patch sb-c:compile-in-lexenv (form *lexenv* name source-info tlf ephemeral errorp)
+  (lambda (compile form lexenv &rest arguments)
+    (declare (type function compile))
+    (flet ((compile-form () (apply compile form lexenv arguments)))
+      (declare (dynamic-extent #'compile-form))
+      (call-in-unit lexenv #'compile-form))))
+
+;; Definitions that these functions make come from a file, not from the form that called them.
+(macrolet ((define (function)
+             `(define-patch ,function *
+                (lambda (function &rest arguments)
+                  (let ((sb-c::*source-plist* (without-evaluation sb-c::*source-plist*)))
+                    (apply (the function function) arguments))))))
+  (define compile-file)
+  (define load))
+
+(define-patch compile-file *
+  (lambda (compile input &rest options)
+    (note-source-state input)
+    (apply compile input options))
+  'changed-files)
+
+(define-patch sb-fasl::load-as-source (stream verbose print context)
+  (lambda (load stream &rest arguments)
+    (load-noting-definitions load stream arguments)))
+
+(define-patch sb-debug::frame-call (frame method-frame-style argument-limit replace-dynamic-extent-objects)
+  (lambda (frame-call frame &rest options)
+    (multiple-value-bind (name arguments info) (apply (the function frame-call) frame options)
+      (multiple-value-call #'values (displayed-call name arguments) info))))
+
+(define-patch sb-debug:map-backtrace (function start from count)
+  #'map-user-backtrace)
+
+;;; Errors, the end of the process and of the stack
+
+(define-patch invoke-debugger (condition)
+  #'enter-debugger)
+
+;; The original functions would also print a line on *ERROR-OUTPUT*.
+(macrolet ((define (function condition)
+             `(define-patch ,function ()
+                (lambda (function)
+                  (declare (ignore function))
+                  (let ((sb-debug:*stack-top-hint* nil))
+                    (error ',condition))))))
+  (define sb-kernel::control-stack-exhausted-error sb-kernel::control-stack-exhausted)
+  (define sb-kernel::binding-stack-exhausted-error sb-kernel::binding-stack-exhausted))
+
+;;; Threads, the heap, programs, the user's home
+
+(define-patch sb-thread::start-thread (thread function arguments)
+  #'start-thread-of-job)
+
+(define-patch sb-thread::primitive-join (thread dispose)
+  #'join-ended-thread)
+
+(define-patch sb-ext:bytes-consed-between-gcs ()
+  #'read-nursery)
+
+(define-patch (setf sb-ext:bytes-consed-between-gcs) (val)
+  #'set-nursery)
+
+(define-patch sb-kernel::post-gc ()
+  #'watch-after-collection)
+
+(define-patch sb-impl::spawn (program argv stdin stdout stderr search envp pty-name channel dir preserve-fds)
+  #'spawn-in-group)
+
+(define-patch sb-ext:run-program *
+  (lambda (run-program program arguments &rest options)
+    (note-shared-output options)
+    (apply run-program program arguments options)))
+
+;; ASDF does not work without a home directory, so return **SCRATCH-DIRECTORY** where SBCL signals an error.
+(define-patch sb-impl::user-homedir-namestring (username)
+  (lambda (function &rest arguments)
+    (if (and **scratch-directory** (null (first arguments)))
+        (handler-case (funcall function) (error () **scratch-directory**))
+        (apply function arguments))))
+
+;;; Assumptions about other things than parameters
+
+(define-assumption "the operations of a stream's MISC function (%STREAM-OPCODE in src/code/ansi-stream.lisp)"
+  (flet ((operate (stream operation)
+           (funcall (sb-kernel:ansi-stream-misc stream) stream operation nil)))
+    (with-input-from-string (in "abc")
+      (with-open-stream (out (make-string-output-stream))
+        (write-string "abc" out)
+        (and (eql 3 (operate out +charpos+))
+             (subtypep (operate out +element-type+) 'character)
+             (eq 'character (operate out +element-mode+))
+             (eq t (operate in +listen+))
+             (progn (read-line in) (eq :eof (operate in +listen+)))
+             (null (operate out +force-output+))
+             (null (operate out +finish-output+))
+             (equal '(:utf-8 :replacement #\ufffd) (stream-external-format **stdout**))
+             (eql 80 (sb-impl::line-length **stdout**)))))))
+
+(define-assumption "the targets of the standard stream variables"
+  (every (lambda (variable)
+           (let ((stream (symbol-value (standard-variable-symbol variable))))
+             (or (member (standard-variable-symbol variable) '(*debug-io* *trace-output*))
+                 (and (typep stream 'synonym-stream)
+                      (eq (standard-variable-target variable) (synonym-stream-symbol stream))))))
+         **standard-variables**))
+
+(define-assumption "the function with which a readtable reads"
+  (eq #'sb-impl::read-object? (sb-impl::%readtable-read (copy-readtable nil))))
+
+(define-assumption "the compiler's handlers signal a condition again and then count it"
+  (let ((seen 0))
+    (handler-bind ((warning (lambda (condition) (declare (ignore condition)) (incf seen))))
+      (let ((*error-output* (make-broadcast-stream)))
+        (multiple-value-bind (function warned failed) (compile nil '(lambda () (car 1 2)))
+          (declare (ignore function))
+          (and warned failed (plusp seen)))))))
+
+(define-assumption "the name of the function of WARN's restart"
+  (handler-bind ((warning (lambda (condition)
+                            (let ((restart (find-restart 'muffle-warning condition)))
+                              (when (equal '(lambda () :in sb-kernel::%warn)
+                                           (sb-kernel:%fun-name (sb-kernel::restart-function restart)))
+                                (invoke-restart restart))))))
+    (let ((text (with-output-to-string (*error-output*) (warn "x"))))
+      (string= "" text))))
+
+(define-assumption "the sources of a new lexical environment's muffled conditions and package locks"
+  (let ((sb-c::*handled-conditions* (list 'probe))
+        (sb-c::*disabled-package-locks* (list 'probe)))
+    (let ((lexenv (sb-kernel:make-null-lexenv)))
+      (and (eq sb-c::*handled-conditions* (sb-c::lexenv-handled-conditions lexenv))
+           (eq sb-c::*disabled-package-locks* (sb-c::lexenv-disabled-package-locks lexenv))))))
+
+(define-patch sb-c::process-optimize-decl (spec policy)
+  #'policy-as-declared)
+
+
+(define-assumption "the slots of the compiler's record of an undefined name"
+  (let* ((sb-c::*undefined-warnings* '())
+         (sb-c::*compilation-unit* (sb-c::make-compilation-unit)))
+    (handler-bind ((warning #'muffle-warning))
+      (compile nil '(lambda () (no-such-function-for-the-probe))))
+    (let ((undefined (first sb-c::*undefined-warnings*)))
+      (and (eq :function (sb-c::undefined-warning-kind undefined))
+           (eq 'no-such-function-for-the-probe (sb-c::undefined-warning-name undefined))))))
+
+(defun frame-name (frame)
+  "Return the name of the function that FRAME calls."
+  (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))
+
+(defun frames-at-error (function &optional (key #'frame-name))
+  "Call FUNCTION, which ends with an error. Return the values of KEY, a function of a frame, for the innermost frames at
+that error; and the stack top hint there."
+  (declare (type function function key))
+  (block probe
+    (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
+          (sb-ext:*invoke-debugger-hook*
+            (lambda (condition hook)
+              (declare (ignore condition hook))
+              (return-from probe
+                (values (loop for frame = (sb-di:top-frame) then (sb-di:frame-down frame)
+                              repeat 30
+                              while frame
+                              collect (funcall key frame))
+                        sb-debug:*stack-top-hint*)))))
+      (funcall function))))
+
+(define-assumption "the name of the frame of an undefined function"
+  (member "undefined function" (frames-at-error (lambda () (funcall 'no-such-function-for-the-probe)))
+          :test #'equal))
+
+(define-assumption "the representation of an argument that a function does not use"
+  (flet ((unused-argument-p (frame)
+           (let ((arguments (nth-value 1 (sb-debug::frame-call frame))))
+             (and (consp arguments)
+                  (sb-debug::unprintable-object-p (first arguments))
+                  (equal "unused argument" (sb-debug::unprintable-object-string (first arguments)))))))
+    (let ((function (compile nil '(lambda (x) (declare (ignore x) (optimize (debug 2))) (error "probe")))))
+      (some #'identity (frames-at-error (lambda () (funcall function 1)) #'unused-argument-p)))))
+
+(define-assumption "the stack top hint at an error"
+  (let ((hint (nth-value 1 (frames-at-error (lambda () (error "probe"))))))
+    (or (sb-di:frame-p hint) (symbolp hint))))
+
+(define-assumption "the frames of EVAL"
+  (let ((names (frames-at-error (lambda () (sb-impl::eval-tlf '(error "probe") 0)))))
+    (and (member 'sb-impl::eval-tlf names) (member 'sb-impl::simple-eval-in-lexenv names))))
+
+(define-assumption "the variable that DISABLE-DEBUGGER sets"
+  (let ((hook sb-ext:*invoke-debugger-hook*))
+    (unwind-protect (progn (sb-ext:disable-debugger)
+                           (eq 'sb-debug::debugger-disabled-hook sb-ext:*invoke-debugger-hook*))
+      (setf sb-ext:*invoke-debugger-hook* hook))))
+
+(define-assumption "the pending interruptions of a thread"
+  (let* ((taken nil)
+         (take (lambda () (setf taken t))))
+    (and (without-interrupts
+           (sb-thread:interrupt-thread sb-thread:*current-thread* take)
+           (and (find take (sb-thread::thread-interruptions sb-thread:*current-thread*))
+                (not taken)))
+         taken)))
+
+(define-assumption "the main thread"
+  (eq (sb-thread:main-thread) sb-thread::*initial-thread*))
+
+(define-assumption "the report of the restart of a failed ASSERT with places"
+  (let ((report (block probe
+                  (handler-bind ((error (lambda (condition)
+                                          (return-from probe
+                                            (princ-to-string (find-restart 'continue condition))))))
+                    (let ((a 1) (b (list 1)))
+                      (assert (eql a 2) (a (car b))))))))
+    (and (eql 0 (search "Retry assertion with new values for " report))
+         (search ", (" report)
+         (eql (1- (length report)) (position #\. report :from-end t)))))

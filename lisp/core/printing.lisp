@@ -1,0 +1,158 @@
+;;;; Printing for the host. Every object is treated as hostile: its methods may fail, loop, and print without end.
+
+(in-package "SBCL-HOST")
+
+(defmacro with-server-syntax ((&key (length 20) (level 6)) &body body)
+  "Evaluate BODY with known printer and reader variables, whatever the user has set. *PACKAGE* stays."
+  `(let ((*package* (current-package)) (*print-array* t) (*print-base* 10) (*print-case* :upcase)
+         (*print-circle* nil) (*print-escape* t) (*print-gensym* t) (*print-length* ,length) (*print-level* ,level) (*print-lines* nil)
+         (*print-miser-width* nil) (*print-pprint-dispatch* sb-pretty::*standard-pprint-dispatch-table*)
+         (*print-pretty* nil) (*print-radix* nil) (*print-readably* nil) (*print-right-margin* nil)
+         (*read-base* 10) (*read-default-float-format* 'single-float) (*read-eval* t) (*read-suppress* nil)
+         (*readtable* sb-impl::*standard-readtable*)
+         (sb-ext:*evaluator-mode* :compile)
+         (sb-ext:*print-vector-length* nil)
+         (sb-ext:*suppress-print-errors* nil)
+         (sb-int:*print-condition-references* nil))
+     ,@body))
+
+(defun push-notice (control &rest arguments)
+  "Push a notice: the format CONTROL applied to ARGUMENTS."
+  (event *job-id* (event-code :notice) 0
+         (with-server-syntax ()
+           (let ((*print-escape* nil))
+             (apply #'format nil control arguments)))))
+
+(defun refuse (control &rest arguments)
+  "Push the reason why a request cannot be fulfilled, a format CONTROL applied to ARGUMENTS, and return NIL."
+  (event *job-id* (event-code :refused) 0
+         (with-server-syntax () (let ((*print-escape* nil)) (apply #'format nil control arguments))))
+  nil)
+
+(defvar *signal-observer* nil
+  "A function that is called for each error that this thread signals, before any handler, with the condition, a frame
+pointer and the current handlers; or NIL.")
+
+(defvar *on-debugger* nil
+  "A function of a condition that never returns and replaces entering the debugger in this thread; or NIL.")
+
+(defun call-guarded (function failure)
+  "Return the values of FUNCTION. When FUNCTION signals a serious condition or enters the debugger, return the values of
+FAILURE, called with the condition."
+  (declare (type function function failure) (dynamic-extent function failure))
+  (let ((condition
+          (block guard
+            (return-from call-guarded
+              (let ((*on-debugger* (lambda (condition) (return-from guard condition)))
+                    (*signal-observer* nil)
+                    (*debugger-hook* nil)
+                    (*break-on-signals* nil))
+                (handler-bind ((serious-condition (lambda (condition) (return-from guard condition)))
+                               (warning (lambda (warning)
+                                          (let ((restart (find-restart 'muffle-warning warning)))
+                                            (when restart (invoke-restart restart))))))
+                  (funcall function)))))))
+    (funcall failure condition)))
+
+(defmacro guarded (form (condition) &body failure)
+  "Return the values of FORM; when it fails, the values of FAILURE with CONDITION bound to the failure."
+  `(call-guarded (lambda () ,form)
+                 (lambda (,condition) (declare (ignorable ,condition)) ,@failure)))
+
+(defun class-name-of (object)
+  "Return the name of OBJECT's class, or T if there is none."
+  (or (guarded (class-name (class-of object)) (c) nil) t))
+
+(defglobal **user-package** (find-package "COMMON-LISP-USER")
+  "The package COMMON-LISP-USER: the initial value of *PACKAGE*, and the package relative to which type names are printed.")
+
+(defun current-package ()
+  "Return *PACKAGE*. If the user has deleted that package, set *PACKAGE* to COMMON-LISP-USER first."
+  (if (package-name *package*)
+      *package*
+      (setf *package* **user-package**)))
+
+(defun type-name-text (name)
+  "Return NAME, a type name, printed relative to COMMON-LISP-USER."
+  (with-server-syntax ()
+    (let ((*package* **user-package**))
+      (guarded (prin1-to-string name) (c) "UNPRINTABLE"))))
+
+(defun push-text (kind function &optional (limited t))
+  "Call FUNCTION with a stream that pushes its text to the host as events of KIND. When LIMITED, stop once the host wants
+no more text. Return NIL; or the condition when FUNCTION fails; or :ENOUGH when it was stopped."
+  (declare (type function function) (dynamic-extent function))
+  (let ((stream (make-text-stream kind limited))
+        ;; Hide the caller's restarts, so that printing cannot transfer control to one of them.
+        (sb-kernel:*restart-clusters* '()))
+    (catch 'enough
+      (return-from push-text
+        (guarded (progn (funcall function stream)
+                        (finish-text-stream stream)
+                        nil)
+            (condition)
+          (finish-text-stream stream)
+          condition)))
+    (setf (text-stream-buffer stream) nil)
+    :enough))
+
+(defun bounded-text (limit function)
+  "Return at most LIMIT characters of what FUNCTION prints to the stream that it is called with; and the value of
+PUSH-TEXT."
+  (declare (type function function))
+  (let* ((parts '())
+         (left limit)
+         (result (let ((*text-sink* (lambda (string start end)
+                                      (let ((end (min end (+ start left))))
+                                        (decf left (- end start))
+                                        (push (subseq string start end) parts)
+                                        (zerop left)))))
+                   (push-text 0 function))))
+    (values (if (and parts (null (rest parts)))
+                (first parts)
+                (apply #'concatenate 'string (nreverse parts)))
+            result)))
+
+(defun printed (object limit)
+  "Return OBJECT as PRIN1 prints it under the current settings: at most LIMIT characters, with an ellipsis if there are
+more; or a substitute when OBJECT cannot be printed."
+  (multiple-value-bind (text result) (bounded-text limit (lambda (stream) (prin1 object stream)))
+    (cond ((null result) text)
+          ((eq result :enough) (concatenate 'string text "…"))
+          (t (format nil "#<unprintable ~A>" (type-name-text (class-name-of object)))))))
+
+(defun push-unprintable (kind object)
+  "Push a substitute text for OBJECT, which cannot be printed."
+  (event *job-id* kind 0 (format nil "#<unprintable ~A>" (type-name-text (class-name-of object)))))
+
+(defun atomic-p (object)
+  "Return true when OBJECT prints without printing other objects, so that it cannot contain circles."
+  (typep object '(or number symbol character string pathname package function)))
+
+(defun push-value (value)
+  "Push VALUE, printed under the user's printer variables, with circle detection and bounded length and depth."
+  (event *job-id* (event-code :value))
+  (let ((*print-readably* nil)
+        (*print-escape* t)
+        (*print-length* (or *print-length* 100))
+        (*print-level* (or *print-level* 10))
+        (*print-circle* (not (atomic-p value)))
+        (sb-ext:*suppress-print-errors* nil))
+    (when (push-text (event-code :value-text) (lambda (stream) (write value :stream stream)) nil)
+      (event *job-id* (event-code :value) 1)
+      (push-unprintable (event-code :value-text) value))))
+
+(defun push-report (kind condition)
+  "Push the report of CONDITION as events of KIND, without pretty-printing."
+  (with-server-syntax (:length 1000 :level 50)
+    (let ((*print-escape* nil))
+      (flet ((report (stream) (princ condition stream)))
+        (let ((result (push-text kind #'report)))
+          ;; The report is very long, perhaps because of a circle. Print it again so that it ends and the host can count
+          ;; the omitted rest.
+          (when (eq result :enough)
+            (event *job-id* kind 1)
+            (setf result (let ((*print-circle* t)) (push-text kind #'report nil))))
+          (when result
+            (event *job-id* kind 0 (format nil "(the condition's report failed: ~A)"
+                                           (type-name-text (class-name-of result))))))))))

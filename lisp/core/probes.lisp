@@ -1,0 +1,130 @@
+;;;; Probes of SBCL's behaviour, for code that relies on more than the kind of a name, which sbcl-internals.sexp
+;;;; describes. The build runs them, and those in each patches.lisp.
+
+(in-package "SBCL-HOST")
+
+;;; Streams: how SBCL calls a stream's functions
+
+(define-assumption "the byte reader of a stream (N-BIN) is called with a buffer, a size buffer, a start, a count and EOF-ERROR-P"
+  (let ((stream (make-empty-stream))
+        (octets (make-array 4 :element-type '(unsigned-byte 8))))
+    (and (eql 0 (read-sequence octets stream))
+         (eql 0 (sb-sys:read-n-bytes stream octets 0 4 nil))
+         (handler-case (progn (sb-sys:read-n-bytes stream octets 0 4) nil)
+           (end-of-file () t)))))
+
+(define-assumption "the character and byte readers of a stream (IN and BIN) are called with EOF-ERROR-P and a value"
+  (let ((stream (make-empty-stream)))
+    (and (eq :end (read-char stream nil :end))
+         (eq :end (read-byte stream nil :end))
+         (eq :end (peek-char nil stream nil :end))
+         (eq :end (read-line stream nil :end))
+         (eq :end (read-char-no-hang stream nil :end))
+         (handler-case (progn (read-char stream) nil)
+           (end-of-file () t)))))
+
+(define-assumption "the writers of a stream (COUT, SOUT and BOUT) are called with a character, with a string and bounds, and with a byte"
+  (let* ((text "")
+         (*output* (make-thread-output))
+         (*on-output* (lambda (string start end)
+                        (setf text (concatenate 'string text (subseq string start end)))))
+         (stream (make-standard-stream (event-code :stdout) 0)))
+    (write-char #\a stream)
+    (write-string "xbcx" stream :start 1 :end 3)
+    (write-string (make-array 3 :element-type 'character :fill-pointer 2 :initial-contents "dex") stream)
+    (write-byte #xC3 stream)
+    (write-sequence (coerce '(#xA9 #x66) '(vector (unsigned-byte 8))) stream)
+    (finish-output stream)
+    (equal (format nil "abcde~Cf" (code-char #xE9)) text)))
+
+;;; Threads, mutexes, interruptions
+
+(define-assumption "a mutex whose state and owner are set to 0 is free"
+  (let ((mutex (sb-thread:make-mutex)))
+    (sb-thread:grab-mutex mutex)
+    (and (/= 0 (sb-thread::mutex-state mutex))
+         (sb-thread:holding-mutex-p mutex)
+         (progn (setf (sb-thread::mutex-state mutex) 0
+                      (sb-thread::mutex-%owner mutex) 0)
+                (not (sb-thread:holding-mutex-p mutex)))
+         (null (sb-thread:mutex-owner mutex))
+         (sb-thread:grab-mutex mutex :waitp nil)
+         (progn (sb-thread:release-mutex mutex)
+                (eql 0 (sb-thread::mutex-state mutex))))))
+
+(define-assumption "the slots of an ended thread that FORGET-THREADS sets"
+  (let ((thread (sb-thread:make-thread (lambda ()) :name "probe")))
+    (sb-thread:join-thread thread)
+    (and (eql -1 (sb-thread::thread-%visible thread))
+         (not (sb-thread:thread-alive-p thread))
+         (eql 0 (sb-thread::thread-primitive-thread thread)))))
+
+(define-assumption "the tree of threads with one thread in it"
+  (equal '(probe) (sb-thread::avltree-filter #'sb-thread::avlnode-data (sb-thread::avl-insert nil 16 'probe))))
+
+(define-assumption "an interruption is passed to *INTERRUPT-HANDLER* if that is a function, and otherwise called"
+  (let ((calls '()))
+    (flet ((interrupt (mark)
+             (sb-thread:interrupt-thread sb-thread:*current-thread* (lambda () (push mark calls)))))
+      (let ((sb-thread::*interrupt-handler* (lambda (function)
+                                              (push :handler calls)
+                                              (funcall (the function function)))))
+        (interrupt :handed))
+      (let ((sb-thread::*interrupt-handler* nil))
+        (interrupt :called)))
+    (equal '(:called :handed :handler) calls)))
+
+(define-assumption "a binding of *DEADLINE* to NIL suspends the deadline outside"
+  (handler-case (sb-sys:with-deadline (:seconds 0)
+                  (let ((sb-impl::*deadline* nil))
+                    (not (sb-thread:wait-on-semaphore (sb-thread:make-semaphore) :timeout 0.001))))
+    (sb-sys:deadline-timeout () nil)))
+
+(define-assumption "the bounds of the control stack, with the stack pointer between them"
+  (< (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*)
+     (sap-int (sb-vm::current-sp))
+     (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-end*)))
+
+;;; Handlers and restarts
+
+(define-assumption "a binding of *HANDLER-CLUSTERS* to the initial ones hides the handlers outside"
+  (handler-case (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**))
+                  (signal 'simple-condition)
+                  t)
+    (simple-condition () nil)))
+
+(define-assumption "a restart made by MAKE-RESTART and bound in *RESTART-CLUSTERS* is found, reported and invoked"
+  (let* ((restart (sb-kernel::make-restart 'probe (lambda (value) (list :invoked value))
+                                           (lambda (stream) (write-string "Probe." stream))))
+         (sb-kernel:*restart-clusters* (list (list restart))))
+    (and (equal (list restart) (compute-restarts))
+         (string= "Probe." (princ-to-string restart))
+         (equal '(:invoked 1) (invoke-restart 'probe 1)))))
+
+(define-assumption "the interactive function and the test function of a restart"
+  (restart-case (let ((restart (find-restart 'probe)))
+                  (and (equal '(1 2) (funcall (the function (sb-kernel::restart-interactive-function restart))))
+                       (funcall (the function (sb-kernel::restart-test-function restart)) nil)))
+    (probe (&rest arguments)
+      :interactive (lambda () (list 1 2))
+      arguments)))
+
+;;; Frames
+
+(define-assumption "where a frame keeps the frame pointer and the return address of its caller"
+  (let* ((frame (sb-di:top-frame))
+         (caller (sb-di:frame-down frame)))
+    (and (= (frame-address caller) (sap-ref-word (sb-di::frame-pointer frame) 0))
+         (equal (frame-name caller) (frame-name (frame-below (frame-address frame)))))))
+
+(define-assumption "the context of a compiler warning contains the form that the warning is about"
+  (let ((forms '()))
+    (handler-bind ((warning (lambda (condition)
+                              (let ((context (sb-c::find-error-context nil)))
+                                (when context
+                                  (push (sb-c::compiler-error-context-original-form context) forms)))
+                              (muffle-warning condition))))
+      (compile nil '(lambda () (list (car 1 2)))))
+    (member '(car 1 2) forms :test #'equal)))
+
+;;; Probes of unwinding are dangerous assumptions: where SBCL's behaviour has changed, they may corrupt memory.

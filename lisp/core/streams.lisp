@@ -1,0 +1,413 @@
+;;;; Streams whose output goes to the host as it is printed: the standard streams, which are permanent and print into the
+;;;; job of the thread that uses them, and text streams, each of which carries one text, such as a printed value.
+
+(in-package "SBCL-HOST")
+
+;;; Operations of a stream's MISC function: %STREAM-OPCODE in SBCL's src/code/ansi-stream.lisp, which does not exist in
+;;; the finished image. A probe in patches.lisp checks these numbers.
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defconstant +listen+ 0)
+  (defconstant +force-output+ 2)
+  (defconstant +finish-output+ 3)
+  (defconstant +charpos+ 4)
+  (defconstant +element-type+ 7)
+  (defconstant +element-mode+ 8)
+  (defconstant +external-format+ 9)
+  (defconstant +line-length+ 10)
+  (defconstant +close+ 15))
+
+(defconstant +buffer-size+ 1024
+  "The number of characters that a stream buffers before it pushes them.")
+
+(defconstant +program-job+ (declared-number "SBCL_JOB_PROGRAM")
+  "The job number for output of the program's own threads and the threads that they start.")
+
+(declaim (type (unsigned-byte 64) *job-id*))
+(defvar *job-id* 0
+  "The number of the job that this thread works for, or 0. Threads that the user's code starts inherit it.")
+
+(defvar *spare-buffer* nil
+  "A buffer of this thread that no stream uses at the moment, or NIL.")
+
+(declaim (inline take-buffer))
+(defun take-buffer ()
+  "Return this thread's spare buffer, or a new one."
+  (the text (or (shiftf *spare-buffer* nil) (make-string +buffer-size+))))
+
+(declaim (inline column-after))
+(defun column-after (column string start end)
+  "Return the column after writing the characters of STRING from START below END at COLUMN."
+  (declare (type index column start end) (type (simple-array * (*)) string))
+  (let ((newline (position #\Newline string :start start :end end :from-end t)))
+    (if newline
+        (- end newline 1)
+        (+ column (- end start)))))
+
+;;; The standard streams
+
+(defstruct (thread-output (:copier nil) (:predicate nil))
+  "The output that a thread has printed to the standard streams and not pushed yet. One buffer for both streams keeps
+their order."
+  (buffer nil :type (or null text))
+  (fill 0 :type index)
+  ;; The stream to which the text in the buffer was printed.
+  (stream nil :type (or null standard-stream))
+  ;; The octets of an incomplete character, newest first, from a program that writes octets.
+  (octets '() :type list)
+  ;; The column of each standard stream, indexed by STANDARD-STREAM-PLACE.
+  (columns (make-array 2 :element-type 'index :initial-element 0) :type (simple-array index (2))))
+
+(declaim (type (or null thread-output) *output*))
+(defvar *output* nil
+  "The OUTPUT of this thread; NIL in a thread that works for no job, whose output is not buffered.")
+
+(defstruct (standard-stream (:include sb-kernel:ansi-stream
+                             (cout #'print-character)
+                             (sout #'print-string)
+                             (bout #'print-octet)
+                             (misc #'operate-standard-stream))
+                            (:constructor make-standard-stream (event-kind place))
+                            (:copier nil)
+                            (:predicate nil))
+  "An output stream that pushes events of EVENT-KIND for the job of the thread that prints. It accepts octets too, as
+SBCL's own standard streams do."
+  (event-kind 0 :type (unsigned-byte 32) :read-only t)
+  (place 0 :type (integer 0 1) :read-only t)
+  ;; The column for threads without a buffer.
+  (column 0 :type index))
+
+(declaim (type (or null function) *on-output*))
+(defvar *on-output* nil
+  "A function of a string, a start and an end that also receives what this thread prints to the standard streams; or NIL.")
+
+(declaim (inline push-output))
+(defun push-output (stream string start end)
+  "Push the characters of STRING from START below END, which were printed to STREAM."
+  (declare (type standard-stream stream) (type string string) (type index start end))
+  (event-text *job-id* (standard-stream-event-kind stream) 0 string start end)
+  (when *on-output*
+    (funcall *on-output* string start end)))
+
+(defun flush-output ()
+  "Push the buffered output of this thread."
+  (let ((output *output*))
+    (when output
+      (without-interrupts
+        (let ((fill (thread-output-fill output)))
+          (unless (zerop fill)
+            (setf (thread-output-fill output) 0)
+            (push-output (thread-output-stream output) (the text (thread-output-buffer output)) 0 fill)))))))
+
+(defun finish-output-of-job ()
+  "Push the buffered output of this thread and reset its columns: the next job's output starts a new line."
+  (let ((output *output*))
+    (when output
+      (flush-output)
+      (setf (thread-output-octets output) '())
+      (fill (thread-output-columns output) 0))))
+
+(declaim (inline column))
+(defun column (output stream)
+  "Return the column of STREAM in the thread of OUTPUT."
+  (aref (thread-output-columns output) (standard-stream-place stream)))
+
+(defun (setf column) (column output stream)
+  (setf (aref (thread-output-columns output) (standard-stream-place stream)) column))
+
+(declaim (inline prepare-output))
+(defun prepare-output (output stream count)
+  "Make room in OUTPUT's buffer for COUNT characters printed to STREAM, and return the buffer."
+  (declare (type thread-output output) (type standard-stream stream) (type index count))
+  (unless (and (eq stream (thread-output-stream output))
+               (<= (+ (thread-output-fill output) count) +buffer-size+))
+    (flush-output)
+    (setf (thread-output-stream output) stream))
+  (or (thread-output-buffer output)
+      (setf (thread-output-buffer output) (make-string +buffer-size+))))
+
+(defun print-character (stream character)
+  "Implement WRITE-CHAR for the standard streams."
+  (declare (type standard-stream stream) (type character character))
+  (let ((output *output*))
+    (if output
+        (without-interrupts
+          (when (thread-output-octets output)
+            (print-unfinished-character stream output))
+          (let ((buffer (prepare-output output stream 1)))
+            (setf (schar buffer (thread-output-fill output)) character)
+            (incf (thread-output-fill output))
+            (cond ((char= character #\Newline)
+                   (setf (column output stream) 0)
+                   (flush-output))
+                  (t (incf (column output stream))))))
+        (print-string stream (string character) 0 1)))
+  character)
+
+(defun print-string (stream string start end)
+  "Implement WRITE-STRING for the standard streams."
+  (declare (type standard-stream stream) (type string string) (type index start) (type (or index null) end))
+  (sb-kernel:with-array-data ((string string) (start start) (end end) :check-fill-pointer t)
+    (let ((output *output*)
+          (length (- end start)))
+      (cond ((zerop length))
+            ((null output)
+             (setf (standard-stream-column stream)
+                   (column-after (standard-stream-column stream) string start end))
+             ;; After the thread's job nobody waits for its output, except that the program (+PROGRAM-JOB+) always does.
+             (event-text (if (eql *job-id* +program-job+) *job-id* 0)
+                         (standard-stream-event-kind stream) 0 string start end))
+            (t
+             (without-interrupts
+               (when (thread-output-octets output)
+                 (print-unfinished-character stream output))
+               (setf (column output stream) (column-after (column output stream) string start end))
+               (cond ((> length +buffer-size+)
+                      (flush-output)
+                      (push-output stream string start end))
+                     (t
+                      (replace (prepare-output output stream length) string
+                               :start1 (thread-output-fill output) :start2 start :end2 end)
+                      (incf (thread-output-fill output) length)
+                      (when (find #\Newline string :start start :end end)
+                        (flush-output)))))))))
+  string)
+
+(defun character-octets (octet)
+  "Return how many octets a UTF-8 character has that begins with OCTET; 1 if no character begins with OCTET."
+  (declare (type (unsigned-byte 8) octet))
+  (cond ((<= #xC2 octet #xDF) 2)
+        ((<= #xE0 octet #xEF) 3)
+        ((<= #xF0 octet #xF4) 4)
+        (t 1)))
+
+(defun print-octets (stream octets)
+  "Decode OCTETS, a list, as UTF-8 and print the characters to STREAM, with U+FFFD for invalid octets."
+  (loop for character across (sb-ext:octets-to-string (coerce octets '(vector (unsigned-byte 8)))
+                                                      :external-format '(:utf-8 :replacement #\ufffd))
+        do (print-character stream character)))
+
+(defun print-unfinished-character (stream output)
+  "Print to STREAM a replacement for the incomplete character in OUTPUT, of which no more octets will come."
+  (print-octets stream (nreverse (shiftf (thread-output-octets output) '()))))
+
+(defun print-octet (stream octet)
+  "Implement WRITE-BYTE for the standard streams."
+  (declare (type standard-stream stream))
+  (unless (typep octet '(unsigned-byte 8))
+    (error 'type-error :datum octet :expected-type '(unsigned-byte 8)))
+  (let ((output *output*))
+    (if output
+        (without-interrupts
+          (unless (eql 2 (ash octet -6))
+            (when (thread-output-octets output)
+              (print-unfinished-character stream output)))
+          (push octet (thread-output-octets output))
+          (let ((octets (thread-output-octets output)))
+            (when (= (length octets) (character-octets (car (last octets))))
+              (setf (thread-output-octets output) '())
+              (print-octets stream (reverse octets)))))
+        (print-octets stream (list octet))))
+  octet)
+
+(defun operate-standard-stream (stream operation argument)
+  "Implement the other operations of the standard streams. Closing one does nothing, since the next evaluation needs it."
+  (declare (type standard-stream stream) (ignore argument))
+  (case operation
+    ((#.+force-output+ #.+finish-output+) (flush-output) nil)
+    (#.+charpos+ (let ((output *output*))
+                   (if output
+                       (column output stream)
+                       (standard-stream-column stream))))
+    (#.+element-type+ 'character)
+    (#.+element-mode+ :bivalent)
+    (#.+external-format+ '(:utf-8 :replacement #\ufffd))
+    (#.+line-length+ 80)
+    (#.+close+ t)))
+
+(defstruct (empty-stream (:include sb-kernel:ansi-stream
+                          (in #'signal-end-of-file)
+                          (bin #'signal-end-of-file)
+                          (n-bin #'read-no-octets)
+                          (misc #'operate-empty-stream))
+                         (:copier nil)
+                         (:predicate nil))
+  "An input stream that is always at its end, because there is nobody to ask for input.")
+
+(defun signal-end-of-file (stream eof-error-p eof-value)
+  "Implement READ-CHAR and READ-BYTE for the empty stream."
+  (sb-impl::eof-or-lose stream eof-error-p eof-value))
+
+(defun read-no-octets (stream buffer sizes start count &optional (eof-error-p t))
+  "Implement READ-N-BYTES for the empty stream."
+  (declare (ignore buffer sizes start count))
+  (if eof-error-p (error 'end-of-file :stream stream) 0))
+
+(defun operate-empty-stream (stream operation argument)
+  "Implement the other operations of the empty stream."
+  (declare (ignore stream argument))
+  (case operation
+    (#.+listen+ :eof)
+    (#.+element-type+ 'character)
+    (#.+element-mode+ :bivalent)
+    (#.+external-format+ '(:utf-8 :replacement #\ufffd))
+    (#.+close+ t)))
+
+(sb-ext:define-load-time-global **stdout** (make-standard-stream (event-code :stdout) 0)
+  "The stream behind *STANDARD-OUTPUT*.")
+(sb-ext:define-load-time-global **stderr** (make-standard-stream (event-code :stderr) 1)
+  "The stream behind *ERROR-OUTPUT* and *TRACE-OUTPUT*.")
+(declaim (type standard-stream **stdout** **stderr**))
+
+(defstruct (standard-variable (:constructor make-standard-variable (symbol target))
+                              (:copier nil) (:predicate nil))
+  "The state of one standard stream variable."
+  (symbol nil :type symbol :read-only t)
+  ;; The variable to which its initial synonym stream leads.
+  (target nil :type symbol :read-only t)
+  ;; Its initial synonym stream, and the MISC function of that: closing the stream replaces the function.
+  (stream nil)
+  (misc nil)
+  ;; The user's stream that was last reported as its value, or NIL.
+  (reported nil))
+
+(sb-ext:define-load-time-global **standard-variables**
+    (loop for (symbol target) in '((*terminal-io* sb-sys:*tty*) (*query-io* *terminal-io*) (*debug-io* *terminal-io*)
+                                   (*standard-input* sb-sys:*stdin*) (*standard-output* sb-sys:*stdout*)
+                                   (*error-output* sb-sys:*stderr*) (*trace-output* sb-sys:*stderr*))
+          collect (make-standard-variable symbol target))
+  "The standard stream variables. They have the same values as under bare SBCL (STREAM-COLD-INIT-OR-RESET in
+src/code/stream.lisp), except for *TRACE-OUTPUT*, which goes to stderr.")
+
+(defun reset-standard-variable (variable)
+  "Set VARIABLE to a fresh synonym stream for its initial target."
+  (let ((stream (make-synonym-stream (standard-variable-target variable))))
+    (setf (standard-variable-stream variable) stream
+          (standard-variable-misc variable) (sb-kernel:ansi-stream-misc stream)
+          (standard-variable-reported variable) nil
+          (symbol-value (standard-variable-symbol variable)) stream)))
+
+(defun standard-variable-unchanged-p (variable)
+  "Return true when VARIABLE still holds its initial stream and that stream is open."
+  (declare (type standard-variable variable))
+  (let ((stream (symbol-value (standard-variable-symbol variable))))
+    (and (eq stream (standard-variable-stream variable))
+         (eq (sb-kernel:ansi-stream-misc (the synonym-stream stream)) (standard-variable-misc variable)))))
+
+(declaim (type list **system-streams**))
+(sb-ext:define-load-time-global **system-streams** '()
+  "The variables that hold SBCL's own standard streams, as lists of a symbol, the stream that INSTALL-STANDARD-STREAMS set
+it to, and the user's stream that was last reported as its value, or NIL.")
+
+(defun install-standard-streams ()
+  "Redirect SBCL's standard streams to the host, and let nothing read from the terminal."
+  (when (sb-sys:fd-stream-p sb-sys:*tty*)
+    (close sb-sys:*tty*))
+  (let ((stdin (make-empty-stream)))
+    (setf sb-sys:*stdin* stdin
+          sb-sys:*stdout* **stdout**
+          sb-sys:*stderr* **stderr**
+          sb-sys:*tty* (make-two-way-stream stdin **stdout**)
+          **system-streams** (loop for symbol in '(sb-sys:*stdin* sb-sys:*stdout* sb-sys:*stderr* sb-sys:*tty*)
+                                collect (list symbol (symbol-value symbol) nil))))
+  (mapc #'reset-standard-variable **standard-variables**))
+
+(defun error-output-is-stderr-p ()
+  "Return true when output to *ERROR-OUTPUT* goes to the host's stderr, because the user has not redirected it."
+  (loop for stream = *error-output* then (symbol-value (synonym-stream-symbol stream))
+        repeat 10
+        while (typep stream 'synonym-stream)
+        finally (return (eq stream **stderr**))))
+
+;;; Text streams
+
+(defstruct (text-stream (:include sb-kernel:ansi-stream
+                         (cout #'send-character)
+                         (sout #'send-string)
+                         (misc #'operate-text-stream))
+                        (:constructor make-text-stream (event-kind limited &aux (buffer (take-buffer))))
+                        (:copier nil)
+                        (:predicate nil))
+  "A character output stream, used by one thread, that pushes events of EVENT-KIND for its job."
+  (event-kind 0 :type (unsigned-byte 32) :read-only t)
+  ;; When true, the stream throws to ENOUGH once the host wants no more.
+  (limited nil :read-only t)
+  ;; NIL once the text is complete: later output is discarded.
+  (buffer nil :type (or null text))
+  (fill 0 :type index)
+  (column 0 :type index))
+
+(declaim (type (or null function) *text-sink*))
+(defvar *text-sink* nil
+  "A function of a string, a start and an end that receives the text instead of the host and returns a value as EVENT-TEXT
+does; or NIL.")
+
+(defun push-stream-text (stream string start end)
+  "Push the characters of STRING from START below END."
+  (when (and (if *text-sink*
+                 (funcall *text-sink* string start end)
+                 (event-text *job-id* (text-stream-event-kind stream) 0 string start end))
+             (text-stream-limited stream))
+    (throw 'enough nil)))
+
+(defun flush-text-stream (stream)
+  "Push the buffered text of STREAM."
+  (declare (type text-stream stream))
+  (let ((fill (text-stream-fill stream)))
+    (unless (zerop fill)
+      (setf (text-stream-fill stream) 0)
+      (push-stream-text stream (the text (text-stream-buffer stream)) 0 fill))))
+
+(defun finish-text-stream (stream)
+  "Push the buffered text of STREAM and make its buffer the thread's spare one."
+  (flush-text-stream stream)
+  (shiftf *spare-buffer* (text-stream-buffer stream) nil))
+
+(defun send-character (stream character)
+  "Implement WRITE-CHAR for text streams."
+  (declare (type text-stream stream) (type character character))
+  (let ((buffer (text-stream-buffer stream)))
+    (when buffer
+      (when (= (text-stream-fill stream) +buffer-size+)
+        (flush-text-stream stream))
+      (setf (schar buffer (text-stream-fill stream)) character)
+      (incf (text-stream-fill stream))
+      (setf (text-stream-column stream)
+            (if (char= character #\Newline) 0 (1+ (text-stream-column stream))))))
+  character)
+
+(defun send-string (stream string start end)
+  "Implement WRITE-STRING for text streams."
+  (declare (type text-stream stream) (type string string) (type index start) (type (or index null) end))
+  (sb-kernel:with-array-data ((string string) (start start) (end end) :check-fill-pointer t)
+    (let ((buffer (text-stream-buffer stream))
+          (length (- end start)))
+      (when buffer
+        (setf (text-stream-column stream) (column-after (text-stream-column stream) string start end))
+        (when (> (+ (text-stream-fill stream) length) +buffer-size+)
+          (flush-text-stream stream))
+        (cond ((> length +buffer-size+)
+               (push-stream-text stream string start end))
+              (t
+               (replace buffer string :start1 (text-stream-fill stream) :start2 start :end2 end)
+               (incf (text-stream-fill stream) length))))))
+  string)
+
+(defun operate-text-stream (stream operation argument)
+  "Implement the other operations of text streams."
+  (declare (type text-stream stream) (ignore argument))
+  (case operation
+    ((#.+force-output+ #.+finish-output+) (flush-text-stream stream) nil)
+    (#.+charpos+ (text-stream-column stream))
+    ((#.+element-type+ #.+element-mode+) 'character)
+    (#.+external-format+ :utf-8)
+    (#.+line-length+ 80)
+    (#.+close+ t)))
+
+(defun change-job (job-id)
+  "Make this thread work for JOB-ID from now on."
+  (finish-output-of-job)
+  (setf *job-id* job-id))
+
+(defun push-done (success)
+  "Push the event that ends this thread's job. Return true when the thread should end."
+  (event *job-id* (event-code :done) (if success 0 1)))

@@ -1,0 +1,329 @@
+;;;; The function that a frame is a call of, and the arguments of that call, so that the function can be called again.
+
+(in-package "SBCL-HOST/DEBUGGER")
+
+(defun frame-code (frame)
+  "Return the code component in which FRAME runs, or NIL."
+  (let ((function (sb-di:frame-debug-fun frame)))
+    (and (typep function 'sb-di::compiled-debug-fun)
+         (sb-di::compiled-debug-fun-component function))))
+
+(defun compiler-debug-fun (function)
+  "Return the compiler's record of FUNCTION, an SB-DI:DEBUG-FUN."
+  (sb-di::compiled-debug-fun-compiler-debug-fun function))
+
+(defun same-code-p (function frame)
+  "True when FUNCTION runs the code of FRAME, that is, has not been redefined since."
+  (and (typep function '(or sb-kernel:simple-fun sb-kernel:closure))
+       (eq (sb-kernel:fun-code-header (sb-kernel:%fun-fun function)) (frame-code frame))))
+
+;;; Whether evaluation can continue from a frame
+
+(defun trapped-p (pc)
+  "True when the instruction before the address PC is SBCL's trap instruction, so that the code stopped there by itself."
+  (declare (type sb-ext:word pc))
+  #+x86-64 (eql #xCC (sap-ref-8 (int-sap pc) -1))
+  ;; No internal error is current while an interruption is being held.
+  #-x86-64 (and (plusp pc) sb-di::*current-internal-error* t))
+
+(defun stable-frame-p (frame)
+  "False when FRAME may have been interrupted while its function was being entered or left, or was about to call another.
+The frame pointer may then belong to another frame, and the expected contents of this one may be missing."
+  (let ((context (sb-di::compiled-frame-escaped frame)))
+    (or (null context)
+        (let ((pc (sap-int (sb-vm:context-pc context)))
+              (start (sap-int (sb-kernel:code-instructions (frame-code frame))))
+              (function (compiler-debug-fun (sb-di:frame-debug-fun frame))))
+          (declare (ignorable start function))
+          (or (trapped-p pc)
+              #+x86-64
+              (let* ((frame-pointer (sb-di::frame-pointer frame))
+                     (return-address (sap-ref-word frame-pointer 8))
+                     (place (sb-c::compiled-debug-fun-bsp-save function)))
+                (and (>= (- pc start) (sb-c::compiled-debug-fun-start-pc function))
+                     ;; The PC is not between LEAVE and RET.
+                     (not (member (sap-ref-8 (int-sap pc) 0) '(#xC3 #xF8 #xF9)))
+                     ;; A frame allocated for a call is no deeper than the call's arguments, and its return address is right
+                     ;; behind the call.
+                     (not (< 0 (- return-address pc) 64))
+                     (or (null place)
+                         (<= (sb-vm:context-register context sb-vm::rsp-offset)
+                             (+ (sap-int frame-pointer) (stack-offset place)))))))))))
+
+(defun stack-offset (place)
+  "Return the offset in bytes from the frame pointer of PLACE, a location that the compiler recorded."
+  #+(or x86 x86-64) (sb-vm::frame-byte-offset (sb-c:sc+offset-offset place))
+  #-(or x86 x86-64) (* sb-vm:n-word-bytes (sb-c:sc+offset-offset place)))
+
+(defun called-directly-p (frame)
+  "True when FRAME's function was called by code of its own component as a local function, not as a function object. Such
+code relies on all that the compiler derived about the function, even that it never returns."
+  (let ((code (frame-code frame))
+        (caller (sb-di:frame-down frame)))
+    (and caller
+         (eq code (frame-code caller))
+         #+x86-64
+         (let ((return-address (sap-ref-word (sb-di::frame-pointer frame) 8)))
+           ;; A relative CALL whose target is in this code.
+           (and (eql #xE8 (sap-ref-8 (int-sap return-address) -5))
+                (let ((target (+ return-address (signed-sap-ref-32 (int-sap return-address) -4)))
+                      (start (sap-int (sb-kernel:code-instructions code))))
+                  (<= start target (+ start (sb-kernel:%code-text-size code)))))))))
+
+(defun why-not-unwindable (frame)
+  "Return why evaluation cannot continue from FRAME, as the end of a sentence, or NIL if it can."
+  (cond ((undefined-function-frame-p frame)
+         "it stands for the call of an undefined function: once that is defined, the restart CONTINUE calls it")
+        ((bogus-frame-p frame) "it is not a call of a Lisp function")
+        ((not (guarded (sb-debug::frame-has-debug-tag-p frame) (failure) nil))
+         (if (system-frame-p frame)
+             "it is SBCL's own code, which is compiled without the needed debug information"
+             "its code was compiled without the needed debug information: evaluate (declaim (optimize (debug 2))) ~
+              and reload its definition"))
+        ((not (stable-frame-p frame))
+         "it was interrupted while its function was being entered or left, or called another")
+        ((called-directly-p frame)
+         "it is a local function that its own code calls directly, and that code relies on everything that the ~
+          compiler derived about it")))
+
+(defun declared-to-return-p (frame values)
+  "False when FRAME's function is declaimed to return types that VALUES, a list, do not have: its callers may rely on the
+declaration."
+  (let* ((name (sb-debug::frame-call frame :argument-limit 0))
+         (type (and (sb-int:legal-fun-name-p name)
+                    (eq :declared (sb-int:info :function :where-from name))
+                    (sb-int:global-ftype name)))
+         (returns (and (typep type 'sb-kernel:fun-type) (sb-kernel:fun-type-returns type))))
+    (or (null returns)
+        (loop for type in (if (sb-kernel:values-type-p returns)
+                              (sb-kernel:values-type-required returns)
+                              (list returns))
+              for rest = values then (rest rest)
+              always (sb-kernel:%%typep (first rest) type)))))
+
+;;; Arguments
+
+(defun known-unsupplied-p (variable frame)
+  "True when VARIABLE, an SB-DI:DEBUG-VAR or NIL, is the supplied-p parameter of an argument that was not supplied in
+FRAME's call."
+  (and (typep variable 'sb-di:debug-var)
+       (eq :valid (sb-di:debug-var-validity variable (sb-di:frame-code-location frame)))
+       (null (sb-di:debug-var-value variable frame))))
+
+(defun supplied-arguments (frame arguments)
+  "Return ARGUMENTS, the value of SB-DEBUG::FRAME-CALL for FRAME, without those that are known to be defaults."
+  (if (or (sb-di:debug-fun-kind (sb-di:frame-debug-fun frame))
+          (sb-di::all-args-available-p frame))
+      arguments
+      (loop for element in (sb-di:debug-fun-lambda-list (sb-di:frame-debug-fun frame))
+            for rest = arguments then (if (eq kind :keyword) (cddr rest) (rest rest))
+            for kind = (if (consp element) (first element) :required)
+            append (case kind
+                     (:optional (if (known-unsupplied-p (third element) frame)
+                                    (loop-finish)
+                                    (list (first rest))))
+                     (:keyword (unless (known-unsupplied-p (fourth element) frame)
+                                 (list (first rest) (second rest))))
+                     (:required (list (first rest)))
+                     (t rest))
+            until (member kind '(:rest :more)))))
+
+(defun frame-arguments (frame unused)
+  "Return the arguments of FRAME's call and true, or NIL and NIL if SBCL no longer has all of them. SBCL does not keep
+arguments that the function does not use: they count as NIL if UNUSED is true, else as missing."
+  (multiple-value-bind (name arguments) (sb-debug::frame-call frame :method-frame-style :full)
+    (if (listp arguments)
+        (loop for argument in (let ((supplied (supplied-arguments frame arguments)))
+                                ;; PCL itself passes the first two arguments.
+                                (if (typep name '(cons (eql sb-pcl::fast-method))) (cddr supplied) supplied))
+              collect (cond ((not (sb-debug::unprintable-object-p argument)) argument)
+                            ((and unused
+                                  (equal "unused argument" (sb-debug::unprintable-object-string argument)))
+                             nil)
+                            (t (return (values '() nil))))
+                into all
+              finally (return (values all t)))
+        (values '() nil))))
+
+;;; Closures
+
+(defun stack-closure-p (address)
+  "True when ADDRESS, a word tagged as a function, refers to a closure on this thread's stack."
+  (let ((start (sb-vm::current-sp)))
+    (and (<= (sap-int start) address
+             (- (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-end*) (* 2 sb-vm:n-word-bytes)))
+         (eql sb-vm:closure-widetag
+              (sb-sys:sap-ref-8 (int-sap (- address sb-vm:fun-pointer-lowtag)) 0)))))
+
+(defun closure-at (address)
+  "Return the closure at ADDRESS, any word, or NIL if there is none."
+  (declare (type sb-ext:word address))
+  (when (eql sb-vm:fun-pointer-lowtag (logand address sb-vm:lowtag-mask))
+    ;; Close the region first: an object in an open allocation region is not recognized as one.
+    (sb-vm::close-thread-alloc-region)
+    (let ((object (if (stack-closure-p address)
+                      (sb-kernel:%make-lisp-obj address)
+                      (sb-kernel:make-lisp-obj address nil))))
+      (and (sb-kernel:closurep object) object))))
+
+(defun closure-place (entry)
+  "Return the location where frames of ENTRY, a simple function, keep the closure, or NIL."
+  (sb-c::compiled-debug-fun-closure-save
+   (compiler-debug-fun
+    (sb-di::debug-fun-from-pc (sb-kernel:fun-code-header entry) (sb-di::function-start-pc-offset entry)))))
+
+(defun entry-point (frame)
+  "Return the simple function of which FRAME is a call. Return NIL if it has none, or if it cannot be told from the other
+functions of its code component."
+  (let* ((code (frame-code frame))
+         (function (and code (sb-di:frame-debug-fun frame)))
+         (place (and code (sb-c::compiled-debug-fun-closure-save (compiler-debug-fun function))))
+         (entries (and code
+                       (loop for index below (sb-kernel:code-n-entries code)
+                             for entry = (sb-kernel:%code-entry-point code index)
+                             when (and (equal (sb-di:debug-fun-name function) (sb-kernel:%simple-fun-name entry))
+                                       (or (null place) (eql place (closure-place entry))))
+                               collect entry))))
+    (and (null (rest entries))
+         (first entries))))
+
+(defun call-with-closures-marked (lexenv compile)
+  "Call COMPILE, which compiles a form in LEXENV. Code of submitted forms is marked, because its frames keep the closures
+that they are calls of. Code that a macro compiles meanwhile is not marked."
+  (declare (type function compile))
+  (let* ((marked (getf sb-c::*source-plist* :closures-kept))
+         (mark (evaluated-form-p lexenv))
+         (sb-c::*source-plist* (cond ((eq marked mark) sb-c::*source-plist*)
+                                     (t (list* :closures-kept mark sb-c::*source-plist*)))))
+    (funcall compile)))
+
+(defun closures-kept-p (frame)
+  "True when FRAME runs code of a submitted form, whose frames keep their closures."
+  (let ((source (sb-di:code-location-debug-source (sb-di:frame-code-location frame))))
+    (and (null (sb-di:debug-source-namestring source))
+         (getf (sb-c::debug-source-plist source) :closures-kept))))
+
+(defun frame-closure (frame)
+  "Return the function object without a global name of which FRAME is a call. Return NIL if it is unknown: only frames of
+submitted code keep it."
+  (let ((entry (and (not (called-directly-p frame)) (entry-point frame))))
+    (when entry
+      (let ((place (closure-place entry)))
+        (cond (place
+               (let ((closure (closure-at (sap-ref-word (sb-di::frame-pointer frame) (stack-offset place)))))
+                 (and closure
+                      (eq entry (sb-kernel:%closure-fun closure))
+                      closure)))
+              ;; The function closes over nothing.
+              ((closures-kept-p frame) entry))))))
+
+(defun closure-name (debug-fun-closure-name function frame)
+  "Do what SB-DI:DEBUG-FUN-CLOSURE-NAME does, except where FRAME was called without a closure: there, that function takes
+whatever is on the stack for one."
+  (cond ((or (not (typep function 'sb-di::compiled-debug-fun))
+             (null (sb-c::compiled-debug-fun-closure-save (compiler-debug-fun function)))
+             (sb-di::all-args-available-p frame))
+         (funcall debug-fun-closure-name function frame))
+        (t
+         (let ((closure (frame-closure frame)))
+           (and closure (sb-kernel:%fun-name closure))))))
+
+;;; Methods
+
+(defun method-fast-function (method)
+  "Return the function of METHOD that runs in its frames."
+  (let ((function (sb-mop:method-function method)))
+    (if (typep function 'sb-pcl::%method-function)
+        (or (sb-pcl::%method-function-fast-function function) function)
+        function)))
+
+(defun method-name-p (name)
+  "True when NAME is the name of a method's frames."
+  (typep name '(cons (member sb-pcl::fast-method sb-pcl::slow-method) cons)))
+
+(defun frame-method (name)
+  "Return the currently defined method whose frames are named NAME, and its generic function; or NIL."
+  (let ((function (and (method-name-p name)
+                       (sb-int:legal-fun-name-p (second name))
+                       (fboundp (second name))
+                       (fdefinition (second name)))))
+    (when (typep function 'standard-generic-function)
+      (values (find (rest name) (sb-mop:generic-function-methods function)
+                    :key (lambda (method)
+                           (let ((name (sb-kernel:%fun-name (method-fast-function method))))
+                             (and (consp name) (rest name))))
+                    :test #'equal)
+              function))))
+
+(defun call-effective-method (function methods arguments)
+  "Call the effective method that the generic FUNCTION makes of METHODS, in this order, with ARGUMENTS."
+  (sb-pcl::invoke-emf (sb-pcl::get-effective-method-function function methods) arguments))
+
+(defun next-methods (method function arguments)
+  "Return the list of next methods of METHOD of the generic FUNCTION for ARGUMENTS, in the form that its method function
+takes, and true; or NIL and NIL if they are unknown."
+  (let* ((applicable (compute-applicable-methods function arguments))
+         (place (member method applicable)))
+    (flet ((aroundp (method) (equal '(:around) (method-qualifiers method))))
+      (cond ((typep (sb-mop:generic-function-method-combination function) 'sb-pcl::long-method-combination)
+             (values '() nil))
+            ;; This holds for any arguments, of which SBCL may have lost some.
+            ((and (null (method-qualifiers method))
+                  (null (rest (sb-mop:generic-function-methods function))))
+             (values '() t))
+            ((null place) (values '() nil))
+            ((aroundp method)
+             (let ((inner (remove-if #'aroundp applicable)))
+               (values (append (remove-if-not #'aroundp (rest place))
+                               (list (lambda (arguments next-methods)
+                                       (declare (ignore next-methods))
+                                       (call-effective-method function inner arguments))))
+                       t)))
+            ((method-qualifiers method) (values '() t))
+            (t (values (remove-if #'method-qualifiers (rest place)) t))))))
+
+;;; Calling the function again
+
+(defun refuse-to-restart (number control &rest arguments)
+  "Refuse to restart frame NUMBER, for the reason that CONTROL and ARGUMENTS give."
+  (refuse "Frame ~D cannot be called again: ~?" number control arguments))
+
+(defun frame-function (frame number)
+  "Return the function, as it is defined now, of which FRAME, number NUMBER, is a call, and the arguments to call it with
+again. Refuse if either is unknown."
+  (let* ((full-name (sb-debug::frame-call frame :method-frame-style :full :argument-limit 0))
+         (methodp (method-name-p full-name))
+         (global (and (not methodp)
+                      (sb-int:legal-fun-name-p full-name)
+                      (fboundp full-name)
+                      (fdefinition full-name)))
+         (closure (and (not methodp) (not global) (frame-closure frame))))
+    (multiple-value-bind (method generic-function) (frame-method full-name)
+      (let ((function (or global (and method (method-fast-function method)) closure)))
+        (cond ((null function)
+               (refuse-to-restart number (why-no-function full-name generic-function)))
+              (t
+               (multiple-value-bind (arguments all) (frame-arguments frame (same-code-p function frame))
+                 (cond ((not all)
+                        (refuse-to-restart number "SBCL no longer has all the arguments of ~S." full-name))
+                       ((null method) (values function arguments))
+                       (t
+                        (multiple-value-bind (next-methods known)
+                            (next-methods method generic-function arguments)
+                          (if known
+                              (values (sb-mop:method-function method) (list arguments next-methods))
+                              (refuse-to-restart
+                               number "what comes next to ~S in its method combination is not known~:[: that depends on ~
+                                       arguments that SBCL no longer has~;~]."
+                               full-name
+                               (typep (sb-mop:generic-function-method-combination generic-function)
+                                      'sb-pcl::long-method-combination)))))))))))))
+
+(defun why-no-function (name generic-function)
+  "Return why there is no function to call again for a frame named NAME. GENERIC-FUNCTION is that of a method's frame, or
+NIL."
+  (format nil "~S ~@?" name
+          (cond (generic-function "is no longer a method of its generic function.")
+                ((symbolp name) "no longer has a global definition.")
+                (t "has no global name, and only code that was sent to evaluate-lisp keeps the function object it was ~
+                    called as."))))

@@ -1,0 +1,169 @@
+;;;; Hints that are added to the report of an error: similar names, and explanations where SBCL's own message leaves the
+;;;; reader to guess.
+
+(in-package "SBCL-HOST/DEBUGGER")
+
+(defun symbol-text (symbol)
+  "Return SYMBOL as one types it in the current package."
+  (with-server-syntax () (prin1-to-string symbol)))
+
+(defun near-symbols (name package test)
+  "Return up to five texts to type for symbols that satisfy TEST: first the symbols that other packages export as NAME, a
+string, then symbols with similar names that are accessible in PACKAGE."
+  (declare (type function test))
+  (let ((elsewhere '()))
+    ;; A keyword is external and bound, but never what the user meant.
+    (dolist (other (remove (find-package "KEYWORD") (list-all-packages)))
+      (multiple-value-bind (symbol status) (find-symbol name other)
+        (when (and (eq status :external) (funcall test symbol))
+          (pushnew symbol elsewhere))))
+    (let ((near (remove-duplicates
+                 (append (sort (mapcar #'symbol-text elsewhere) #'string<)
+                         (mapcar (lambda (name) (symbol-text (find-symbol name package)))
+                                 (near-symbol-names name package test)))
+                 :test #'string= :from-end t)))
+      (subseq near 0 (min 5 (length near))))))
+
+(defun suggestion (near)
+  "Return the question that suggests NEAR, a list of strings, or NIL if NEAR is empty."
+  (and near (format nil "Did you mean ~{~A~^, ~}?" near)))
+
+(defun symbol-suggestion (symbol test)
+  "Return a question that suggests symbols that satisfy TEST instead of SYMBOL, or NIL."
+  (and (symbolp symbol)
+       (suggestion (remove (symbol-text symbol)
+                           (near-symbols (symbol-name symbol) (or (symbol-package symbol) (current-package)) test)
+                           :test #'string=))))
+
+(defun class-suggestion (name)
+  "Return a question that suggests classes instead of NAME, or NIL."
+  (symbol-suggestion name (lambda (symbol) (find-class symbol nil))))
+
+(defun package-error-hint (condition)
+  "Return the hint for CONDITION, a package error, or NIL."
+  (let ((package (package-error-package condition))
+        (arguments (and (typep condition 'simple-condition) (simple-condition-format-arguments condition)))
+        (control (and (typep condition 'simple-condition) (simple-condition-format-control condition))))
+    (cond ((and (packagep package) (typep condition '(or reader-error sb-ext:package-lock-violation))
+                (stringp (first arguments)))
+           ;; The package has no such symbol, or only an internal one, or it is locked.
+           (let ((near (remove (format nil "~A:~A" (package-name package) (first arguments))
+                               (near-symbols (first arguments) package
+                                             (lambda (symbol)
+                                               (eq :external
+                                                   (nth-value 1 (find-symbol (symbol-name symbol) package)))))
+                               :test #'string=)))
+             (multiple-value-bind (symbol internal) (find-symbol (first arguments) package)
+               (suggestion (if internal (adjoin (symbol-text symbol) near :test #'string=) near)))))
+          ((and (typep package '(or string symbol character))
+                (not (find-package package))
+                (not (and (stringp control) (search "Did you mean" control))))
+           (suggestion (near-names (string package) (package-names)))))))
+
+(defun old-layout-p (object)
+  "True when OBJECT is an instance of a structure that was redefined after it was made."
+  (and (sb-kernel:%instancep object)
+       (not (typep object 'standard-object))
+       (sb-kernel::layout-invalid (sb-kernel:%instance-layout object))
+       t))
+
+(defun old-layout-hint (object)
+  "Return advice on OBJECT, whose layout is obsolete."
+  (format nil "The object was made by an earlier definition of ~A with another layout: create it again."
+          (symbol-text (sb-kernel:classoid-name
+                        (sb-kernel:layout-classoid (sb-kernel:%instance-layout object))))))
+
+(defun redefined-structure (condition)
+  "Return the name of the structure that CONDITION says was redefined incompatibly, or NIL."
+  (and (typep condition 'simple-error)
+       (let ((control (simple-condition-format-control condition)))
+         (and (stringp control)
+              (search "attempt to redefine the ~S class ~S incompatibly" control)
+              (second (simple-condition-format-arguments condition))))))
+
+(defun condition-hint (condition)
+  "Return the hint for CONDITION, or NIL."
+  (typecase condition
+    (undefined-function
+     (let ((name (cell-error-name condition)))
+       (if (consp name)
+           (symbol-suggestion (second name) (lambda (symbol) (fboundp (list 'setf symbol))))
+           (symbol-suggestion name (lambda (symbol) (fboundp symbol))))))
+    (unbound-variable
+     (symbol-suggestion (cell-error-name condition)
+                        (lambda (symbol)
+                          (or (boundp symbol) (member (sb-int:info :variable :kind symbol) '(:special :macro))))))
+    (sb-pcl:class-not-found-error (class-suggestion (cell-error-name condition)))
+    (package-error (package-error-hint condition))
+    (sb-c::input-error-in-load
+     (multiple-value-bind (file line column form) (unreadable-file-place condition)
+       (declare (ignore column))
+       (format nil "In ~A~:[:~D~;~*~]~@[, in ~A~].~@[~%~A~]"
+               file (zerop line) line form (condition-hint (sb-int:encapsulated-condition condition)))))
+    ;; A system definition that cannot be read. For other causes, FILE-HINT names the place.
+    (asdf:load-system-definition-error
+     (let ((cause (asdf/find-system:error-condition condition)))
+       (and (typep cause 'sb-c::input-error-in-load) (condition-hint cause))))
+    (sb-pcl::obsolete-structure (old-layout-hint (sb-pcl::obsolete-structure-datum condition)))
+    (type-error
+     (cond ((old-layout-p (type-error-datum condition)) (old-layout-hint (type-error-datum condition)))
+           ((eq (type-error-expected-type condition) 'sb-pcl::condition-class)
+            (class-suggestion (type-error-datum condition)))))
+    (simple-error
+     (let ((name (redefined-structure condition)))
+       (when name
+         (format nil "What there is of ~A was made by the old definition, with the slots ~A.~@
+                      CONTINUE takes the new definition: the old objects, and code compiled for them, become invalid.~@
+                      RECKLESSLY-CONTINUE takes it as if it fitted."
+                 (symbol-text name)
+                 (with-server-syntax (:length nil)
+                   (prin1-to-string (mapcar #'sb-kernel:dsd-name
+                                            (sb-kernel:dd-slots (sb-kernel:find-defstruct-description name)))))))))))
+
+(defun file-hint (condition)
+  "Return the form, of a file that is being compiled or loaded, in which CONDITION was signalled; NIL if its own hint names
+the form."
+  (unless (typep condition 'sb-c::input-error-in-load)
+    (destructuring-bind (&optional file (line 0) column form) (or (compiler-place) (loading-place))
+      (declare (ignore column))
+      (and file (format nil "In ~A~:[:~D~;~*~]~@[, in ~A~]." file (zerop line) line form)))))
+
+(defun reader-position-hint (condition)
+  "Return where the reader was in the submitted code when it signalled CONDITION. Return NIL if CONDITION reports that
+itself, or is no reading error."
+  ;; SBCL's simple reader errors report the position themselves (%REPORT-READER-ERROR in src/code/target-error.lisp).
+  (when (and *form-stream*
+             (typep condition '(not (and sb-int:simple-reader-error (not sb-kernel:reader-impossible-number-error)))))
+    (multiple-value-bind (line column) (line-and-column *submitted-code* (or (file-position *form-stream*) 0))
+      (multiple-value-bind (start-line start-column) (line-and-column *submitted-code* *form-start*)
+        (format nil "~:[The reader had come to line ~D, column ~D of the code, in the form that begins at ~
+                     line ~D, column ~D.~;~
+                     The code ends at line ~D, column ~D, within the form that begins at line ~D, column ~D: ~
+                     a closing parenthesis or quote is missing.~]"
+                (and (typep condition 'end-of-file)
+                     (eq *form-stream* (ignore-errors (stream-error-stream condition))))
+                line column start-line start-column)))))
+
+(defun quicklisp-hint (condition)
+  "Return advice on loading Quicklisp if CONDITION is that one of its packages does not exist; else NIL."
+  (when (and (typep condition 'package-error)
+             (member (package-error-package condition) '("QL" "QL-DIST" "QL-UTIL" "QUICKLISP" "QUICKLISP-CLIENT")
+                     :test #'equal)
+             (not (find-package "QUICKLISP-CLIENT")))
+    (let ((setup (guarded (merge-pathnames "quicklisp/setup.lisp" (user-homedir-pathname)) (failure) nil)))
+      (with-server-syntax ()
+        (format nil "Quicklisp is not loaded. ~:[It is not installed for this user (no ~A): ~
+                     (asdf:load-system ...) loads the systems that are on this machine.~;~
+                     (load ~S) loads it.~]"
+                (and setup (probe-file setup))
+                (if setup (sb-ext:native-namestring setup) "~/quicklisp/setup.lisp"))))))
+
+(defun push-hints (condition)
+  "Push the hints for CONDITION, each on a line of its own."
+  (dolist (function '(reader-position-hint quicklisp-hint condition-hint file-hint))
+    (let ((hint (guarded (funcall function condition) (failure) nil)))
+      (when hint
+        (event *job-id* (event-code :error-text) 0 (format nil "~%~A" hint))))))
+
+(provide-hook hint #'condition-hint)
+(add-error-details 'push-hints)

@@ -1,0 +1,442 @@
+;;;; Holding a failed evaluation where it failed: inspecting its frames, changing things, and resuming it.
+
+(in-package "SBCL-HOST/DEBUGGER")
+
+(defvar *held-condition* nil
+  "The condition of the held evaluation.")
+(defvar *held-frames* '()
+  "The frames of the held evaluation, as USER-FRAMES returns them.")
+
+(defmacro with-protected-hold (() &body body)
+  "Evaluate BODY so that nothing of the held evaluation can end the hold: none of its handlers runs, and a condition that
+its timers signal is continued if it has a CONTINUE restart, else it ends BODY, which returns NIL."
+  `(catch 'contained
+     (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
+           (*signal-observer* nil)
+           (*debugger-hook* nil)
+           (sb-debug:*stack-top-hint* nil)
+           (sb-kernel::*current-error-depth* 0)
+           (*break-on-signals* nil)
+           (sb-impl::*deadline* nil)
+           (*on-debugger* (lambda (condition)
+                            (let ((restart (find-restart 'continue condition)))
+                              (if restart
+                                  (invoke-restart restart)
+                                  (throw 'contained nil))))))
+       ,@body)))
+
+(defun contain-held-interruption (function)
+  "Call FUNCTION, which interrupts this thread while an evaluation is held and no command runs, as a timer does. Any
+non-local exit ends here."
+  (let ((sb-thread::*interrupt-handler* nil))
+    (block contained
+      (unwind-protect (with-protected-hold () (funcall (the function function)))
+        (return-from contained)))))
+
+(defun next-held-job ()
+  "Wait for the next job, which brings this thread to the foreground again, and return it, or NIL when there will be none.
+Pending interruptions of this thread run before this returns: an interruption on the way out of NEXT-JOB would lose the job."
+  (without-interrupts
+    (let ((job (next-job +evaluation-lane+ *job-id*)))
+      (when job
+        (become-main-thread)
+        (change-job (job-id job)))
+      (allow-with-interrupts
+        (call-until-abandoned
+         (lambda () (with-protected-hold () (with-interrupts nil)))))
+      job)))
+
+(defun hold-evaluation (condition frames)
+  "Report the failed evaluation as held, and perform the host's commands until one resumes or releases it. Return to release
+it. Nothing else ends the hold: any other non-local exit, as from a timer's function, comes back here."
+  (let ((*held-condition* condition)
+        (*held-frames* frames)
+        (sb-thread::*interrupt-handler* #'contain-held-interruption)
+        (job nil)
+        (leaving nil))
+    (forget-answers)
+    (keep-variables)
+    (announce-definitions)
+    (when *push-unfinished*
+      (funcall (the function *push-unfinished*)))
+    (event *job-id* (event-code :held))
+    (flush-output)
+    (push-done nil)
+    (loop
+      (catch 'still-held
+        (unwind-protect
+             (progn
+               (setf job (next-held-job))
+               (when (or (null job) (eq (job-kind job) :release))
+                 (setf leaving t)
+                 (return))
+               (let ((sb-thread::*interrupt-handler* nil))
+                 (multiple-value-bind (success resume) (run-held-command job)
+                   ;; The command that resumes the evaluation does so under the evaluation's own handlers.
+                   (when resume
+                     (setf leaving t)
+                     (when (eq resume :release)
+                       (event *job-id* (event-code :released))
+                       (return))
+                     (funcall (the function resume))
+                     (setf leaving nil))
+                   (end-held-job success)
+                   (setf job nil))))
+          (unless leaving
+            (when job
+              (refuse "Code of the session interrupted this, such as a timer.")
+              (end-held-job nil)
+              (setf job nil))
+            (throw 'still-held nil))))))
+  ;; Errors in the evaluation's cleanup forms are not held again.
+  (setf *hold-errors* nil))
+
+(defun in-system-call-p (frame)
+  "True when FRAME belongs to one of SBCL's own functions for system calls, which expect interruptions at any time."
+  (member (ignore-errors (frame-file frame))
+          '("SYS:SRC;CODE;UNIX.LISP" "SYS:SRC;CODE;TARGET-THREAD.LISP" "SYS:SRC;CODE;SERVE-EVENT.LISP"
+            "SYS:SRC;CODE;FD-STREAM.LISP")
+          :test #'equal))
+
+(defun in-foreign-code-p (frame)
+  "True when this thread was interrupted while FRAME, the innermost Lisp frame, called foreign code other than a system
+call. Such code may hold locks of its own, such as malloc's."
+  (and (plusp sb-kernel:*free-interrupt-context-index*)
+       (null (sb-di::code-header-from-pc
+              (sb-vm:context-pc (sb-di::nth-interrupt-context (1- sb-kernel:*free-interrupt-context-index*)))))
+       (not (in-system-call-p frame))))
+
+(defun holdable-frame-p (frame)
+  "True when the evaluation can be held in FRAME, its innermost frame: it is in one of its forms, and not in the server's
+code between them."
+  (and (plusp *form-number*)
+       (< (frame-address frame) *boundary*)
+       (not sb-kernel:*gc-inhibit*)
+       (not (in-foreign-code-p frame))))
+
+(defun hold-interrupted-evaluation (reason hook)
+  "Hold the evaluation, which was interrupted for REASON, below the function whose frame pointer is HOOK, with a restart
+that continues it. Return true if it is to continue, and NIL if it cannot be held, in which case nothing was pushed. Does
+not return if it is released."
+  (when (and (eql reason +interrupt-timeout+)
+             *hold-errors*
+             (not *failure-reason*)
+             (holdable-frame-p (interrupted-frame hook)))
+    (block go-on
+      (let* ((continue (sb-kernel::make-restart
+                        'continue (lambda () (return-from go-on t))
+                        (lambda (stream) (write-string "Go on." stream))))
+             (sb-kernel:*restart-clusters* (cons (list continue) sb-kernel:*restart-clusters*)))
+        (hold-evaluation nil (capture-interruption reason hook))
+        (abandon-evaluation :interrupted #'end-programs)))))
+
+(defun end-held-job (success)
+  "Notify the host that a job is done and the evaluation is still held."
+  (finish-output-of-job)
+  (event *job-id* (event-code :held) 1)
+  (push-done success))
+
+(defun run-held-command (job)
+  "Perform JOB so that an interruption of it abandons nothing else. Return the values of HELD-COMMAND."
+  (let* ((resume nil)
+         (success (call-until-abandoned
+                   (lambda ()
+                     (with-protected-hold ()
+                       (with-interrupts
+                         (multiple-value-bind (success next) (held-command job)
+                           (setf resume next)
+                           success)))))))
+    (values success resume)))
+
+(defun held-command (job)
+  "Perform JOB. Return whether that succeeded, and how to proceed: a function that resumes the evaluation, :RELEASE, or NIL
+to stay held."
+  (case (job-kind job)
+    (:invoke-restart (restart-command job))
+    (:frame-locals (locals-command job))
+    (:eval-in-frame (eval-command job))
+    (:return-from-frame (return-command job))
+    (:restart-frame (restart-frame-command job))
+    (t (refuse "This cannot be asked of a held evaluation."))))
+
+(defmacro do-held-forms ((form text result &optional (end (gensym "END"))) &body body)
+  "Evaluate BODY with FORM bound to each form in TEXT in turn, and END to its end position. Return RESULT. An error in BODY
+is not held."
+  (let ((stream (gensym "STREAM")))
+    `(let* ((*hold-errors* nil)
+            (*submitted-code* ,text)
+            (*evaluated-forms* '())
+            (*form-number* 0)
+            (*form-start* 0)
+            (,stream (make-string-input-stream *submitted-code*)))
+       (loop for ,form = (read-form ,stream ,stream (whitespace-end ,stream))
+             for ,end = (file-position ,stream)
+             until (eq ,form ,stream)
+             do (progn ,@body)
+             finally (return ,result)))))
+
+;;; Restarts
+
+(defun find-held-restart (number name)
+  "Return restart NUMBER, or the first restart called NAME if NUMBER is 0. Refuse if there is none."
+  (let ((restarts (restarts-for *held-condition*)))
+    (or (if (plusp number)
+            (nth (1- number) restarts)
+            (find name restarts :key (lambda (restart) (string (restart-name restart))) :test #'string-equal))
+        (refuse "There is no restart ~A. There are: ~{~A~^, ~}."
+                (if (plusp number) number name)
+                (loop for (number . restart) in (numbered-restarts restarts)
+                      collect (format nil "~D ~A" number (restart-name restart)))))))
+
+(defun evaluate-arguments (text)
+  "Return a list of the values of the expressions in TEXT, and true. If one of them fails, push its error and make the
+second value false."
+  (multiple-value-bind (arguments success)
+      (call-until-abandoned
+       (lambda ()
+         (let ((arguments '()))
+           (do-held-forms (form text (nreverse arguments))
+             (push (with-boundary () (eval form)) arguments)))))
+    (unless success
+      (push-notice "`values` failed: the restart was not invoked, and the evaluation is still held."))
+    (values arguments success)))
+
+(defun argument-count (function)
+  "Return the smallest number of arguments that FUNCTION takes, and the largest, or NIL if there is no limit or it is
+unknown."
+  (let ((minimum 0)
+        (maximum 0)
+        (lambda-list (if (or (sb-kernel:simple-fun-p function) (sb-kernel:closurep function)
+                             (typep function 'sb-kernel:interpreted-function))
+                         (sb-kernel:%fun-lambda-list function)
+                         :unknown)))
+    (unless (sb-int:proper-list-p lambda-list)
+      (return-from argument-count (values 0 nil)))
+    (loop with optional = nil
+          for parameter in lambda-list
+          do (case parameter
+               (&optional (setf optional t))
+               (&aux (return))
+               ((&rest &key &allow-other-keys sb-int:&more) (return (setf maximum nil)))
+               (t (incf maximum)
+                  (unless optional (incf minimum)))))
+    (values minimum maximum)))
+
+(defun interactive-arguments (restart)
+  "Return a list whose one element is the argument list that RESTART's interactive function returns when it gets no input.
+Return NIL if the function fails."
+  (let* ((in (make-concatenated-stream))
+         (nobody (make-two-way-stream in (make-broadcast-stream)))
+         (*standard-input* in)
+         (*query-io* nobody)
+         (*debug-io* nobody)
+         (*terminal-io* nobody))
+    (values
+     (call-until-abandoned
+      (lambda ()
+        (let ((*hold-errors* nil))
+          (guarded (let ((arguments (funcall (sb-kernel::restart-interactive-function restart))))
+                     (and (sb-int:proper-list-p arguments) (list arguments)))
+              (failure)
+            nil)))))))
+
+(defun refuse-arguments (restart minimum maximum count)
+  "Refuse to invoke RESTART, which takes MINIMUM to MAXIMUM arguments, with COUNT of them."
+  (refuse "The restart ~A takes ~A~A~A."
+          (restart-name restart)
+          (cond ((eql maximum 0) "no values")
+                ((eql minimum maximum) (format nil "~D value~:P" minimum))
+                (maximum (format nil "~:[~D to ~D~;up to ~*~D~] value~:P" (zerop minimum) minimum maximum))
+                ((zerop minimum) "values")
+                (t (format nil "at least ~D value~:P" minimum)))
+          (if (zerop count) "" (format nil "; ~D ~:[were~;was~] given" count (= count 1)))
+          (if (eql maximum 0) "" ": give them in `values`, as Lisp expressions")))
+
+(defun restart-arguments (restart text)
+  "Return the arguments for RESTART, and true if they are valid. They are the values of the expressions in TEXT or, if there
+are none, what the interactive function of RESTART returns. If they are not valid, push why."
+  (multiple-value-bind (minimum maximum) (argument-count (sb-kernel::restart-function restart))
+    (multiple-value-bind (arguments success) (evaluate-arguments text)
+      (cond ((not success)
+             (return-from restart-arguments (values '() nil)))
+            ((and (null arguments) (sb-kernel::restart-interactive-function restart))
+             (let ((found (interactive-arguments restart)))
+               (unless found
+                 (return-from restart-arguments
+                   (values '() (refuse-arguments restart minimum maximum 0))))
+               (setf arguments (first found)))))
+      (let ((count (length arguments)))
+        (values arguments
+                (or (<= minimum count (or maximum count))
+                    (refuse-arguments restart minimum maximum count)))))))
+
+(defun assertion-places (restart)
+  "Return the number of places for which RESTART asks new values if it is the CONTINUE restart of a failed ASSERT, else NIL.
+Only its report tells: `Retry assertion with new values for A, (CAR B).'"
+  (let* ((report (with-server-syntax ()
+                   (let ((*print-escape* nil)) (guarded (princ-to-string restart) (failure) ""))))
+         (places (search " for " report)))
+    (when (and (string= "CONTINUE" (restart-name restart))
+               (eql (mismatch "Retry assertion" report) 15))
+      (if places
+          (with-input-from-string (stream report :start (+ places 5) :end (1- (length report)))
+            ;; *READ-SUPPRESS* reads without creating objects, above all without interning symbols, and ignores the commas.
+            (with-standard-io-syntax
+              (let ((*read-suppress* t))
+                (loop until (eq stream (read stream nil stream)) count t))))
+          0))))
+
+(defun next-answer ()
+  "Return the next value for a restart that asks for values. TYPE-ANSWERS types calls of this function."
+  (pop *answers*))
+
+(defun type-answers (answers count)
+  "Provide input on *QUERY-IO* for the next COUNT places for which ASSERT asks. The first get new values from ANSWERS, and
+the others keep their values."
+  (setf *answers* answers
+        *saved-tty* sb-sys:*tty*
+        sb-sys:*tty* (make-two-way-stream
+                      (make-string-input-stream
+                       (format nil "~{~:[n~;y~%(|SBCL-HOST/DEBUGGER|::|NEXT-ANSWER|)~]~%~}"
+                               (loop repeat count collect (and answers (progn (pop answers) t)))))
+                      sb-sys:*tty*)))
+
+(defun continue-assertion (restart places text)
+  "Return true and a function that invokes RESTART, the CONTINUE of an assertion, which asks for values of PLACES places.
+These get the values of the expressions in TEXT."
+  (multiple-value-bind (new success) (evaluate-arguments text)
+    (cond ((not success) nil)
+          ((> (length new) places)
+           (refuse-arguments restart 0 places (length new)))
+          (t
+           (values t
+                   (lambda ()
+                     (type-answers new places)
+                     (invoke-restart restart)))))))
+
+(defun restart-command (job)
+  "Return true and a function that invokes the restart that JOB names. HOLD-EVALUATION calls that function."
+  (let ((restart (find-held-restart (job-argument job) (job-name job))))
+    (when restart
+      (let ((places (assertion-places restart)))
+        (if places
+            (continue-assertion restart places (job-text job))
+            (multiple-value-bind (arguments success) (restart-arguments restart (job-text job))
+              (values success
+                      (cond ((not success) nil)
+                            ((eq (sb-kernel::restart-function restart) #'abort-evaluation) :release)
+                            (t
+                             (lambda ()
+                               (apply #'invoke-restart restart arguments)
+                               (push-notice "The restart returned: the evaluation is still held.")))))))))))
+
+;;; Frames
+
+(defun find-held-frame (number)
+  "Return frame NUMBER of the held evaluation. Refuse if there is none."
+  (or (cdr (assoc number *held-frames*))
+      (refuse "There is no frame ~D. Frames are numbered from 0 to ~D."
+              number (or (car (car (last *held-frames*))) 0))))
+
+(defun locals-command (job)
+  "Push the local variables of the frame whose number is JOB's argument and of the frames after it: as many frames as JOB's
+flags say, at most +FRAMES-WITH-LOCALS+."
+  (with-inspection-syntax ()
+    (let ((*package* (current-package)))
+      (loop repeat (min (job-flags job) +frames-with-locals+)
+            for (number . frame) in (member (job-argument job) *held-frames* :key #'car :test #'<=)
+            do (event *job-id* (event-code :frame) number)
+               (loop for (symbol validity value) in (guarded (ordered-locals frame) (failure) '())
+                     do (push-local (event-code :local) (event-code :local-text) symbol validity value)))))
+  t)
+
+(defun frame-has-variables-p (frame)
+  "True when code can be evaluated with local variables of FRAME visible."
+  (and (not (bogus-frame-p frame))
+       (guarded (sb-debug::frame-has-debug-vars-p frame) (failure) nil)
+       (guarded (locals frame) (failure) nil)
+       t))
+
+(defun evaluate-in-frame (text frame &optional (defined (constantly nil)))
+  "Evaluate the forms in TEXT in FRAME, or globally if FRAME has no variables. Call DEFINED with each form, its start and
+end, and the package in which it was read. Return a list of the values of the last form, and true unless a form failed."
+  (declare (type function defined))
+  (call-with-recorded-warnings
+   (lambda ()
+     (call-until-abandoned
+      (lambda ()
+        (let ((values '()))
+          (do-held-forms (form text values end)
+            (incf *form-number*)
+            (let ((package *package*)
+                  (sb-c::*source-plist* (note-evaluated-form form (evaluation-number *evaluation*) *submitted-code*
+                                                             *form-start* end)))
+              (setf values
+                    (multiple-value-list
+                     (with-boundary ()
+                       (if (frame-has-variables-p frame)
+                           (sb-di:eval-in-frame frame form)
+                           (evaluate-in-lexenv form)))))
+              (funcall defined form *form-start* end package)))))))))
+
+(defun eval-command (job)
+  "Evaluate code in a frame and push its values. This is an evaluation of its own: its definitions do not count as the held
+evaluation's."
+  (let ((frame (find-held-frame (job-argument job)))
+        (*evaluation* (make-evaluation :number (job-evaluation job)))
+        (definitions 0))
+    (when frame
+      (unless (frame-has-variables-p frame)
+        (push-notice "The frame has no variables that SBCL knows of: the code was evaluated globally."))
+      (multiple-value-bind (values success)
+          (evaluate-in-frame (job-text job) frame
+                             (lambda (form start end package)
+                               (when (/= definitions (evaluation-definitions *evaluation*))
+                                 (setf definitions (evaluation-definitions *evaluation*))
+                                 (push-defining-form form (job-text job) start end package))
+                               (forget-changes)))
+        (announce-definitions)
+        (when (evaluation-threads *evaluation*)
+          (push-running-threads))
+        (and success
+             (nth-value 1 (call-until-abandoned (lambda () (mapc #'push-value values)))))))))
+
+(defun unwindable-p (frame number)
+  "True when evaluation can continue from FRAME, number NUMBER. Else refuse."
+  (let ((why-not (why-not-unwindable frame)))
+    (or (not why-not)
+        (refuse "SBCL cannot unwind to frame ~D: ~@?.~@[ The next outer frame to which it can unwind is ~D.~]" number why-not
+                (car (find-if (lambda (entry)
+                                (and (> (car entry) number) (not (why-not-unwindable (cdr entry)))))
+                              *held-frames*))))))
+
+(defun return-command (job)
+  "Return true and a function that returns values from a frame."
+  (let ((frame (find-held-frame (job-argument job))))
+    (when (and frame (unwindable-p frame (job-argument job)))
+      (multiple-value-bind (values success) (evaluate-in-frame (job-text job) frame)
+        (cond ((not success)
+               (push-notice "The code failed: the frame did not return, and the evaluation is still held."))
+              ((not (declared-to-return-p frame values))
+               (refuse "Frame ~D cannot return this: its function is declaimed to return something else."
+                       (job-argument job)))
+              (t
+               (values t
+                       (lambda ()
+                         (sb-debug:unwind-to-frame-and-call frame (lambda () (values-list values)))))))))))
+
+(defun restart-frame-command (job)
+  "Return true and a function that calls a frame's function again with the same arguments."
+  (let ((frame (find-held-frame (job-argument job))))
+    (when (and frame (unwindable-p frame (job-argument job)))
+      (multiple-value-bind (function arguments) (frame-function frame (job-argument job))
+        (when function
+          (values t
+                  (lambda ()
+                    (sb-debug:unwind-to-frame-and-call frame
+                                                       (lambda ()
+                                                         (declare (optimize (debug 0)))
+                                                         (apply (the function function) arguments))))))))))
+
+(provide-hook hold #'hold-evaluation)
+(provide-hook hold-interruption #'hold-interrupted-evaluation)

@@ -1,0 +1,589 @@
+;;;; Queries about the image: the session's definitions, and what a symbol means.
+
+(in-package "SBCL-HOST/DEBUGGER")
+
+(defun push-item (kind label function)
+  "Push an item of KIND, an item code, with LABEL and the text that FUNCTION prints to the stream it is called with."
+  (event *job-id* (event-code :item) kind label)
+  (push-text (event-code :item-text) function))
+
+;;; list-definitions
+
+(defun lambda-list-of (name)
+  "Return the lambda list of the function or macro NAME. The second value is true if it is unknown."
+  (guarded (sb-introspect:function-lambda-list
+            (if (and (symbolp name) (macro-function name)) (macro-function name) (fdefinition name)))
+      (failure)
+    (values nil t)))
+
+(defun variable-label (name)
+  "Return the text before the value in the line for the variable NAME."
+  (format nil "~S~:[~; = ~]" name (boundp name)))
+
+(defun print-definition (kind name stream)
+  "Print the line for NAME, defined as KIND. For a variable, print only what follows its label."
+  (cond ((stringp name) (write-string name stream))
+        ((not (eq kind :variable)) (prin1 name stream)))
+  (case kind
+    ((:function :macro)
+     (when (or (eq kind :function) (and (symbolp name) (macro-function name)))
+       (multiple-value-bind (lambda-list unknown) (lambda-list-of name)
+         (unless (eq unknown t)
+           (write-char #\Space stream)
+           (if lambda-list (print-lambda-list lambda-list stream) (write-string "()" stream)))))
+     (unless (or (eq kind :function) (and (symbolp name) (macro-function name)))
+       (write-string (if (compiler-macro-function name) " (compiler macro)" " (symbol macro)") stream)))
+    (:type (write-string " (type)" stream))
+    (:variable
+     (when (boundp name)
+       (push-argument (symbol-value name) stream)))))
+
+(defun print-lambda-list (lambda-list stream)
+  "Print LAMBDA-LIST without package prefixes, which do not help its reader."
+  (labels ((bare (object)
+             (typecase object
+               (cons (cons (bare (car object)) (bare (cdr object))))
+               ((and symbol (not null)) (make-symbol (symbol-name object)))
+               (t object))))
+    (let ((*print-gensym* nil) (*print-length* nil) (*print-level* nil) (*print-circle* nil))
+      (prin1 (bare lambda-list) stream))))
+
+(defun push-argument (value stream)
+  "Print VALUE to STREAM in the way of an argument of a frame."
+  (print-argument value stream)
+  nil)
+
+(defun accessors-of (name)
+  "Return the names of the functions that the definition of the class NAME defines."
+  (let ((class (find-class name nil)))
+    (if (typep class 'structure-class)
+        (let ((description (sb-kernel:find-defstruct-description name nil)))
+          (when description
+            (remove nil
+                    (append (mapcar (lambda (constructor) (if (consp constructor) (first constructor) constructor))
+                                    (sb-kernel:dd-constructors description))
+                            (list (sb-kernel::dd-copier-name description)
+                                  (sb-kernel::dd-predicate-name description))
+                            (loop for slot in (sb-kernel:dd-slots description)
+                                  for accessor = (sb-kernel:dsd-accessor-name slot)
+                                  when accessor collect accessor and collect (list 'setf accessor))))))
+        (loop for slot in (guarded (sb-mop:class-direct-slots class) (failure) '())
+              append (remove-if-not #'accessors-only-p (sb-mop:slot-definition-readers slot))
+              append (remove-if-not #'accessors-only-p (sb-mop:slot-definition-writers slot))))))
+
+(defun accessor-method-p (method name)
+  "True when METHOD of the function NAME only reads or writes a slot. The accessors of a condition class are ordinary
+methods."
+  (let ((class (first (last (sb-mop:method-specializers method)))))
+    (or (typep method 'sb-mop:standard-accessor-method)
+        (and (typep class 'sb-pcl::condition-class)
+             (find-if (lambda (slot)
+                        (or (member name (sb-mop:slot-definition-readers slot) :test #'equal)
+                            (member name (sb-mop:slot-definition-writers slot) :test #'equal)))
+                      (sb-mop:class-direct-slots class))))))
+
+(defun accessors-only-p (name)
+  "True when the function NAME only reads or writes slots."
+  (let ((function (and (fboundp name) (fdefinition name))))
+    (or (not (typep function 'generic-function))
+        (every (lambda (method) (accessor-method-p method name))
+               (sb-mop:generic-function-methods function)))))
+
+(defun print-class-definition (name accessors stream)
+  "Print the line for the class NAME, with those of its ACCESSORS that the session defined."
+  (prin1 name stream)
+  (let ((names (remove-if #'consp accessors)))
+    (when names
+      (let ((*print-length* nil))
+        (format stream " (~{~S~^, ~})" (sort (remove-duplicates names) #'string< :key #'symbol-name))))))
+
+(defun definition-item (kind)
+  "Return the item code for definitions of KIND, or NIL for kinds that are not listed."
+  (case kind
+    (:function (item-code :function))
+    (:variable (item-code :variable))
+    (:macro (item-code :macro))
+    ((:class :type) (item-code :class))
+    (:package (item-code :package))))
+
+(defun definition-package (kind name)
+  "Return the package of NAME, defined as KIND."
+  (if (eq kind :package)
+      (find-package name)
+      (symbol-package (function-name-symbol name))))
+
+(defun definition-sort-key (kind name)
+  "Return the key by which definitions are sorted."
+  (cons (definition-item kind) (if (stringp name) name (prin1-to-string name))))
+
+(defun listed-definitions (package)
+  "Return the definitions that the session itself made, or all in PACKAGE if that is not NIL, as lists of kind and name. The
+second value is a list of the systems that made definitions: each system's name, the number of its definitions, and the
+number of packages they are in."
+  (let ((wanted '())
+        (systems (make-hash-table :test 'equal)))
+    (map-definitions
+     (lambda (kind name system)
+       (cond ((not (definition-item kind)))
+             (package
+              (when (eq package (definition-package kind name))
+                (push (list kind name) wanted)))
+             (system
+              (let ((counted (or (gethash system systems)
+                                 (setf (gethash system systems) (list 0)))))
+                (incf (first counted))
+                (pushnew (definition-package kind name) (rest counted))))
+             (t (push (list kind name) wanted)))))
+    (values wanted
+            (loop for system being the hash-keys of systems using (hash-value counted)
+                  collect (list system (first counted) (length (rest counted)))))))
+
+(defun push-definitions (item limit package-name)
+  "Push the session's definitions whose item code is ITEM, or all if ITEM is 0; only those in the package PACKAGE-NAME,
+unless that is empty. Definitions beyond LIMIT are only counted. Accessors are listed with their class, and the definitions
+of systems are counted by system."
+  (let* ((package (and (plusp (length package-name)) (find-user-package package-name)))
+         (accessors (make-hash-table :test 'equal)))
+    (with-inspection-syntax ()
+      (multiple-value-bind (definitions counted) (listed-definitions package)
+        (loop for (kind name) in definitions
+              when (eq kind :class)
+                do (dolist (accessor (accessors-of name))
+                     (setf (gethash accessor accessors) name)))
+        (let* ((own (remove-if (lambda (entry)
+                                 (or (and (eq (first entry) :function) (gethash (second entry) accessors))
+                                     (not (or (zerop item) (eql item (definition-item (first entry)))))))
+                               definitions))
+               (sorted (sort (mapcar (lambda (entry)
+                                       (cons (definition-sort-key (first entry) (second entry)) entry))
+                                     own)
+                             (lambda (a b)
+                               (if (eql (car a) (car b)) (string< (cdr a) (cdr b)) (< (car a) (car b))))
+                             :key #'car)))
+          (loop for (nil kind name) in sorted
+                repeat limit
+                do (let ((kind kind) (name name))
+                     (push-item (definition-item kind) (if (eq kind :variable) (variable-label name) "")
+                                (lambda (stream)
+                                  (if (eq kind :class)
+                                      (print-class-definition
+                                       name
+                                       (remove-if-not (lambda (accessor)
+                                                        (nth-value 1 (gethash (list :function accessor) **definitions**)))
+                                                      (accessors-of name))
+                                       stream)
+                                      (print-definition kind name stream))))))
+          (when (> (length sorted) limit)
+            (push-item (item-code :more) (princ-to-string (- (length sorted) limit)) #'identity)))
+        (when (and (zerop item) (null package))
+          (dolist (system (union (mapcar #'first counted) (loaded-systems) :test #'string=))
+            (push-item (item-code :system) ""
+                       (lambda (stream)
+                         (destructuring-bind (&optional (count 0) (packages 0))
+                             (rest (assoc system counted :test #'string=))
+                           (format stream "~A~[~:;~:* (~:D definition~:P in ~:D package~:P)~]"
+                                   system count packages))))))))))
+
+(defun loaded-systems ()
+  "Return the names of the systems that the session loaded, one name for all systems of one .asd file."
+  (remove-duplicates (mapcar #'asdf:primary-system-name
+                             (set-difference (already-loaded-systems) **core-systems** :test #'equal))
+                     :test #'string=))
+
+;;; describe-symbol
+
+(defun bare-name (text)
+  "Return the name in TEXT without quotes or other syntax: 'F, #'F and (SETF F) all yield F."
+  (let* ((text (string-left-trim "#'" (string-trim '(#\Space #\Tab #\Newline #\') text)))
+         (end (1- (length text))))
+    (if (and (> end 6) (string-equal "(setf " text :end2 6) (char= (char text end) #\)))
+        (string-trim " " (subseq text 6 end))
+        text)))
+
+(defun locate-symbol (text package-name)
+  "Find the symbol that TEXT names in the package named PACKAGE-NAME, or in *PACKAGE* if that is empty, without interning
+it. Return the symbol, whether it exists, and the name and package that were searched. Signal a package error if the package
+does not exist."
+  (let ((text (bare-name text)))
+    (multiple-value-bind (name colon) (read-name text)
+      (let ((package (cond ((null colon)
+                            (if (string= package-name "")
+                                (current-package)
+                                (find-user-package package-name)))
+                           ((eql colon 0) (find-package "KEYWORD"))
+                           (t (find-user-package (string-left-trim "#" (subseq text 0 colon))))))
+            (as-written (if colon (string-left-trim ":" (subseq text colon)) text)))
+        (multiple-value-bind (symbol status) (find-symbol name package)
+          (if status
+              (values symbol t name package)
+              (multiple-value-bind (symbol status) (find-symbol as-written package)
+                (values symbol (and status t) name package))))))))
+
+(defun push-detail (label function)
+  "Push a detail of the role that was pushed last."
+  (push-item (item-code :detail) label function))
+
+(defun push-text-detail (label text)
+  "Push TEXT as a detail, unless it is NIL."
+  (when text
+    (push-detail label (lambda (stream) (write-string text stream)))))
+
+(defun push-role (symbol role &optional setf)
+  "Push that SYMBOL, or (SETF SYMBOL) if SETF is true, has ROLE, a string."
+  (push-item (item-code :role) ""
+             (lambda (stream)
+               (let ((package (symbol-package symbol)))
+                 (format stream "~:[~A~A~;(SETF ~A~A)~] [~A]" setf
+                         (cond ((null package) "#:")
+                               ((eq package (find-package "KEYWORD")) ":")
+                               ((eq :external (nth-value 1 (find-symbol (symbol-name symbol) package)))
+                                (format nil "~A:" (package-name package)))
+                               (t (format nil "~A::" (package-name package))))
+                         (let ((*package* (or package *package*)))
+                           (string-left-trim "#:" (prin1-to-string symbol)))
+                         role)))))
+
+(defvar *with-source* nil
+  "True when the client asked for the source text of definitions.")
+
+(defun push-source (name type)
+  "Push where NAME was defined as TYPE, if that is known, and the source text if the client asked for it."
+  (let ((place (guarded (let ((source (first (sb-introspect:find-definition-sources-by-name name type))))
+                          (and source (definition-place source (symbol-name (function-name-symbol name)))))
+                   (failure)
+                 nil)))
+    (when place
+      (push-place place))))
+
+(defun place-form-text (place)
+  "Return the text of the form at PLACE, or NIL."
+  (guarded (form-text (place-text place) (place-position place)) (failure) nil))
+
+(defun push-place (place)
+  "Push PLACE, where a definition is, and its source text if the client asked for it."
+  (push-text-detail "Source" (place-label place))
+  (when *with-source*
+    (push-text-detail "Text" (let ((text (place-form-text place)))
+                               (if text (format nil "~%~A" text) "not available")))))
+
+(defun push-documentation (name type)
+  "Push NAME's documentation string of TYPE, if it has one."
+  (push-text-detail "Documentation" (guarded (documentation name type) (failure) nil)))
+
+(defun push-arglist (name)
+  "Push the lambda list of NAME."
+  (multiple-value-bind (lambda-list unknown) (lambda-list-of name)
+    (unless (eq unknown t)
+      (push-detail "Arglist" (lambda (stream)
+                               (if lambda-list
+                                   (print-lambda-list lambda-list stream)
+                                   (write-string "()" stream)))))))
+
+(defconstant +max-listed-items+ 30
+  "The most methods of a generic function, or slots or subclasses of a class, that are listed.")
+
+(defun push-list (label items print)
+  "Push the number of ITEMS and, a line each, what PRINT, a function of an item and a stream, prints for the first
++MAX-LISTED-ITEMS+ of them."
+  (let ((count (length items)))
+    (push-detail label
+                 (lambda (stream)
+                   (format stream "~D" count)
+                   (loop for item in items
+                         repeat +max-listed-items+
+                         do (terpri stream)
+                            (guarded (funcall (the function print) item stream) (failure) nil))
+                   (when (> count +max-listed-items+)
+                     (format stream "~%... ~D more" (- count +max-listed-items+)))))))
+
+(defun push-methods (generic-function)
+  "Push the methods of GENERIC-FUNCTION with their source locations."
+  (let ((name (function-name-symbol (sb-mop:generic-function-name generic-function))))
+    (push-list "Methods" (sb-mop:generic-function-methods generic-function)
+               (lambda (method stream)
+                 (format stream "~{~S ~}~S" (method-qualifiers method)
+                         (sb-pcl::unparse-specializers generic-function (sb-mop:method-specializers method)))
+                 (let* ((key (method-signature (method-qualifiers method) (sb-mop:method-specializers method)))
+                        (place (guarded (definition-place (sb-introspect:find-definition-source method)
+                                                          (symbol-name name) key)
+                                   (failure)
+                                 nil))
+                        (text (and place *with-source* (method-text place key))))
+                   (when place
+                     (format stream "  ~A" (place-label place)))
+                   (when text
+                     (format stream "~%  ~A" (indent-lines text))))))))
+
+(defun method-text (place key)
+  "Return the text of the DEFMETHOD form at PLACE if it defines the method with KEY, else NIL."
+  (let ((text (place-form-text place)))
+    (and text
+         (guarded (equal key (form-signature (map-form text) text)) (failure) nil)
+         text)))
+
+(defun indent-lines (text)
+  "Return TEXT with all lines after the first indented by two more characters."
+  (with-output-to-string (stream)
+    (loop for character across text
+          do (write-char character stream)
+             (when (char= character #\Newline)
+               (write-string "  " stream)))))
+
+(defun all-slots (class)
+  "Return the slots of CLASS, its own first, as conses of a slot definition and the class that defines it."
+  (let ((slots '()))
+    (labels ((add (owner)
+               (dolist (slot (guarded (sb-mop:class-direct-slots owner) (failure) '()))
+                 (pushnew (cons slot owner) slots
+                          :key (lambda (entry) (sb-mop:slot-definition-name (car entry))))))
+             (visit (class)
+               (add class)
+               (mapc #'visit (sb-mop:class-direct-superclasses class))))
+      (if (guarded (sb-mop:class-finalized-p class) (failure) nil)
+          (mapc #'add (sb-mop:class-precedence-list class))
+          (visit class)))
+    (nreverse slots)))
+
+(defun slot-description (class slot)
+  "Return a list of the type, initargs, accessors and additional writers of SLOT of CLASS."
+  (let* ((name (sb-mop:slot-definition-name slot))
+         (part (and (typep class 'structure-class)
+                    (find name (sb-kernel:dd-slots (sb-kernel:find-defstruct-description (class-name class)))
+                          :key #'sb-kernel:dsd-name))))
+    (list (sb-mop:slot-definition-type slot)
+          (and (not part) (sb-mop:slot-definition-initargs slot))
+          (if part
+              (remove nil (list (sb-kernel:dsd-accessor-name part)))
+              (sb-mop:slot-definition-readers slot))
+          (and (not part)
+               (set-difference (sb-mop:slot-definition-writers slot)
+                               (mapcar (lambda (reader) `(setf ,reader)) (sb-mop:slot-definition-readers slot))
+                               :test #'equal)))))
+
+(defun print-slot (class slot owner stream)
+  "Print the line for SLOT of CLASS, which inherits it from OWNER or is OWNER itself."
+  (destructuring-bind (type initargs accessors writers) (slot-description class slot)
+    (format stream "~S~@[, type ~S~]~@[, initarg~{ ~S~}~]~@[, accessor~{ ~S~}~]~@[, writer~{ ~S~}~]~@[, from ~S~]"
+            (sb-mop:slot-definition-name slot)
+            (if (eq type t) nil type)
+            initargs accessors writers
+            (if (eq owner class) nil (class-name owner)))))
+
+(defun push-function-roles (symbol)
+  "Push what SYMBOL means as an operator. Return true if it has such a meaning."
+  (cond ((special-operator-p symbol)
+         (push-role symbol "SPECIAL OPERATOR")
+         (push-documentation symbol 'function)
+         t)
+        ((macro-function symbol)
+         (push-role symbol "MACRO")
+         (push-arglist symbol)
+         (push-documentation symbol 'function)
+         (push-source symbol :macro)
+         t)
+        ((fboundp symbol)
+         (push-function symbol)
+         t)))
+
+(defun push-function (name &optional (symbol name) setf)
+  "Push what the function NAME is, under the name SYMBOL, or (SETF SYMBOL) if SETF is true."
+  (let ((generic (typep (fdefinition name) 'generic-function)))
+    (push-role symbol (if generic "GENERIC FUNCTION" "FUNCTION") setf)
+    (push-arglist name)
+    (let ((type (guarded (sb-introspect:function-type name) (failure) nil)))
+      (when (consp type)
+        (push-detail "Type" (lambda (stream)
+                              (let ((*print-length* nil) (*print-level* nil)
+                                    (*package* (find-package "COMMON-LISP")))
+                                (prin1 type stream))))))
+    (push-documentation name 'function)
+    (when generic
+      (push-methods (fdefinition name)))
+    (push-source name (if generic :generic-function :function))))
+
+(defun push-setf-role (symbol)
+  "Push what (SETF SYMBOL) means, unless SYMBOL belongs to the system. Return true if it means something."
+  (let ((name (list 'setf symbol)))
+    (cond ((system-symbol-p symbol) nil)
+          ((fboundp name)
+           (push-function name symbol t)
+           t)
+          ((sb-int:info :setf :expander symbol)
+           (push-role symbol "SETF EXPANDER" t)
+           (push-documentation symbol 'setf)
+           (push-source symbol :setf-expander)
+           t))))
+
+(defconstant +max-previewed-parts+ 10
+  "The most entries or slots that are shown of a value whose printed representation hides them.")
+
+(defun value-parts (value)
+  "Return the first +MAX-PREVIEWED-PARTS+ parts of VALUE, their total number, and a format control for the noun. The parts
+are lists of a label and a value (none if the slot is unbound): the entries of a hash table, or the slots of an instance
+whose class is not the system's. Return NIL if VALUE has no parts."
+  (typecase value
+    (hash-table
+     (values (block entries
+               (let ((entries '()) (count 0))
+                 (maphash (lambda (key value)
+                            (when (> (incf count) +max-previewed-parts+)
+                              (return-from entries (nreverse entries)))
+                            (push (list key value) entries))
+                          value)
+                 (nreverse entries)))
+             (hash-table-count value) "entr~:@p"))
+    ((or standard-object condition structure-object)
+     (unless (system-symbol-p (class-name-of value))
+       (let ((slots (sb-mop:class-slots (class-of value))))
+         (values (loop for slot in slots
+                       for name = (sb-mop:slot-definition-name slot)
+                       repeat +max-previewed-parts+
+                       collect (if (slot-boundp value name) (list name (slot-value value name)) (list name)))
+                 (length slots) "slot~:p"))))))
+
+(defun push-contents (value)
+  "Push the first parts of VALUE if its printed representation hides them."
+  (when (eql 2 (mismatch "#<" (printed value 2)))
+    (multiple-value-bind (parts count called) (guarded (value-parts value) (failure) nil)
+      (when parts
+        (push-detail "Contents"
+                     (lambda (stream)
+                       (format stream "~D ~@?" count called count)
+                       (loop for (label . rest) in parts
+                             do (format stream "~%~A: ~A" (printed label 60)
+                                        (if rest (printed (first rest) 100) "unbound")))
+                       (when (> count +max-previewed-parts+)
+                         (format stream "~%... ~D more" (- count +max-previewed-parts+)))))))))
+
+(defun push-variable-roles (symbol)
+  "Push what SYMBOL means as a variable. Return true if it has such a meaning."
+  (let ((kind (sb-int:info :variable :kind symbol)))
+    (when (or (member kind '(:special :constant :global :macro)) (boundp symbol))
+      (push-role symbol (case kind
+                          (:constant "CONSTANT")
+                          (:global "GLOBAL VARIABLE")
+                          (:macro "SYMBOL MACRO")
+                          (t "VARIABLE")))
+      (cond ((eq kind :macro)
+             (push-detail "Expansion" (lambda (stream) (prin1 (macroexpand-1 symbol) stream))))
+            ((boundp symbol)
+             (push-detail "Value" (lambda (stream) (push-argument (symbol-value symbol) stream)))
+             (push-contents (symbol-value symbol)))
+            (t (push-text-detail "Value" "unbound")))
+      (push-documentation symbol 'variable)
+      (push-source symbol (if (eq kind :constant) :constant :variable))
+      t)))
+
+(defun push-type-roles (symbol)
+  "Push what SYMBOL means as a type. Return true if it has such a meaning."
+  (let ((class (find-class symbol nil)))
+    (cond (class
+           (push-role symbol (typecase class
+                               (sb-pcl::condition-class "CONDITION TYPE")
+                               (structure-class "STRUCTURE CLASS")
+                               (built-in-class "BUILT-IN CLASS")
+                               (t "CLASS")))
+           (let ((superclasses (mapcar #'class-name (sb-mop:class-direct-superclasses class))))
+             (when superclasses
+               (push-detail "Superclasses" (lambda (stream) (format stream "~{~S~^ ~}" superclasses)))))
+           (let ((slots (guarded (all-slots class) (failure) '())))
+             (when slots
+               (push-list "Slots" slots
+                          (lambda (entry stream) (print-slot class (car entry) (cdr entry) stream)))))
+           (let ((subclasses (remove nil (mapcar #'class-name (sb-mop:class-direct-subclasses class)))))
+             (when subclasses
+               (push-detail "Direct subclasses"
+                            (lambda (stream)
+                              (format stream "~{~S~^ ~}~@[ ... ~D more~]"
+                                      (subseq subclasses 0 (min +max-listed-items+ (length subclasses)))
+                                      (and (> (length subclasses) +max-listed-items+)
+                                           (- (length subclasses) +max-listed-items+)))))))
+           (push-documentation symbol 'type)
+           (push-source symbol (typecase class
+                                 (sb-pcl::condition-class :condition)
+                                 (structure-class :structure)
+                                 (t :class)))
+           t)
+          ((eq :defined (sb-int:info :type :kind symbol))
+           (push-role symbol "TYPE")
+           (push-documentation symbol 'type)
+           (push-source symbol :type)
+           t))))
+
+(defun not-found-text (name package)
+  "Return a text that says that PACKAGE has no symbol NAME, which packages have one, and which names are similar."
+  (let ((near (near-symbol-names name package #'symbolp))
+        (packages (near-names name (package-names)))
+        (elsewhere (let ((packages '()))
+                     (dolist (other (remove (find-package "KEYWORD") (list-all-packages)) (sort packages #'string<))
+                       (when (eq :external (nth-value 1 (find-symbol name other)))
+                         (pushnew (package-name (symbol-package (find-symbol name other))) packages
+                                  :test #'string=))))))
+    (format nil "Symbol ~A not found in package ~A (nor in the packages it uses).~
+                 ~@[~%Other packages have it: ~{~A~^, ~}.~]~
+                 ~@[~%Near names: ~{~A~^, ~}.~]~
+                 ~@[~%Packages of near names: ~{~A~^, ~}.~]"
+            name (package-name package)
+            (subseq elsewhere 0 (min 5 (length elsewhere)))
+            near packages)))
+
+(defun push-not-found (name package)
+  "Push that PACKAGE has no symbol NAME, with similar names."
+  (push-item (item-code :not-found) "" (lambda (stream) (write-string (not-found-text name package) stream))))
+
+(defun push-package-role (package)
+  "Push a description of PACKAGE."
+  (push-item (item-code :role) "" (lambda (stream) (format stream "~A [PACKAGE]" (package-name package))))
+  (flet ((names (label packages)
+           (when packages
+             (push-text-detail label (format nil "~{~A~^, ~}" packages)))))
+    (names "Nicknames" (package-nicknames package))
+    (names "Uses" (mapcar #'package-name (package-use-list package)))
+    (push-text-detail "Exports" (let ((count 0))
+                                  (do-external-symbols (symbol package) (incf count))
+                                  (format nil "~D symbol~:P" count)))
+    (push-text-detail "Documentation" (documentation package t))
+    (let ((place (guarded (definition-place (sb-introspect:find-definition-source package) (package-name package))
+                     (failure)
+                   nil)))
+      (when place
+        (push-place place)))))
+
+(defun package-called (text)
+  "Return the package that TEXT names, in any case, or NIL."
+  (let ((name (string-left-trim ":#'" (string-trim '(#\Space #\Tab #\Newline) text))))
+    (or (find-package name)
+        (find-package (string-upcase name)))))
+
+(defun push-description (text package-name with-source)
+  "Push what the symbol that TEXT names in the package PACKAGE-NAME means, with the source text of its definitions if
+WITH-SOURCE is true."
+  (multiple-value-bind (symbol found name package)
+      (handler-case (locate-symbol text package-name)
+        (sb-kernel:simple-package-error (condition)
+          (push-item (item-code :not-found) "" (lambda (stream) (princ condition stream)))
+          (return-from push-description)))
+    (let ((*with-source* with-source)
+          (called (package-called text)))
+      (with-source-files ()
+        (with-inspection-syntax ()
+          (cond (found
+                 (unless (some #'identity (list (push-function-roles symbol)
+                                                (push-setf-role symbol)
+                                                (push-variable-roles symbol)
+                                                (push-type-roles symbol)))
+                   (cond (called (push-package-role called))
+                         (t (push-role symbol "SYMBOL")
+                            (push-text-detail "Note" "it names nothing yet")))))
+                (called (push-package-role called))
+                (t (push-not-found name package))))))))
+
+(define-job :definitions (job)
+  "List the session's definitions."
+  (run-guarded-inspection (lambda () (push-definitions (job-flags job) (job-argument job) (job-name job)))))
+
+(define-job :describe (job)
+  "Describe a symbol or a package."
+  (run-guarded-inspection (lambda ()
+                            (push-description (job-text job) (job-name job)
+                                              (logtest +describe-source+ (job-flags job))))))

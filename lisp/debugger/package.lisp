@@ -1,0 +1,14 @@
+;;;; The package SBCL-HOST/DEBUGGER: error reports, held evaluations and inspection.
+
+(defpackage "SBCL-HOST/DEBUGGER"
+  (:use "COMMON-LISP" "SB-ALIEN" "SB-SYS" "SBCL-HOST" "SBCL-HOST/EMBEDDING")
+  (:import-from "SB-EXT" "DEFGLOBAL")
+  (:import-from "SB-INT" "ENCAPSULATE" "INDEX" "WITH-FLOAT-TRAPS-MASKED")
+  (:export
+   ;; signalled-errors
+   "+CAPTURE-TIME-LIMIT+" "+REPORT-TIME-LIMIT+" "CALL-WITH-SIGNAL-OBSERVER" "CALL-WITH-TIME-LIMIT" "PUSH-BOUNDED-REPORT"
+   ;; inspection
+   "LAMBDA-LIST-OF" "LOCATE-SYMBOL" "NOT-FOUND-TEXT" "PRINT-LAMBDA-LIST"
+   ;; hints
+   "FILE-HINT" "SUGGESTION" "SYMBOL-TEXT")
+  (:documentation "Reports of errors and frames, descriptions of the image, and held evaluations."))

@@ -1,0 +1,170 @@
+;;;; Errors at the point where they are signalled, before any handler runs. These include the errors that the code handles
+;;;; itself, which never reach the debugger.
+
+(in-package "SBCL-HOST/DEBUGGER")
+
+(defun observe-signal (signal condition)
+  "Do what SBCL's %SIGNAL does (src/code/cold-error.lisp), after calling the thread's observer with CONDITION if it is an
+error."
+  (let ((observer *signal-observer*))
+    (when (and observer
+               (typep condition '(and error (not storage-condition)))
+               (not sb-kernel:*gc-inhibit*))
+      (call-observer observer condition (frame-pointer-here)))
+    (funcall (the function signal) condition)))
+
+(defun system-function-p (function)
+  "True when FUNCTION was compiled from a file of SBCL's or of the Lisp side."
+  (let* ((code (sb-kernel:fun-code-header (sb-kernel:%fun-fun function)))
+         (file (sb-di:debug-source-namestring (sb-c::debug-info-source (sb-kernel:%code-debug-info code)))))
+    (and file (system-file-p file))))
+
+(defun system-handles-p (condition clusters)
+  "True when the first handler for CONDITION in CLUSTERS, a value of *HANDLER-CLUSTERS*, is one of SBCL's own."
+  (loop for cluster in clusters
+        do (loop for (test . handler) in cluster
+                 when (if (typep test 'sb-kernel::classoid-cell)
+                          (sb-kernel::classoid-cell-typep test condition)
+                          (funcall (the function test) condition))
+                   do (return-from system-handles-p (system-function-p (sb-kernel:%coerce-callable-to-fun handler))))))
+
+(defun call-observer (observer condition hook)
+  "Call OBSERVER with CONDITION, HOOK and the active handlers, unnoticed by the code that signals CONDITION: none of its
+handlers runs for a condition that OBSERVER signals, no observer sees such a condition, and an error only ends OBSERVER."
+  (declare (type function observer))
+  (let* ((clusters sb-kernel:*handler-clusters*)
+         (sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
+         (sb-debug:*stack-top-hint* (or sb-debug:*stack-top-hint* 'signal))
+         (sb-impl::*deadline* nil))
+    (guarded (funcall observer condition hook clusters) (failure) nil)))
+
+(defun call-with-signal-observer (observer function)
+  "Return the values of FUNCTION, and call OBSERVER for each error that is signalled meanwhile in this thread, or in a
+thread that its evaluation starts, before any handler runs. OBSERVER receives the condition, a frame pointer for
+ERROR-FRAME, and the active handlers, a value of *HANDLER-CLUSTERS*. Several threads may call it at once. Its own errors are
+discarded. Observing a signal costs about as much as a function call."
+  (declare (type function observer function))
+  (let ((*signal-observer* observer))
+    (funcall function)))
+
+(defun call-with-time-limit (seconds function)
+  "Return the values of FUNCTION, or unwind it and return NIL once it has taken more than SECONDS, a real."
+  (declare (type function function))
+  (let* ((tag (list nil))
+         (running t)
+         ;; The timer may fire late; only this thread sets RUNNING.
+         (timer (sb-ext:make-timer (lambda () (when running (throw tag nil)))
+                                   :thread sb-thread:*current-thread*)))
+    (catch tag
+      (unwind-protect (progn (sb-ext:schedule-timer timer seconds)
+                             (funcall function))
+        (setf running nil)
+        (sb-ext:unschedule-timer timer)))))
+
+;;; The place of a signal
+
+(defun signalling-place (hook)
+  "Return an object that identifies the place where an error was signalled, for comparison by EQUAL. HOOK is the frame
+pointer with which the observer was called. The place is the code component and program counter of the innermost frame that
+is not SBCL's own, among the first 50 frames if there is one."
+  (let* ((start (error-frame hook))
+         (frame (or (loop for frame = start then (sb-di:frame-down frame)
+                          repeat 50
+                          while (and frame (< (frame-address frame) *boundary*))
+                          unless (or (system-frame-p frame) (host-frame-p frame))
+                            return frame)
+                    start)))
+    (unless (or (null frame) (bogus-frame-p frame))
+      (cons (sb-di::compiled-debug-fun-component (sb-di:frame-debug-fun frame))
+            (sb-di::compiled-code-location-pc (sb-di:frame-code-location frame))))))
+
+;;; Recording handled errors
+
+(defconstant +max-recorded-errors+ 20
+  "The most handled errors that are recorded for one evaluation.")
+(defconstant +max-observed-errors+ 10000
+  "The most errors that are examined. Each takes some 50 microseconds.")
+(defconstant +report-time-limit+ 1/2
+  "The time limit for the report of one error: a user's print method may not return.")
+(defconstant +capture-time-limit+ 1
+  "The time limit for capturing one error with its frames.")
+
+(defstruct (recorder (:copier nil) (:predicate nil))
+  "The record of the errors that an evaluation signals."
+  (lock (sb-thread:make-mutex :name "recorded errors") :read-only t)
+  ;; Lists of condition, class and place, newest first.
+  (entries '() :type list)
+  (count 0 :type index)
+  ;; The number of errors examined.
+  (observed 0 :type sb-ext:word)
+  ;; True once the client was told that no more errors are recorded.
+  (limit-reported nil))
+
+(defun known-error-p (recorder condition place)
+  "True when RECORDER has CONDITION, or a condition of the same class from PLACE."
+  (find-if (lambda (entry)
+             (destructuring-bind (known class known-place) entry
+               (or (eq known condition)
+                   (and (eq class (class-of condition)) (equal known-place place)))))
+           (recorder-entries recorder)))
+
+(defun record-signalled-error (recorder condition hook)
+  "Push CONDITION, unless RECORDER has one of its class and place. HOOK is the frame pointer with which the observer was
+called."
+  (cond ((recorder-limit-reported recorder))
+        ((or (= (recorder-count recorder) +max-recorded-errors+)
+             (= (recorder-observed recorder) +max-observed-errors+))
+         (setf (recorder-limit-reported recorder) t)
+         (push-notice "More errors were signalled than are recorded: the first ~D kinds and places among the first ~
+                       ~D errors."
+                      +max-recorded-errors+ +max-observed-errors+))
+        (t
+         (incf (recorder-observed recorder))
+         (let ((place (signalling-place hook)))
+           (unless (known-error-p recorder condition place)
+             (push (list condition (class-of condition) place) (recorder-entries recorder))
+             (incf (recorder-count recorder))
+             (push-signalled-error condition hook))))))
+
+(defun push-bounded-report (condition)
+  "Push the report of CONDITION as PUSH-REPORT does, under a time limit: a user's print method may not return."
+  (unless (call-with-time-limit +report-time-limit+ (lambda () (push-report (event-code :error-text) condition) t))
+    (event *job-id* (event-code :error-text) 0 "(the condition's report does not end)")))
+
+(defun push-signalled-error (condition hook)
+  "Push CONDITION as an error that the code may handle. HOOK is the frame pointer with which the observer was called."
+  ;; Keep the order of this error and the output before it.
+  (flush-output)
+  (let ((*job-id* (logior *job-id* +job-signalled+)))
+    (call-with-time-limit
+     +capture-time-limit+
+     (lambda ()
+       (capture (type-name-text (class-name-of condition))
+                (lambda () (push-bounded-report condition))
+                condition
+                (lambda () (error-frame hook)))))))
+
+(defvar *recorder* nil
+  "The RECORDER of this evaluation, or NIL when handled errors are not recorded.")
+
+(defun call-with-recorded-errors (function)
+  "Return the values of FUNCTION and push the errors that it signals, at the point where they are signalled. Only the first
+error of each class and place is pushed, and none that SBCL or ASDF handles itself."
+  (let* ((recorder (make-recorder))
+         (*recorder* recorder))
+    (call-with-signal-observer
+     (lambda (condition hook clusters)
+       (unless (or (recorder-limit-reported recorder) (system-handles-p condition clusters))
+         (sb-thread:with-recursive-lock ((recorder-lock recorder))
+           (record-signalled-error recorder condition hook))))
+     function)))
+
+(defun push-unhandled-error (condition)
+  "Push that nothing handled CONDITION. It is reported separately as the error that ended the evaluation."
+  (when *recorder*
+    (let ((position (position condition (reverse (recorder-entries *recorder*)) :key #'first :test #'eq)))
+      (when position
+        (event *job-id* (event-code :unhandled) position)))))
+
+(provide-hook call-recording-errors #'call-with-recorded-errors)
+(provide-hook push-unhandled #'push-unhandled-error)

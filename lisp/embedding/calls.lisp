@@ -1,0 +1,494 @@
+;;;; Calls between Lisp and the host's program, each with one message in either direction. The program calls Lisp through
+;;;; CALL-FROM-PROGRAM, and Lisp calls the program through CALL-PROGRAM. Both nest. A non-local exit in Lisp never crosses
+;;;; the program's frames: CALL-FROM-PROGRAM stops it and reports that to the program, the program returns, and CALL-PROGRAM
+;;;; resumes the unwinding.
+
+(in-package "SBCL-HOST/EMBEDDING")
+
+(defpackage "RUST"
+  (:use)
+  (:export "HOST-ERROR" "HOST-PANIC" "HOST-ERROR-FUNCTION" "HOST-ERROR-MESSAGE")
+  (:documentation "Conditions of functions that are written in Rust."))
+
+(define-condition rust:host-error (error)
+  ((function :initarg :function :reader rust:host-error-function)
+   (message :initarg :message :reader rust:host-error-message))
+  (:report (lambda (condition stream)
+             (format stream "~A: ~A" (rust:host-error-function condition) (rust:host-error-message condition))))
+  (:documentation "A function written in Rust returned an error."))
+
+(define-condition rust:host-panic (rust:host-error)
+  ()
+  (:report (lambda (condition stream)
+             (format stream "~A panicked: ~A"
+                     (rust:host-error-function condition) (rust:host-error-message condition))))
+  (:documentation "A function written in Rust panicked."))
+
+;;; Functions that every program has
+(defconstant +run+ (declared-number "SBCL_PROGRAM_RUN")
+  "The number of the program's function that runs a closure. Its argument is the closure's number.")
+(defconstant +ask+ (declared-number "SBCL_PROGRAM_ASK")
+  "The number of the program's function that asks the handler of this thread's current call about a condition.")
+(defconstant +read-input+ (declared-number "SBCL_PROGRAM_READ_INPUT")
+  "The number of the program's function that returns the next characters of its standard input, or NIL at the end.")
+(defconstant +defined+ (declared-number "SBCL_PROGRAM_DEFINED")
+  "The number of the program's function that records a definition: the function whose number is the first argument is called
+from now on, and the function whose number is the second argument, unless it is 0, is no longer called.")
+
+(declaim (type (unsigned-byte 64) **program**))
+(defglobal **program** 0
+  "The address of the program's function `call'; 0 when no program embeds this image.")
+
+(declaim (type simple-vector **program-threads**))
+(defglobal **program-threads** (make-array 0)
+  "The threads that work for the program. The first one only interrupts the others.")
+
+(defun program-thread-p (thread)
+  "True when THREAD works for the program."
+  (find thread (the simple-vector **program-threads**) :test #'eq))
+
+;;; Stopping a non-local exit, and resuming it
+
+(defvar *pending-exit* nil
+  "The non-local exit that is pending while the program's frames return: a list of the block to unwind to, the number of
+values that it gets, and the values. :LOST if the exit cannot be resumed; NIL if there is none.")
+
+(defconstant +room-for-program+ (* 256 1024)
+  "The bytes of control stack that must be free when the program is called: it has no handler for the end of the stack.")
+
+(declaim (inline check-stack-room))
+(defun check-stack-room (&optional (more 0))
+  "Signal that the control stack is exhausted unless MORE bytes, and what the program needs, are free. Where Lisp and the
+program call each other, both check."
+  (declare (type index more))
+  (when (< (- (sap-int (sb-vm::current-sp)) (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*))
+           (+ +room-for-program+ more))
+    (error 'sb-kernel::control-stack-exhausted)))
+
+(defun check-stack-room-for-arguments (arguments)
+  "Signal that the control stack is exhausted if a call with the list ARGUMENTS would exhaust it. The arguments that a
+caller pushes run into the guard pages, but a long list that the callee allocates on the stack can skip them. Some of SBCL's
+functions allocate such a list and pass it on."
+  (check-stack-room (* 64 (length arguments))))
+
+#+x86-64
+(defmacro stopping-unwind (form (frame) &body body)
+  "Return the values of FORM. If a non-local exit unwinds FORM, stop it, set *PENDING-EXIT*, and return the values of BODY.
+The expansion is that of UNWIND-PROTECT (src/compiler/ir1-translators.lisp), except that it does not return to UNWIND
+(src/assembly/x86-64/assem-rtns.lisp), which called the cleanup code, but reads what UNWIND pushed from the stack. FRAME is
+the frame pointer of the enclosing function."
+  (let ((drop-through (gensym "DROP-THROUGH")) (exit (gensym "EXIT")) (next (gensym "NEXT")) (stack (gensym "STACK")))
+    `(block ,drop-through
+       (let ((,next (block ,exit
+                      (sb-c::%within-cleanup
+                       :unwind-protect
+                       (sb-c::%unwind-protect (sb-c::%escape-fun ,exit) nil)
+                       (return-from ,drop-through ,form)))))
+         (declare (optimize (sb-c::insert-debug-catch 0)))
+         (let ((,stack (sb-vm::current-sp)))
+           (setf *pending-exit* (read-pending-exit ,next (sap+ ,stack 8) (sap+ ,stack 16) ,frame)))
+         ,@body))))
+
+#-x86-64
+(defmacro stopping-unwind (form (frame) &body body)
+  "Return the values of FORM, or the values of BODY if a non-local exit unwinds FORM. The exit cannot be resumed then."
+  (declare (ignore frame))
+  (let ((finished (gensym "FINISHED")) (stop (gensym "STOP")))
+    `(block ,stop
+       (let ((,finished nil))
+         (unwind-protect (multiple-value-prog1 ,form (setf ,finished t))
+           (unless ,finished
+             (setf *pending-exit* :lost)
+             (return-from ,stop (progn ,@body))))))))
+
+#+x86-64
+(defun read-pending-exit (next count start frame)
+  "Return the value of *PENDING-EXIT* for an exit to the block NEXT. COUNT points at the number of values, and START at the
+address of the last one. A single value is stored at START itself, with a count of 0."
+  (let ((count (sap-ref-lispobj count 0)))
+    (declare (type index count))
+    (cond ((< (sb-kernel:get-lisp-obj-address next) frame)
+           ;; The block to unwind to is among the frames that are being left.
+           :lost)
+          ((zerop count) (list next 0 (sap-ref-lispobj start 0)))
+          (t
+           (let ((values (int-sap (sap-ref-word start 0))))
+             (list* next count
+                    (loop for index from 1 to count
+                          collect (sap-ref-lispobj values (- (* 8 index))))))))))
+
+(defun resume-unwinding ()
+  "Resume the pending non-local exit, on the other side of the program's frames."
+  (let ((unwinding (shiftf *pending-exit* nil)))
+    (when (atom unwinding)
+      (error "A non-local exit of the debugger cannot cross functions of the program."))
+    #+x86-64
+    (destructuring-bind (next count &rest values) unwinding
+      (declare (type index count))
+      (when (zerop count)
+        (sb-c::%unwind next (first values) 0))
+      (check-stack-room (* 8 count))
+      (let ((block (make-array count)))
+        (declare (dynamic-extent block))
+        ;; In stack order: the first value at the highest address.
+        (loop for value in values
+              for place from (1- count) downto 0
+              do (setf (svref block place) value))
+        (sb-c::%unwind next
+                       ;; An address, passed as the fixnum with the same bits.
+                       (ash (+ (sb-kernel:get-lisp-obj-address block)
+                               (- (* 8 (+ sb-vm:vector-data-offset count)) sb-vm:other-pointer-lowtag))
+                            (- sb-vm:n-fixnum-tag-bits))
+                       count)))))
+
+;;; Conditions as the program receives them
+
+(defun condition-message (condition)
+  "Return the report of CONDITION as text."
+  (with-server-syntax (:length 100 :level 10)
+    (let ((*print-escape* nil))
+      (multiple-value-bind (text result) (bounded-text 10000 (lambda (stream) (princ condition stream)))
+        (if (typep result 'condition)
+            (format nil "~A(the condition's report failed: ~A)" text (type-name-text (class-name-of result)))
+            text)))))
+
+(defun class-text (name)
+  "Return NAME, the name of a class, as one writes it, in lower case."
+  (string-downcase
+   ;; A shortcut: printing is the slowest step here, and most classes of conditions are standard ones.
+   (if (and (symbolp name)
+            (eq (symbol-package name) (load-time-value (find-package "COMMON-LISP")))
+            (eq name (find-symbol (symbol-name name) **user-package**)))
+       (symbol-name name)
+       (type-name-text name))))
+
+(defun condition-classes (condition)
+  "Return the names of CONDITION's class and its superclasses, most specific first, as one writes them."
+  (loop for class in (sb-mop:class-precedence-list (class-of condition))
+        for name = (class-name class)
+        until (eq name 'sb-pcl::slot-object)
+        collect (class-text name)))
+
+(defun frame-text (frame condition)
+  "Return FRAME's call as source text."
+  (multiple-value-bind (name arguments)
+      (guarded (sb-debug::frame-call frame :argument-limit 20)
+          (failure)
+        (values (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '()))
+    (multiple-value-setq (name arguments) (displayed-call name arguments))
+    (when (and (undefined-function-frame-p frame) (typep condition 'undefined-function))
+      (setf name (cell-error-name condition)))
+    (with-server-syntax (:length 10 :level 3)
+      (values (bounded-text 300 (lambda (stream)
+                                  (write-char #\( stream)
+                                  (prin1 name stream)
+                                  (loop while (consp arguments)
+                                        do (write-char #\Space stream)
+                                           (print-argument (pop arguments) stream))
+                                  (write-char #\) stream)))))))
+
+(defun frame-place-text (frame)
+  "Return the file and line of FRAME, or the empty string."
+  (if (system-frame-p frame)
+      ""
+      (guarded (let ((place (location-place (sb-di:frame-code-location frame))))
+                 (if place (format nil "~A:~D" (place-in place) (place-line place)) ""))
+          (failure)
+        "")))
+
+(defvar *thread-restarts* '()
+  "The restart clusters that were active when this thread began to work for the program. They end the thread, so the program
+does not see them.")
+
+(defun restart-descriptions (condition)
+  "Return the restarts for CONDITION that the program may invoke, as lists of a name and a description."
+  (let ((*print-escape* nil))
+    (loop for restart in (restarts-for condition)
+          repeat 20
+          while (restart-name restart)
+          until (find-if (lambda (cluster) (member restart (the list cluster) :test #'eq)) *thread-restarts*)
+          collect (list (string (restart-name restart))
+                        (values (bounded-text 300 (lambda (stream) (princ restart stream))))))))
+
+(defconstant +max-reported-frames+ 30
+  "The number of frames of an error that the program receives.")
+
+(defun condition-report (condition hook)
+  "Return the report of CONDITION for the program: a list of the condition, its classes, its message, its restarts (lists of
+name and description) and its frames (lists of call and place). CONDITION entered the debugger through the function whose
+frame pointer is HOOK."
+  (let ((exhausted (typep condition 'storage-condition))
+        (frame (error-frame hook)))
+    (with-quiet-debugger ()
+      (list condition
+            (guarded (condition-classes condition) (failure) '("t"))
+            (condition-message condition)
+            (unless exhausted
+              (guarded (restart-descriptions condition) (failure) '()))
+            ;; Little stack is left then.
+            (unless exhausted
+              (guarded (let ((*known-places* nil))
+                         (loop for (nil . frame) in (user-frames frame)
+                               repeat +max-reported-frames+
+                               collect (list (frame-text frame condition) (frame-place-text frame))))
+                  (failure) '()))))))
+
+(defun put-report (buffer report)
+  "Write REPORT, a list that CONDITION-REPORT returned. The condition itself is written as a handle."
+  (put-object buffer (first report) +opaque+)
+  (dolist (part (rest report))
+    (put-object buffer part 2)))
+
+;;; From Lisp to the program
+
+(defvar *interruptible* nil
+  "True when the code that called the program may be interrupted. Lisp code that the program calls in turn may then be
+interrupted, too.")
+
+(declaim (inline call-program-function exchange-messages))
+(defun call-program-function (function buffer reply)
+  "Call the program's FUNCTION, a number, with the message in BUFFER, and return the status that it returns. REPLY, two
+words, receives the address and the word count of its answer; on entry its second word is the number of answers being read.
+Interrupts must be off."
+  (declare (type (unsigned-byte 64) function) (type message-buffer buffer) (type system-area-pointer reply))
+  (with-host-float-modes
+    (alien-funcall (sap-alien (int-sap **program**)
+                              (function (signed 32) (unsigned 64) (unsigned 64) (unsigned 64) system-area-pointer))
+                   function (buffer-address buffer) (buffer-fill buffer) reply)))
+
+(defun exchange-messages (function write)
+  "Call the program's FUNCTION with the message that WRITE, a function of a message buffer, writes. Return the call's status
+(an sbcl_call_status: 0 for an answer, 1 for an error, 2 for a panic, 3 if a non-local exit is pending, 4 if the function no
+longer exists), and the answer."
+  (declare (type function write))
+  (let ((buffer *message-buffer*)
+        (interruptible *interrupts-enabled*)
+        ;; As in SBCL's own blocking functions. The function of a timer runs in this state.
+        (allowed (or *interrupts-enabled* *allow-with-interrupts*))
+        (reply (make-array 2 :element-type '(unsigned-byte 64))))
+    (declare (dynamic-extent reply) (type message-buffer buffer))
+    (without-interrupts
+      (let ((*interruptible* allowed))
+        (begin-message buffer)
+        ;; Handlers of errors in WRITE may call the program, and need a message buffer of their own.
+        (let ((*message-buffer* nil))
+          (funcall write buffer))
+        (finish-message buffer)
+        (setf (aref reply 0) 0
+              (aref reply 1) *answers-being-read*)
+        (with-pinned-objects (reply)
+          (let* ((status (call-program-function function buffer (vector-sap reply)))
+                 (address (ldb (byte 62 0) (aref reply 0)))
+                 (count (ldb (byte 48 0) (aref reply 1))))
+            (cond ((or (> status (declared-number "SBCL_CALL_PANICKED")) (zerop count)) (values status nil))
+                  ((integer-answer-p address count) (values status (read-integer-answer address)))
+                  (t
+                   ;; This must be bound before interrupts are enabled: an interruption may call the program again.
+                   (let ((*answers-being-read* (1+ *answers-being-read*)))
+                     (values status
+                             ;; Reading stays interruptible because WATCH-HEAP interrupts an evaluation that fills the heap.
+                             (if interruptible
+                                 (with-local-interrupts (read-answer address count))
+                                 (read-answer address count))))))))))))
+
+(defun fail-program-call (class answer)
+  "Signal ANSWER if it is a condition. Otherwise ANSWER is a list of the function's name and a message; signal a condition
+of CLASS made from it."
+  (restart-case (if (typep answer 'condition)
+                    (error answer)
+                    (error class :function (first answer) :message (second answer)))
+    (use-value (value)
+      :report "Return a value in place of the function's."
+      :interactive (lambda () (list (progn (write-string "Value: " *query-io*) (eval (read *query-io*)))))
+      value)))
+
+(defun fail-without-function ()
+  "Signal that the program does not have the function that was called."
+  (fail-program-call 'rust:host-error '("the program" "there is no such function")))
+
+(defun call-and-finish (function write missing)
+  "Call the program's FUNCTION as EXCHANGE-MESSAGES does. Then return its values, signal its error, or resume the pending
+non-local exit. If the program no longer has FUNCTION, return the values of the function MISSING."
+  (declare (type (unsigned-byte 62) function) (type function write missing))
+  (let ((*pending-exit* nil))
+    (multiple-value-bind (status answer) (exchange-messages function write)
+      (when *pending-exit*
+        (resume-unwinding))
+      (ecase status
+        (#.(declared-number "SBCL_CALL_VALUES")
+         (if (typep answer 'multiple-values) (values-list (multiple-values-elements answer)) answer))
+        (#.(declared-number "SBCL_CALL_FAILED") (fail-program-call 'rust:host-error answer))
+        (#.(declared-number "SBCL_CALL_PANICKED") (fail-program-call 'rust:host-panic answer))
+        (#.(declared-number "SBCL_CALL_MISSING") (funcall missing))))))
+
+(defun call-program (function write &optional (missing #'fail-without-function))
+  "Call the program's FUNCTION with the message that WRITE, a function of a message buffer, writes, and return its values.
+If the program no longer has FUNCTION, return the values of the function MISSING."
+  (declare (type function write missing) (dynamic-extent write missing))
+  (check-stack-room)
+  (when (zerop **program**)
+    (error "The program that defined this function is not running."))
+  (if *message-buffer*
+      (call-and-finish function write missing)
+      (let ((*message-buffer* (acquire-message-buffer)))
+        (unwind-protect (call-and-finish function write missing)
+          (release-message-buffer *message-buffer*)))))
+
+;;; From the program to Lisp
+
+(defmacro with-outer-handlers-for-signals (() &body body)
+  "Evaluate BODY so that handlers outside the program's frames see only conditions that are not serious. Errors go to the
+program, which may pass them on."
+  `(let ((outer sb-kernel:*handler-clusters*))
+     (flet ((body () ,@body))
+       (declare (dynamic-extent #'body))
+       (if (eq outer sb-kernel::**initial-handler-clusters**)
+           (body)
+           (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**))
+             (handler-bind ((condition (lambda (condition)
+                                         (unless (typep condition 'serious-condition)
+                                           (let ((sb-kernel:*handler-clusters* outer))
+                                             (signal condition))))))
+               (body)))))))
+
+(defmacro catching-error (() &body body)
+  "Evaluate BODY, hiding its errors from outer handlers. Return the condition if BODY fails, else NIL."
+  `(block failed
+     (flet ((fail (condition) (return-from failed condition)))
+       (declare (dynamic-extent #'fail))
+       (let ((*on-debugger* #'fail))
+         (with-outer-handlers-for-signals () ,@body)))
+     nil))
+
+(declaim (inline call-with-message))
+(defun call-with-message (function address end)
+  "Call FUNCTION, a function or the name of one, with the arguments between ADDRESS and END."
+  (declare (type (unsigned-byte 62) address end))
+  (let ((function (if (functionp function) function (sb-kernel:%coerce-callable-to-fun function))))
+    (if (>= address end)
+        (funcall function)
+        (multiple-value-bind (first next) (read-argument address end)
+          (if (>= next end)
+              (funcall function first)
+              (multiple-value-bind (second next) (read-argument next end)
+                (if (>= next end)
+                    (funcall function first second)
+                    (multiple-value-bind (third next) (read-argument next end)
+                      (if (>= next end)
+                          (funcall function first second third)
+                          (let ((more (read-objects next end)))
+                            (check-stack-room-for-arguments more)
+                            (apply function first second third more)))))))))))
+
+(defvar *ask-program* nil
+  "True when the program has a handler that is asked about errors at the point where they occur.")
+
+(declaim (type index *handler-depth*))
+(defvar *handler-depth* 0
+  "The number of the program's handlers that this thread is in, each called for an error of the one before.")
+
+(defconstant +max-handler-depth+ 4
+  "The limit of *HANDLER-DEPTH*. Without it, a handler that calls Lisp through the handle whose errors it handles would be
+called for ever.")
+
+(defun ask-handler (report)
+  "Ask the program's handler about the condition in REPORT, and invoke the restart that it chooses, if any. Errors in the
+handler itself are put only to handlers of calls that it makes. Return the error of a handler that returned no choice, or
+NIL."
+  (let* ((*ask-program* nil)
+         (*handler-depth* (1+ *handler-depth*))
+         (choice (guarded (call-program +ask+ (lambda (buffer) (put-report buffer report)))
+                     (failure)
+                   (return-from ask-handler (and (typep failure '(and rust:host-error (not rust:host-panic))) failure))))
+         (restart (and choice (find-restart-named (first choice) (first report)))))
+    (when restart
+      (check-stack-room-for-arguments (rest choice))
+      (apply #'invoke-restart restart (rest choice)))))
+
+(defun find-restart-named (name condition)
+  "Return the innermost restart for CONDITION whose name, in any package, is the string NAME; or NIL."
+  (find name (restarts-for condition)
+        :test (lambda (name restart) (and (restart-name restart) (string-equal name (restart-name restart))))))
+
+(defconstant +release-entry+ (declared-number "SBCL_ENTRY_RELEASE")
+  "The handle of the function RELEASE-HANDLES.")
+
+(declaim (inline call-and-write-reply call-from-program))
+(defun call-and-write-reply (function shape address end)
+  "Call FUNCTION, a handle, with the arguments between ADDRESS and END. Write its values in SHAPE and return
+SBCL_CALL_VALUES, or write the condition that it failed with and return SBCL_CALL_FAILED."
+  (declare (type (unsigned-byte 32) function) (type (unsigned-byte 16) shape) (type (unsigned-byte 62) address end))
+  (let ((report
+          (block failed
+            (flet ((fail (condition)
+                     (let* ((hook (frame-pointer-here))
+                            (report (condition-report condition hook))
+                            (failure (and *ask-program* (< *handler-depth* +max-handler-depth+) (ask-handler report))))
+                       (return-from failed (if failure (condition-report failure hook) report)))))
+              (declare (dynamic-extent #'fail))
+              (let ((*on-debugger* #'fail)
+                    (*boundary* (frame-pointer-here)))
+                (multiple-value-call
+                    ;; MORE is allocated in the heap: a long list on the stack would be allocated at once, past the guard
+                    ;; pages.
+                    (lambda (&optional (value nil one) &rest more)
+                      (when more
+                        (check-stack-room))
+                      (let ((unwritable
+                              (let ((buffer *message-buffer*))
+                                (declare (type message-buffer buffer))
+                                (begin-message buffer)
+                                (put buffer (token (tag-number :values) (if one (1+ (length more)) 0)))
+                                (cond ((and (null more) (typep value '(or null fixnum)))
+                                       (when one
+                                         (put-argument buffer value shape))
+                                       nil)
+                                      (t
+                                       (let ((*message-buffer* nil))
+                                         (catching-error ()
+                                           (put-argument buffer value shape)
+                                           (dolist (value more)
+                                             (put-object buffer value shape)))))))))
+                        (when unwritable
+                          ;; Treat it as an error of FUNCTION, so that the program's handling of it can be interrupted.
+                          (if *interruptible*
+                              (let ((*allow-with-interrupts* t))
+                                (with-interrupts (fail unwritable)))
+                              (fail unwritable)))))
+                  (with-outer-handlers-for-signals ()
+                    ;; The program may have called from foreign code without any Lisp frame in between. The code below may
+                    ;; hold one of the host's mutexes, so stack exhaustion must not unwind it.
+                    (check-stack-room)
+                    ;; An interrupted release would leak the handles that the program has given up.
+                    (if (and *interruptible* (/= function +release-entry+))
+                        ;; Interrupts are off again while the values are written: an interruption could write a message into
+                        ;; the same buffer.
+                        (let ((*allow-with-interrupts* t))
+                          (with-interrupts (call-with-message (handle-object function) address end)))
+                        (call-with-message (handle-object function) address end)))))))))
+    (cond (report
+           (when (typep (first report) 'heap-nearly-exhausted)
+             (collect-after-call))
+           (begin-message *message-buffer*)
+           (put-report *message-buffer* report)
+           (declared-number "SBCL_CALL_FAILED"))
+          (t (declared-number "SBCL_CALL_VALUES")))))
+
+(defun call-from-program (function shape address count reply)
+  "Call FUNCTION, a handle, as CALL-AND-WRITE-REPLY does, with the arguments in the COUNT words at ADDRESS. Store where the
+answer is in REPLY, the address of a struct sbcl_message. Return an sbcl_call_status. SBCL_CALL_UNWINDING means that a
+non-local exit to a frame outside the program's is pending, and the program must return."
+  (declare (type (unsigned-byte 62) function shape address count reply))
+  (cond (*pending-exit* (declared-number "SBCL_CALL_UNWINDING"))
+        (t
+         (let ((status (stopping-unwind (call-and-write-reply function shape address
+                                                              (+ address (* 8 (ldb (byte 48 0) count))))
+                           ((frame-pointer-here))
+                         (declared-number "SBCL_CALL_UNWINDING")))
+               (buffer *message-buffer*)
+               (reply (int-sap reply)))
+           (declare (type message-buffer buffer))
+           (finish-message buffer)
+           (setf (sap-ref-64 reply (field-offset "sbcl_message" "words")) (buffer-address buffer)
+                 (sap-ref-64 reply (field-offset "sbcl_message" "count")) (buffer-fill buffer))
+           status))))

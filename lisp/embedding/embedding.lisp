@@ -1,0 +1,636 @@
+;;;; The functions that an embedding program calls by handle, and the threads that work for the program.
+
+(in-package "SBCL-HOST/EMBEDDING")
+
+;;; The threads
+
+(defglobal **program-input** nil
+  "The *STANDARD-INPUT* of the threads that work for the program.")
+
+(defun call-as-program-thread (function)
+  "Call FUNCTION with the variable bindings of a thread that works for the program."
+  (declare (type function function))
+  (let ((*job-id* +program-job+)
+        (*message-buffer* (acquire-message-buffer))
+        (*output* (make-thread-output))
+        (*thread-restarts* sb-kernel:*restart-clusters*)
+        (*standard-input* **program-input**)
+        (*package* **user-package**)
+        ;; Every thread starts with the same readtable: which thread serves a call is arbitrary.
+        (*readtable* *readtable*)
+        (*interruptible* t)
+        (* nil) (** nil) (*** nil) (+ nil) (++ nil) (+++ nil) (/ nil) (// nil) (/// nil) (- nil)
+        (sb-thread::*interrupt-handler* #'contain-short-interruption))
+    (unwind-protect (funcall function)
+      (flush-output)
+      (release-message-buffer *message-buffer*))))
+
+(defun serve-program (serve number)
+  "Let the program use this thread, NUMBER, until it no longer needs the thread. SERVE is the address of the program's
+function."
+  (declare (type (unsigned-byte 64) serve) (type (unsigned-byte 32) number))
+  (loop while (plusp (the (signed-byte 32)
+                          (calling-host
+                           (alien-funcall (sap-alien (int-sap serve) (function (signed 32) (unsigned 32))) number))))
+        do (when *pending-exit*
+             (resume-unwinding))))
+
+(defun start-program-thread (serve number)
+  "Start thread NUMBER of those that work for the program. If user code ends the thread, another one replaces it."
+  (let ((thread (sb-thread::%make-thread (format nil "program ~D" number) nil (sb-thread:make-semaphore))))
+    (setf (svref **program-threads** number) thread)
+    (sb-thread::start-thread thread
+                             (lambda ()
+                               (let ((ended nil))
+                                 (unwind-protect
+                                      (progn (call-as-program-thread (lambda () (serve-program serve number)))
+                                             (setf ended t))
+                                   (unless ended
+                                     (start-program-thread serve number)))))
+                             '())))
+
+(defconstant +max-program-threads+ 512
+  "The most threads that may work for the program: MOST_THREADS of src/image/program.rs.")
+
+(declaim (type (unsigned-byte 64) **serve-program**))
+(defglobal **serve-program** 0
+  "The address of the program's function `serve'.")
+
+(defun start-spare-thread (number)
+  "Start one more thread for the program, with NUMBER."
+  (start-program-thread **serve-program** number)
+  nil)
+
+(defun start-program-threads (count serve)
+  "Start COUNT threads that work for the program, and the thread that interrupts them."
+  (setf **program-threads** (make-array (1+ +max-program-threads+) :initial-element nil)
+        **serve-program** serve)
+  (dotimes (number (1+ count))
+    (start-program-thread serve number)))
+
+;;; Input
+
+(defstruct (program-input (:include sb-kernel:ansi-stream
+                           (in #'read-program-character)
+                           (misc #'operate-program-input))
+                          (:constructor make-program-input ())
+                          (:copier nil)
+                          (:predicate nil))
+  "The program's standard input, which all threads share."
+  (text "" :type text)
+  (position 0 :type index)
+  (ended nil))
+
+(defun fill-program-input (stream)
+  "Read the next part of STREAM's text. Return true unless STREAM is at its end."
+  (declare (type program-input stream))
+  (let ((text (and (not (program-input-ended stream))
+                   ;; An empty text means that the reading thread is being interrupted.
+                   (loop for text = (call-program +read-input+ (lambda (buffer) (declare (ignore buffer))))
+                         while (equal text "")
+                         finally (return text)))))
+    (if text
+        (setf (program-input-text stream) text
+              (program-input-position stream) 0)
+        (setf (program-input-ended stream) t))
+    (and text t)))
+
+(defun read-program-character (stream end-of-file-error end-of-file-value)
+  "Perform READ-CHAR on STREAM."
+  (declare (type program-input stream))
+  (flet ((next ()
+           (let ((position (program-input-position stream)))
+             (when (< position (length (program-input-text stream)))
+               (setf (program-input-position stream) (1+ position))
+               (schar (program-input-text stream) position)))))
+    (or (next)
+        (and (fill-program-input stream) (next))
+        (sb-impl::eof-or-lose stream end-of-file-error end-of-file-value))))
+
+(defun operate-program-input (stream operation argument)
+  "Perform the other stream operations."
+  (declare (type program-input stream) (ignorable argument))
+  (case operation
+    (#.+listen+ (cond ((< (program-input-position stream) (length (program-input-text stream))) t)
+                      ((program-input-ended stream) :eof)))
+    (1 (setf (program-input-position stream) (max 0 (1- (program-input-position stream)))) nil)
+    ((#.+element-type+ #.+element-mode+) 'character)
+    (#.+external-format+ :utf-8)
+    (#.+close+ t)))
+
+;;; Calls with a package, a handler or variable bindings
+
+(defvar *program-calls* '()
+  "The interruptible calls that this thread is in, innermost first: lists of a number and a function that ends the call for
+a reason.")
+
+(defun idle-program-thread-p (thread)
+  "True when THREAD works for the program and is in no call."
+  (and (typep thread 'sb-thread:thread)
+       (program-thread-p thread)
+       (null (sb-thread:symbol-value-in-thread '*program-calls* thread nil))))
+
+(defun run-under-conditions (number closure &optional package ask variables values)
+  "Have the program run CLOSURE, one of its closures by number. Bind *PACKAGE* to the package named PACKAGE unless that is
+NIL, ask the program about errors if ASK is true, and bind VARIABLES, symbols, to VALUES. An interruption of call NUMBER
+ends the call. Return NIL, or the reason why the call was ended: an integer, 0 if it was the restart ABORT."
+  (block call
+    (flet ((end (reason)
+             (return-from call reason))
+           (run ()
+             (unwind-protect (call-program +run+ (lambda (buffer) (put-integer buffer closure)))
+               (finish-output-of-job))))
+      (declare (dynamic-extent #'end #'run))
+      (let ((*kept-before-call* (kept-bytes))
+            (*program-calls* (acons number #'end *program-calls*))
+            ;; A call's own change of *PACKAGE* ends with the call: other calls run in the same thread.
+            (*package* *package*)
+            (sb-thread::*interrupt-handler* nil))
+        (restart-case (if (or package ask variables)
+                          (let ((*ask-program* (or ask *ask-program*)))
+                            (when package
+                              (setf *package* (find-user-package package)))
+                            (progv variables values
+                              (run)))
+                          (run))
+          (abort ()
+            :report "Return to the program."
+            (return-from call 0)))
+        nil))))
+
+(defun interrupt-program-call (thread call reason)
+  "Have THREAD, a thread or the number of one of the program's threads, end CALL, a number, if it is still in that call.
+REASON is an integer. Notify the program when the thread takes the interruption, and when the call begins to unwind."
+  (let ((thread (if (integerp thread) (svref **program-threads** thread) thread)))
+    (guarded (sb-thread:interrupt-thread
+              thread
+              (lambda ()
+                (event +program-job+ (event-code :interrupted) call)
+                (let ((known (assoc call *program-calls*)))
+                  (when known
+                    (event +program-job+ (event-code :unwinding) call)
+                    (funcall (the function (cdr known)) reason)))))
+        (failure)
+      ;; The thread has ended.
+      (event +program-job+ (event-code :interrupted) call))
+    nil))
+
+;;; Evaluating and loading
+
+(defun call-reporting-warnings (function)
+  "Call FUNCTION, which compiles. Report its warnings to the program, but neither redefinitions nor compiler notes."
+  (declare (type function function))
+  (handler-bind ((warning #'report-warning)
+                 (sb-ext:compiler-note #'muffle-warning))
+    (let ((sb-ext:*evaluator-mode* :compile))
+      (funcall function))))
+
+(defun report-warning (warning)
+  "Report WARNING to the program and print nothing."
+  (let ((restart (find-restart 'muffle-warning warning)))
+    (unless (typep warning '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p)))
+      (event +program-job+ (event-code :warning) 0 (type-name-text (class-name-of warning)))
+      (event +program-job+ (event-code :warning-text) 0 (with-quiet-debugger () (condition-message warning))))
+    (when restart
+      (invoke-restart restart))))
+
+(defun evaluate-text (text)
+  "Evaluate the forms in TEXT in order and return the values of the last one."
+  (let ((*package* *package*)
+        (*readtable* *readtable*)
+        (stream (make-string-input-stream text))
+        (values '()))
+    (call-reporting-warnings
+     (lambda ()
+       (loop for form = (read stream nil stream)
+             until (eq form stream)
+             do (setf values (multiple-value-list (eval form))))))
+    (values-list values)))
+
+(defun load-text (text)
+  "Load the forms in TEXT as LOAD does those of a file."
+  (call-reporting-warnings (lambda () (load (make-string-input-stream text))))
+  (values))
+
+(defun load-program-file (name)
+  "Load the source or fasl file whose native namestring is NAME."
+  (call-reporting-warnings (lambda () (load (sb-ext:parse-native-namestring name))))
+  (values))
+
+;;; Functions by name
+
+(defun symbol-named (text &optional intern)
+  "Return the symbol that TEXT names, written as in source: in any case, or between bars. Without a package prefix, look in
+*PACKAGE*. If there is no such symbol, intern it when INTERN is true, else signal an error."
+  (multiple-value-bind (name colon) (read-name text)
+    (let ((package (cond ((null colon) *package*)
+                         ((zerop colon) (find-package "KEYWORD"))
+                         (t (find-user-package (subseq text 0 colon))))))
+      (if intern
+          (intern name package)
+          (multiple-value-bind (symbol status) (find-symbol name package)
+            (if status
+                symbol
+                (error 'sb-kernel:simple-package-error
+                       :package package
+                       :format-control "There is no symbol ~A in ~A."
+                       :format-arguments (list name (package-name package)))))))))
+
+(defun function-name-in (text)
+  "Return the function name that TEXT spells: a symbol, or a list (SETF symbol)."
+  (let ((text (string-trim '(#\Space #\Newline #\Tab) text)))
+    (if (eql 6 (mismatch "(setf " text :test #'char-equal))
+        (list 'setf (symbol-named (string-trim " )" (subseq text 6))))
+        (symbol-named text))))
+
+(defun find-named-function (text)
+  "Return a designator to call for the function that TEXT names. Calls of it follow redefinitions of the function."
+  (let ((name (function-name-in text)))
+    (cond ((and (symbolp name) (or (macro-function name) (special-operator-p name)))
+           (error "~A is ~:[a special operator~;a macro~], not a function." text (macro-function name)))
+          ((not (fboundp name)) (error 'undefined-function :name name))
+          ((symbolp name) name)
+          (t (caller-of name)))))
+
+(defun caller-of (name)
+  "Return a function that calls whatever function NAME, which is not a symbol, names at the time of the call."
+  (lambda (&rest arguments)
+    (apply (fdefinition name) arguments)))
+
+(defun current-thread ()
+  "Return the current thread."
+  sb-thread:*current-thread*)
+
+(defun callee-of (object)
+  "Return T when OBJECT, a function or a symbol, can be called as it is; a function that calls it when OBJECT is another
+function name; and NIL for any other object."
+  (typecase object
+    ((or function symbol) t)
+    ((cons (eql setf) (cons symbol null)) (caller-of object))))
+
+;;; Functions that the program defines
+
+(defun read-lambda-list (text package)
+  "Return the lambda list in TEXT with its variables interned in PACKAGE. Any symbol that is not a variable becomes the
+symbol of COMMON-LISP with its name, if there is one."
+  (let ((lambda-list (with-standard-io-syntax
+                       (let ((*package* package)
+                             (*read-eval* nil))
+                         (read-from-string text))))
+        (variables '()))
+    (labels ((standard (symbol)
+               (or (find-symbol (symbol-name symbol) "COMMON-LISP") symbol))
+             (resolve (form)
+               (cond ((consp form) (cons (resolve (car form)) (resolve (cdr form))))
+                     ((or (null form) (not (symbolp form)) (member form variables)) form)
+                     (t (standard form))))
+             (parameter (parameter)
+               (cond ((consp parameter)
+                      (push (if (consp (first parameter)) (second (first parameter)) (first parameter)) variables)
+                      (cons (first parameter) (resolve (rest parameter))))
+                     ((eql #\& (char (symbol-name parameter) 0)) (standard parameter))
+                     (t (push parameter variables)
+                        parameter))))
+      (mapcar #'parameter lambda-list))))
+
+(defun parameter-variables (lambda-list)
+  "Return the variables of LAMBDA-LIST's parameters, in order."
+  (loop for parameter in (ldiff lambda-list (member '&aux lambda-list))
+        unless (member parameter lambda-list-keywords)
+          collect (let ((name (if (consp parameter) (first parameter) parameter)))
+                    (if (consp name) (second name) name))))
+
+(defstruct (program-function (:copier nil) (:predicate nil))
+  "A definition of one of the program's functions. NUMBER is NIL once the function has been redefined; it is also NIL in an
+image that was saved and booted again, until the program defines the function there. FUNCTION is the function that Lisp
+calls."
+  (number nil :type (or null (unsigned-byte 62)))
+  (function #'identity :type function))
+
+(defglobal **program-functions** (make-hash-table :test 'eq :synchronized t)
+  "The newest PROGRAM-FUNCTION of each symbol.")
+
+(defglobal **boot-token** nil
+  "An object that identifies this boot of the image.")
+
+(defun fail-missing-function (name)
+  "Signal that the program that booted this image does not have the function NAME, though the program that saved the image
+did."
+  (fail-program-call 'rust:host-error
+                     (list name "the program that saved this image defined it, and this program has not defined it yet")))
+
+(defun forget-program-functions ()
+  "Detach all program functions that were defined before this boot, so that none of them calls a function of the current
+program."
+  (loop for function being the hash-values of **program-functions**
+        do (setf (program-function-number function) nil))
+  (setf **boot-token** (list nil)))
+
+(defun define-program-function (number name lambda-list documentation shapes)
+  "Define NAME, a text, as the program's function NUMBER, with the texts LAMBDA-LIST and DOCUMENTATION. Its variables are
+written in SHAPES. Create the package if it does not exist, and export the name. Notify the program when the function is
+defined."
+  (let* ((colon (nth-value 1 (read-name name)))
+         (package (cond ((null colon) *package*)
+                        ((zerop colon) (find-package "KEYWORD"))
+                        (t (or (user-package (subseq name 0 colon))
+                               (make-package (read-name (subseq name 0 colon)) :use '())))))
+         (lambda-list (read-lambda-list lambda-list package))
+         (variables (parameter-variables lambda-list))
+         (symbol (symbol-named name t))
+         (cell (make-program-function :number number)))
+    (unless (= (length variables) (length shapes))
+      (error "~A has ~D parameter~:P in its lambda list, ~:S, and ~D in Rust." name (length variables) lambda-list
+             (length shapes)))
+    (setf (program-function-function cell)
+          (compile-program-function symbol lambda-list documentation cell variables shapes name))
+    (unless (eq package (find-package "COMMON-LISP-USER"))
+      (export symbol package))
+    (without-interrupts
+      (sb-ext:with-locked-hash-table (**program-functions**)
+        (let ((before (gethash symbol **program-functions**)))
+          (setf (fdefinition symbol) (program-function-function cell)
+                (gethash symbol **program-functions**) cell)
+          (call-program +defined+
+                        (lambda (buffer)
+                          (put-integer buffer number)
+                          (put-integer buffer (or (and before (program-function-number before)) 0))))
+          (when before
+            (setf (program-function-number before) nil)))))
+    (setf (documentation symbol 'function) documentation)
+    nil))
+
+(defun add-supplied-p-variables (lambda-list)
+  "Return LAMBDA-LIST with a supplied-p variable for each optional and keyword parameter, and a list of forms. Each form
+evaluates to a list; appended, these lists are the arguments of the call."
+  (let ((kind '&required)
+        (forms '()))
+    (flet ((parameter (parameter)
+             (cond ((member parameter lambda-list-keywords)
+                    (setf kind parameter))
+                   ((eq kind '&required)
+                    (push `(list ,parameter) forms)
+                    parameter)
+                   ((eq kind '&rest)
+                    (push parameter forms)
+                    parameter)
+                   ((member kind '(&optional &key))
+                    (destructuring-bind (variable &optional default (given (gensym "GIVEN")))
+                        (if (consp parameter) parameter (list parameter))
+                      (let ((name (if (consp variable) (second variable) variable)))
+                        (cond ((eq kind '&optional)
+                               (push `(and ,given (list ,name)) forms))
+                              ((not (member '&rest lambda-list))
+                               (let ((keyword (if (consp variable) (first variable) (sb-int:keywordicate variable))))
+                                 (push `(and ,given (list ',keyword ,name)) forms)))))
+                      (list variable default given)))
+                   (t parameter))))
+      (values (mapcar #'parameter lambda-list) (reverse forms)))))
+
+(defun call-newest-definition (cell symbol name arguments)
+  "Call the newest definition of the program's function SYMBOL with ARGUMENTS. If that is CELL itself, the program has no
+such function: signal an error that mentions NAME."
+  (let ((newest (gethash symbol **program-functions**)))
+    (if (or (null newest) (eq newest cell))
+        (fail-missing-function name)
+        (apply (program-function-function newest) arguments))))
+
+(defun compile-program-function (symbol lambda-list documentation cell variables shapes name)
+  "Return a function for SYMBOL, with LAMBDA-LIST and DOCUMENTATION, that calls the program's function whose number CELL
+holds. Its VARIABLES are written in SHAPES. NAME is used in the error if the program has no such function."
+  (multiple-value-bind (full-lambda-list arguments) (add-supplied-p-variables lambda-list)
+    (multiple-value-bind (function warnings failure)
+        (handler-bind ((warning #'muffle-warning)
+                       (sb-ext:compiler-note #'muffle-warning))
+          (let ((*error-output* (make-broadcast-stream)))
+            (compile nil
+                     `(sb-int:named-lambda ,symbol ,full-lambda-list
+                        ,documentation
+                        (declare (optimize speed (debug 1) (safety 1)))
+                        (flet ((call-newest ()
+                                 (call-newest-definition ',cell ',symbol ,name (append ,@arguments))))
+                          (declare (dynamic-extent #'call-newest))
+                          (let ((number (program-function-number ',cell)))
+                            (if number
+                                (call-program number
+                                              (lambda (buffer)
+                                                ,@(loop for variable in variables
+                                                        for shape in shapes
+                                                        collect `(put-argument buffer ,variable ,shape)))
+                                              #'call-newest)
+                                (call-newest))))))))
+      (declare (ignore warnings))
+      (when failure
+        (error "~A cannot be defined with the lambda list ~:S." name lambda-list))
+      (setf (sb-kernel:%fun-lambda-list function) lambda-list)
+      function)))
+
+(defun make-local-function (number required shapes)
+  "Return a function that calls the program's function NUMBER with arguments written in SHAPES. At least REQUIRED arguments
+must be given."
+  (declare (type index required) (type list shapes))
+  (let ((boot **boot-token**))
+    (lambda (&rest arguments)
+      (unless (<= required (length arguments) (length shapes))
+        (error 'sb-int:simple-program-error
+               :format-control "invalid number of arguments: ~D"
+               :format-arguments (list (length arguments))))
+      (if (eq boot **boot-token**)
+          (call-program number
+                        (lambda (buffer)
+                          (loop for shape in shapes
+                                do (put-object buffer (pop arguments) shape))))
+          (fail-missing-function "a local function")))))
+
+;;; Operations on objects that the program refers to by handle
+
+(defun same-objects-p (kind one other)
+  "True when ONE and OTHER are EQL (KIND 0), EQUAL (KIND 1) or EQUALP (KIND 2)."
+  (ecase kind
+    (0 (eql one other))
+    (1 (equal one other))
+    (2 (equalp one other))))
+
+(defun printed-for-program (object limit escape)
+  "Return OBJECT printed as by PRIN1, or as by PRINC unless ESCAPE is true, cut at LIMIT characters."
+  (if escape
+      (with-server-syntax (:length nil :level nil) (printed object limit))
+      (with-server-syntax (:length nil :level nil)
+        (let ((*print-escape* nil))
+          (values (bounded-text limit (lambda (stream) (princ object stream))))))))
+
+(defun type-of-object (object)
+  "Return the type of OBJECT as source text."
+  (string-downcase (type-name-text (type-of object))))
+
+(defun octet-count (object)
+  "Return the number of octets in OBJECT, a vector of octets."
+  (length (the (array (unsigned-byte 8) (*)) object)))
+
+(defmacro with-octets ((sap length) object &body body)
+  "Evaluate BODY with SAP bound to the address of the octets of OBJECT, a vector, and LENGTH to their number. They stay in
+place meanwhile."
+  (let ((data (gensym "DATA")) (start (gensym "START")) (end (gensym "END")) (vector (gensym "VECTOR")))
+    `(let ((,vector ,object))
+       (unless (typep ,vector '(vector (unsigned-byte 8)))
+         (error 'type-error :datum ,vector :expected-type '(vector (unsigned-byte 8))))
+       (with-vector-data (,data ,start ,end) ,vector
+         (let ((,sap (sap+ (vector-sap (the (simple-array (unsigned-byte 8) (*)) ,data)) ,start))
+               (,length (- ,end ,start)))
+           ,@body)))))
+
+(defun copy-octets-out (object address length)
+  "Copy the LENGTH octets of OBJECT, a vector, to ADDRESS."
+  (declare (type (unsigned-byte 62) address length))
+  (with-octets (octets count) object
+    (unless (= length count)
+      (error "There are ~D octets, not ~D." count length))
+    (sb-kernel:%byte-blt octets 0 (int-sap address) 0 length))
+  (values))
+
+(defun borrow-octets (closure object place)
+  "Have the program run CLOSURE, one of its closures by number, while the octets of OBJECT, a vector, stay in place. Their
+address and number are stored in the two words at the address PLACE."
+  (declare (type (unsigned-byte 62) place))
+  (with-octets (octets count) object
+    (setf (sap-ref-64 (int-sap place) 0) (sap-int octets)
+          (sap-ref-64 (int-sap place) 8) count)
+    (call-program +run+ (lambda (buffer) (put-integer buffer closure))))
+  (values))
+
+(defun size-of-object (object)
+  "Return the number of elements of OBJECT, a sequence or a hash table."
+  (typecase object
+    (hash-table (hash-table-count object))
+    (list (proper-list-length object))
+    (sequence (length object))
+    (t (error 'type-error :datum object :expected-type '(or sequence hash-table)))))
+
+(defun proper-list-length (list)
+  "Return the length of LIST. Signal an error if LIST is dotted, or circular, where LENGTH would never return."
+  (or (list-length list)
+      (error 'type-error :datum list :expected-type '(satisfies list-length))))
+
+(defun slot-of-object (object name)
+  "Return the value of the slot of OBJECT whose name, in any package, is the string NAME. Signal an error if there is no
+such slot."
+  (let ((slot (find name (sb-mop:class-slots (class-of object))
+                    :key #'sb-mop:slot-definition-name :test #'string-equal)))
+    (unless slot
+      (error "~A has no slot ~A." (string-downcase (type-name-text (class-name-of object))) name))
+    (slot-value object (sb-mop:slot-definition-name slot))))
+
+(defun slots-of-object (object)
+  "Return the name and the printed value of each bound slot of OBJECT, as lists of two texts."
+  (loop for slot in (sb-mop:class-slots (class-of object))
+        for name = (sb-mop:slot-definition-name slot)
+        repeat 100
+        when (slot-boundp object name)
+          collect (list (string-downcase (symbol-name name))
+                        (with-server-syntax () (printed (slot-value object name) 1000)))))
+
+(defun slots-as-list (object)
+  "Return a property list of the bound slots of OBJECT, an instance, structure or condition."
+  (unless (typep object '(or standard-object structure-object condition))
+    (error 'type-error :datum object :expected-type 'standard-object))
+  (loop for slot in (sb-mop:class-slots (class-of object))
+        for name = (sb-mop:slot-definition-name slot)
+        when (slot-boundp object name)
+          collect (intern (symbol-name name) "KEYWORD") and collect (slot-value object name)))
+
+(defun element-of-object (object key)
+  "Return the element of OBJECT under KEY and true, or NIL and NIL. OBJECT is a sequence, indexed by number, a hash table, a
+property list or an association list."
+  (typecase object
+    (hash-table (gethash key object))
+    (vector (if (and (typep key 'index) (< key (length object)))
+                (values (aref object key) t)
+                (values nil nil)))
+    (list
+     ;; Searching a circular list would never end, and counting to a large index takes too long.
+     (unless (or (typep key '(integer 0 10000))
+                 (list-extent object))
+       (error 'message-too-large))
+     (cond ((typep key 'index)
+            (let ((rest (nthcdr key object)))
+              (values (car rest) (and rest t))))
+           ((consp (first object))
+            (let ((entry (assoc key object :test #'equal)))
+              (values (cdr entry) (and entry t))))
+           (t
+            (multiple-value-bind (indicator value tail) (get-properties object (list key))
+              (declare (ignore indicator))
+              (values value (and tail t))))))
+    (t (error 'type-error :datum object :expected-type '(or list vector hash-table)))))
+
+(defun objects-of (&rest objects)
+  "Return OBJECTS as values. The program calls this to have the objects of some handles written in another shape."
+  (values-list objects))
+
+(defparameter *program-entries*
+  (macrolet ((entries (&rest functions)
+               (let ((codes (enum-codes "sbcl_entry" "SBCL_ENTRY_")))
+                 (loop for (entry) on functions by #'cddr
+                       unless (getf codes entry) do (error "~A is not an sbcl_entry." entry))
+                 `'(nil ,@(loop for (entry number) on codes by #'cddr
+                                for expected from 1
+                                unless (eql number expected) do (error "~A is not number ~D." entry expected)
+                                collect (or (getf functions entry) (error "Nothing is the sbcl_entry ~A." entry)))))))
+    (entries :run-under-conditions run-under-conditions
+             :evaluate-text evaluate-text
+             :load-text load-text
+             :load-file load-program-file
+             :find-function find-named-function
+             :release release-handles
+             :interrupt interrupt-program-call
+             :define-function define-program-function
+             :print printed-for-program
+             :type-of type-of-object
+             :same same-objects-p
+             :octet-count octet-count
+             :copy-octets copy-octets-out
+             :size size-of-object
+             :slot slot-of-object
+             :slots slots-of-object
+             :element element-of-object
+             :objects objects-of
+             :symbol symbol-named
+             :start-thread start-spare-thread
+             :local-function make-local-function
+             :borrow-octets borrow-octets
+             :save save-for-program
+             :callee callee-of
+             :current-thread current-thread))
+  "The functions that the program calls through the first handles, in the order of enum sbcl_entry.")
+
+(define-alien-callable sbcl-host-gate (signed 32)
+    ((function (unsigned 64)) (shape (unsigned 64)) (address (unsigned 64)) (count (unsigned 64)) (reply (unsigned 64)))
+  "Call FUNCTION, a handle, with the arguments in the COUNT words at ADDRESS: see CALL-FROM-PROGRAM."
+  (macrolet ((word (variable)
+               `(ldb (byte 62 0) ,variable)))
+    (call-from-program (word function) (word shape) (word address) (word count) (word reply))))
+
+(defun forget-program ()
+  "Forget the program by which this image was saved, if there was one."
+  (setf **program** 0
+        **program-threads** (vector)
+        **handle-table** (vector)
+        **free-handle** nil
+        **free-message-buffers** '()))
+
+(pushnew 'forget-program **save-functions**)
+
+(defun start-for-program (library)
+  "Prepare this image for the program that LIBRARY, a struct sbcl_library, describes."
+  (declare (type system-area-pointer library))
+  (setf **resets-available** nil)
+  (forget-program-functions)
+  (grow-handle-table)
+  (dolist (entry *program-entries*)
+    (make-handle entry))
+  (setf **program-input** (make-program-input)
+        **program** (sap-ref-64 library (field-offset "sbcl_library" "call"))
+        (sap-ref-64 library (field-offset "sbcl_library" "gate"))
+        (sap-int (alien-sap (sb-alien:alien-callable-function 'sbcl-host-gate))))
+  (start-program-threads (sap-ref-32 library (field-offset "sbcl_library" "threads"))
+                         (sap-ref-64 library (field-offset "sbcl_library" "serve"))))

@@ -1,0 +1,263 @@
+;;;; The Lisp threads that pull jobs from the host. Each thread serves a lane (enum sbcl_lane): evaluation, inspection,
+;;;; control or signals.
+
+(in-package "SBCL-HOST/EMBEDDING")
+
+(defglobal **lane-threads** (make-array 4 :initial-element nil)
+  "The threads of the inspection, control and signal lanes. The evaluation threads are in **EVALUATION-THREADS**.")
+
+(defglobal **boot-thread** nil
+  "The thread that booted the image. It has returned to the host and serves no lane.")
+
+(defglobal **abandoned-threads** nil
+  "Threads that no longer serve a lane because they did not react to being interrupted. User code sees them as threads of
+its own.")
+
+(defun host-thread-p (thread)
+  "True when THREAD belongs to the host. User code sees only a main thread, which evaluates in the foreground, the thread
+that it runs in, and the threads that it made."
+  (or (eq thread **boot-thread**)
+      (program-thread-p thread)
+      (find thread **lane-threads** :test #'eq)
+      (and (find thread **evaluation-threads** :test #'eq)
+           (not (eq thread (sb-thread:main-thread)))
+           (not (eq thread sb-thread:*current-thread*)))))
+
+(defun run-reset ()
+  "Perform a :RESET job."
+  (let ((threads (user-threads)))
+    (end-threads threads)
+    (await-threads threads))
+  (setf * nil ** nil *** nil + nil ++ nil +++ nil / nil // nil /// nil - nil)
+  (clrhash **connections**)
+  (let ((left (remove-definitions)))
+    (when left
+      (event *job-id* (event-code :notice) 0
+             (format nil "Could not be removed: ~{~A~^, ~}." left))))
+  (let ((count (count-if #'sb-thread:thread-alive-p **abandoned-threads**)))
+    (when (plusp count)
+      (event *job-id* (event-code :notice) 0
+             (format nil "Could not be ended: ~D evaluation~:P that did not react to being interrupted." count))))
+  (restore-user-variables)
+  (install-standard-streams)
+  t)
+
+(defun remember-user-variables ()
+  "Record the current values of the printer and reader variables as those with which a session begins."
+  (setf **user-variables**
+        (mapcar (lambda (variable) (cons variable (symbol-value variable)))
+                '(*print-array* *print-base* *print-case* *print-circle* *print-escape* *print-gensym* *print-length*
+                  *print-level* *print-lines* *print-miser-width* *print-pprint-dispatch* *print-pretty* *print-radix*
+                  *print-readably* *print-right-margin* *read-base* *read-default-float-format* *read-eval*
+                  *read-suppress* *readtable* sb-ext:*evaluator-mode* sb-ext:*invoke-debugger-hook* *debugger-hook*
+                  *break-on-signals* *macroexpand-hook* *gensym-counter* *features* sb-c::*policy*
+                  *default-pathname-defaults*))))
+
+(defun restore-user-variables ()
+  "Reset the printer and reader variables to the values with which a session begins."
+  (loop for (variable . value) in **user-variables**
+        do (setf (symbol-value variable)
+                 (case variable
+                   (*readtable* (copy-readtable nil))
+                   (*print-pprint-dispatch* (copy-pprint-dispatch nil))
+                   (t value)))))
+
+(defun thread-of-job (job-id)
+  "Return the thread that performs JOB-ID, or NIL. Wait up to 10 ms for it: the job may be about to begin."
+  (loop repeat 10
+        do (dolist (thread (cons (svref **lane-threads** +inspection-lane+) **evaluation-threads**))
+             (when (eql job-id (logandc2 (or (ignore-errors (sb-thread:symbol-value-in-thread '*job-id* thread nil)) 0)
+                                         +job-signalled+))
+               (return-from thread-of-job thread)))
+           (sleep 0.001)))
+
+(defun run-interrupt (job)
+  "Perform an :INTERRUPT job: interrupt the thread that performs the job named in JOB, if it names one. Notify the host when
+that thread takes the interruption, or that there is no such thread."
+  (let ((target (job-argument job))
+        (reason (job-flags job)))
+    (when (eql reason +interrupt-heap+)
+      (end-threads-for-heap))
+    (unless (zerop target)
+      (guarded (sb-thread:interrupt-thread
+                (or (thread-of-job target) (error "Job ~D has no thread." target))
+                (lambda ()
+                  (event target (event-code :interrupted))
+                  (cond ((not (eql reason +interrupt-heap+)) (interrupt-evaluation target reason))
+                        ;; A garbage collection may have ended it first.
+                        ((and (eql target *job-id*) (/= target **ended-for-heap**)) (end-evaluation-for-heap)))))
+          (failure)
+        (event target (event-code :interrupted))))))
+
+(defun run-start-thread ()
+  "Perform a :START-THREAD job."
+  (guarded (start-lane +evaluation-lane+)
+      (failure)
+    (event 0 (event-code :thread-refused) 0
+           (with-server-syntax () (format nil "No thread could be started for it: ~A" failure)))))
+
+(defun run-abandon (job)
+  "Perform an :ABANDON job."
+  (let ((thread (thread-of-job (job-argument job)))
+        (lane (job-flags job)))
+    (when thread
+      (setf (sb-thread:thread-name thread) "abandoned")
+      (sb-ext:atomic-push thread **abandoned-threads**)
+      (remove-evaluation-thread thread))
+    (when (eql lane +inspection-lane+)
+      (guarded (start-lane lane)
+          (failure)
+        (event (job-argument job) (event-code :refused) 0
+               (with-server-syntax () (format nil "No thread could be started in its place: ~A" failure)))))))
+
+(defun world-mutexes ()
+  "Return the SBCL mutexes without which nothing can be compiled or defined, and no thread can be started."
+  (list* sb-thread::*make-thread-lock* **collection-lock** (definition-mutexes)))
+
+(defun report-blocked-mutex ()
+  "Perform a :LOOK job: report which of SBCL's own mutexes an abandoned thread holds while other threads wait for it."
+  (sb-ext:atomic-update **abandoned-threads** (lambda (threads) (remove-if-not #'sb-thread:thread-alive-p threads)))
+  (let ((mutex (find-if (lambda (mutex)
+                          ;; 2: contested, another thread waits for it.
+                          (and (eql 2 (sb-thread::mutex-state mutex))
+                               (member (sb-thread:mutex-owner mutex) **abandoned-threads** :test #'eq)))
+                        (world-mutexes))))
+    (event 0 (event-code :blocked) 0
+           (if mutex
+               (with-server-syntax () (format nil "the lock ~S" (sb-thread:mutex-name mutex)))
+               ""))))
+
+(defun run-job (job)
+  "Perform JOB for its connection. Return true when it succeeded."
+  (let ((function (gethash (job-kind job) **job-functions**)))
+    (declare (type (or null function) function))
+    (call-for-connection (job-connection job)
+                         (lambda ()
+                           (if function
+                               (funcall function job)
+                               (refuse "No evaluation is held."))))))
+
+(define-job :reset (job)
+  "Remove the session's definitions."
+  (with-interrupts (run-reset)))
+
+(define-job :interrupt (job)
+  "Interrupt another job."
+  (run-interrupt job)
+  t)
+
+(define-job :start-thread (job)
+  "Start a thread that evaluates."
+  (run-start-thread)
+  t)
+
+(define-job :abandon (job)
+  "Abandon the thread of a job."
+  (run-abandon job)
+  t)
+
+(define-job :look (job)
+  "Report whether an abandoned thread holds one of SBCL's locks."
+  (report-blocked-mutex)
+  t)
+
+(defun contain-interruption (function)
+  "Call FUNCTION, which interrupts an idle server thread, as a timer does. Any non-local exit ends here, and an error is
+reported as that of any thread."
+  (let ((sb-thread::*interrupt-handler* nil))
+    (block interruption
+      (unwind-protect
+           (let ((*on-debugger* (lambda (condition)
+                                  (report-thread-error condition (frame-pointer-here))
+                                  (return-from interruption))))
+             (with-boundary ()
+               (funcall (the function function))))
+        (return-from interruption)))))
+
+(defun contain-short-interruption (function)
+  "Call FUNCTION as CONTAIN-INTERRUPTION does. The next interruption waits until it has returned, so they do not nest."
+  (without-interrupts (contain-interruption function)))
+
+(defun next-lane-job (lane)
+  "Wait for the next job of LANE and return it, or NIL when the lane is to end. Pending interruptions of this thread run
+before this returns: an interruption on the way out of NEXT-JOB would lose the job."
+  (without-interrupts
+    (prog1 (next-job lane)
+      (allow-with-interrupts (with-interrupts nil)))))
+
+(defvar *abandoned* nil
+  "True when this thread was abandoned and is to end.")
+
+(defun do-job (job)
+  "Perform JOB and notify the host that it is done."
+  (let ((success nil)
+        (*job-id* (job-id job)))
+    ;; For an evaluation that was held, this reports the end of the job that resumed it: see CHANGE-JOB.
+    (unwind-protect (let ((sb-thread::*interrupt-handler* nil))
+                      (setf success (run-job job)))
+      (finish-output-of-job)
+      (setf *abandoned* (push-done success)))))
+
+(defun begins-in-background-p (job)
+  "True when JOB runs in the background from the start."
+  (and (eq :evaluate (job-kind job)) (logtest +evaluate-background+ (job-flags job))))
+
+(defun run-lane (lane)
+  "Perform the jobs of LANE until the host ends it. Between jobs, this thread can be interrupted only inside NEXT-LANE-JOB,
+so that no timer keeps it from reporting the end of one job and asking for the next."
+  (let ((*output* (when (eql lane +evaluation-lane+) (make-thread-output)))
+        (sb-thread::*interrupt-handler* #'contain-short-interruption))
+    (without-interrupts
+      (allow-with-interrupts
+        (loop until *abandoned*
+              do (let ((job (next-lane-job lane)))
+                   (unless job (return))
+                   (when (eql lane +evaluation-lane+)
+                     (if (begins-in-background-p job)
+                         (setf (sb-thread:thread-name sb-thread:*current-thread*) "background")
+                         (become-main-thread)))
+                   (do-job job)))))))
+
+(defun await-signals ()
+  "Have the host forward SBCL's signals to this thread, which has interrupts enabled and nothing else to do. Timers that
+were made for no particular thread run their functions here."
+  (next-job +signal-lane+)
+  (let ((sb-thread::*interrupt-handler* #'contain-interruption))
+    (loop (sleep 86400))))
+
+(defun remove-evaluation-thread (thread)
+  "Remove THREAD from the threads that evaluate."
+  (sb-ext:atomic-update **evaluation-threads** (lambda (threads) (remove thread threads))))
+
+(defun run-lane-thread (lane)
+  "Serve LANE: the function of a lane's thread. If user code ends the thread, another one replaces it; an evaluation thread
+is replaced when the host asks for one."
+  (let ((ended nil))
+    (unwind-protect
+         (progn (if (eql lane +signal-lane+) (await-signals) (run-lane lane))
+                (setf ended t))
+      (cond ((eql lane +evaluation-lane+)
+             (remove-evaluation-thread sb-thread:*current-thread*)
+             (event 0 (event-code :thread-ended)))
+            ((not (or ended *abandoned*))
+             (start-lane lane))))))
+
+(defun start-lane (lane)
+  "Start a thread for LANE and return it."
+  (let ((thread (sb-thread::%make-thread (svref #("evaluation" "inspection" "control" "signals") lane)
+                                         nil (sb-thread:make-semaphore))))
+    (if (eql lane +evaluation-lane+)
+        (sb-ext:atomic-push thread **evaluation-threads**)
+        (setf (svref **lane-threads** lane) thread))
+    (handler-bind ((error (lambda (failure)
+                            (declare (ignore failure))
+                            (remove-evaluation-thread thread))))
+      (sb-thread::start-thread thread #'run-lane-thread (list lane)))))
+
+(defun start-lanes ()
+  "Start the threads of all lanes."
+  (let ((thread (start-lane +evaluation-lane+)))
+    ;; This must be set before any user code can ask for it.
+    (setf (sb-thread:thread-name thread) "main thread"
+          sb-thread::*initial-thread* thread))
+  (mapc #'start-lane (list +inspection-lane+ +control-lane+ +signal-lane+)))

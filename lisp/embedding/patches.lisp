@@ -1,0 +1,45 @@
+;;;; Changes to SBCL for programs that embed the image, and the assumptions about SBCL that they rest on.
+
+(in-package "SBCL-HOST/EMBEDDING")
+
+(macrolet ((define (function)
+             `(define-patch ,function *
+                (lambda (exit &rest arguments)
+                  (if (host-started-p)
+                      (error 'exit-refused :embedded (plusp **program**))
+                      (apply (the function exit) arguments))))))
+  (define sb-ext:exit)
+  (define sb-ext:quit))
+
+;; A timer belongs to the thread that made it. If that is one of the program's threads, it is usually in no call, and would
+;; take the interruption only in its next one, which may have nothing to do with the timer. So the timer gets a thread of
+;; its own then.
+(define-patch sb-impl::run-timer (timer)
+  (lambda (run timer)
+    (if (idle-program-thread-p (sb-impl::%timer-thread timer))
+        (sb-thread:make-thread (sb-impl::%timer-interrupt-function timer) :name "timer")
+        (funcall (the function run) timer))))
+
+(define-patch sb-thread:list-all-threads ()
+  (lambda (list-all-threads)
+    (delete-if #'host-thread-p (funcall list-all-threads))))
+
+;;; Unwinding
+
+#+x86-64
+(defun stop-and-resume (function)
+  "Return the values of FUNCTION. A non-local exit out of it is stopped here, as at the program's frames, and resumed."
+  (let ((*pending-exit* nil))
+    (stopping-unwind (funcall (the function function))
+        ((frame-pointer-here))
+      (resume-unwinding))))
+
+#+x86-64
+(define-dangerous-assumption
+    "UNWIND as STOPPING-UNWIND relies on it: how a non-local exit is stopped, and resumed with its values"
+  (loop for values in '(() (1) (nil) (1 2) (1 2 3 4 5 6 7))
+        always (equal values (multiple-value-list
+                              (catch 'probe (stop-and-resume (lambda () (throw 'probe (values-list values)))))))
+        always (equal values (multiple-value-list
+                              (block probe (stop-and-resume (lambda () (return-from probe (values-list values)))))))
+        always (equal values (multiple-value-list (stop-and-resume (lambda () (values-list values)))))))

@@ -1,0 +1,102 @@
+;;;; Starting the image for a host.
+
+(in-package "SBCL-HOST/EMBEDDING")
+
+(defun start-image (&key seed user-init scratch library)
+  "Start the Lisp threads. If LIBRARY, a struct sbcl_library, is given, also start the threads of the program that embeds
+the image."
+  (setf *random-state* (sb-ext:seed-random-state seed)
+        **boot-thread** (sb-thread:main-thread)
+        **resets-available** t
+        **scratch-directory** scratch)
+  (limit-nursery)
+  (prefer-large-pages)
+  (install-standard-streams)
+  (name-runtime)
+  ;; Without this, UIOP would use the streams and directories of the process that built the core.
+  (guarded (uiop:call-image-restore-hook) (failure) nil)
+  (guarded (locate-compiled-files) (failure) nil)
+  (setf **start-directories** (current-directories))
+  (cond (**saved-repl-state**
+         (resume-from-checkpoint))
+        (t
+         (remember-user-variables)
+         (when user-init
+           (guarded (load-user-init) (failure) nil))))
+  (start-lanes)
+  (forget-program)
+  (when library
+    (start-for-program library)))
+
+(defun start-image-or-refuse (&rest arguments)
+  "Call START-IMAGE with ARGUMENTS and return true. If that fails, report why to the host and return false. Nothing may
+unwind out of this function: the caller is foreign code, and would take whatever is in a register for the answer."
+  (block start
+    (let ((answer nil))
+      (flet ((refuse (format &rest arguments)
+               (event 0 (event-code :refused) 0 (apply #'format nil format arguments))
+               (setf answer :refused)))
+        (unwind-protect
+             (guarded (progn (apply #'start-image arguments)
+                             (setf answer :started))
+                 (failure)
+               (refuse "~A: ~A" (type-name-text (class-name-of failure)) failure))
+          (unless answer
+            (refuse "what starts them was left by a non-local exit."))
+          (return-from start (eq answer :started)))))))
+
+(defun locate-compiled-files ()
+  "Have ASDF keep compiled files in the user's cache directory, or below **SCRATCH-DIRECTORY** if that directory is not
+writable."
+  (let ((cache (uiop/configuration::compute-user-cache)))
+    (setf uiop:*user-cache*
+          (if (and **scratch-directory** (not (writable-p cache)))
+              (uiop:subpathname (uiop:parse-native-namestring **scratch-directory** :ensure-directory t)
+                                ".cache/common-lisp/")
+              cache))))
+
+(defun writable-p (directory)
+  "True when this process may create files in DIRECTORY, or create DIRECTORY if it does not exist."
+  (let ((name (sb-ext:native-namestring directory)))
+    (handler-case (progn (sb-posix:access name sb-posix:w-ok) t)
+      (sb-posix:syscall-error (failure)
+        (and (eql (sb-posix:syscall-errno failure) sb-posix:enoent)
+             (not (equal directory (uiop:pathname-parent-directory-pathname directory)))
+             (writable-p (uiop:pathname-parent-directory-pathname directory)))))))
+
+(defun name-runtime ()
+  "Set SBCL's variables to the file name of this program. It was booted under another name, or from a checkpoint."
+  (let ((program (and (or **saved-repl-state** (equal sb-ext:*runtime-pathname* #P"/proc/self/exe"))
+                      (probe-file #P"/proc/self/exe"))))
+    (when program
+      (setf sb-ext:*runtime-pathname* program
+            sb-ext:*core-pathname* program
+            (first sb-ext:*posix-argv*) (sb-ext:native-namestring program)))))
+
+(defun load-user-init ()
+  "Load the user's init file, if there is one."
+  (let ((file (merge-pathnames ".sbclrc" (user-homedir-pathname))))
+    (when (probe-file file)
+      (load file))))
+
+(define-alien-callable sbcl-host-stack-lost void ()
+  "Unwind from the end of the control stack."
+  (unwind-from-stack-end))
+
+(define-alien-callable sbcl-host-start (unsigned 32) ((host system-area-pointer))
+  "Start the Lisp threads for HOST, a struct sbcl_host, and return the core's contract version, or 0 when that failed."
+  (macrolet ((field (reader name)
+               `(,reader host (field-offset "sbcl_host" ,name))))
+    (cond ((eql +contract+ (field sap-ref-32 "contract"))
+           (setf **next-job** (field sap-ref-64 "next_job")
+                 **event** (field sap-ref-64 "event"))
+           (if (start-image-or-refuse
+                :seed (field sap-ref-64 "seed")
+                :user-init (eql 1 (field sap-ref-64 "user_init"))
+                :scratch (let ((length (field sap-ref-64 "scratch_length")))
+                           (and (plusp length) (copy-text (field sap-ref-64 "scratch") length)))
+                :library (let ((library (field sap-ref-sap "library")))
+                           (and (plusp (sap-int library)) library)))
+               +contract+
+               0))
+          (t +contract+))))

@@ -1,0 +1,593 @@
+;;;; Lisp objects as the host's programs see them: handles in a table, and messages that both sides write and read as 64-bit
+;;;; words. A message is a sequence of tokens. Each token is a word (its tag in the low byte, a number in the others),
+;;;; followed by the words and tokens that this word announces. src/image/message.rs is the Rust side of the format.
+
+(in-package "SBCL-HOST/EMBEDDING")
+
+;;; Handles: indices of a table. Each entry keeps an object alive until the host releases the handle.
+
+(declaim (type simple-vector **handle-table**) (type (or null (unsigned-byte 32)) **free-handle**))
+(defglobal **handle-table** (make-array 0)
+  "The objects that the host refers to, indexed by handle. A free entry holds the index of the next free one, or NIL.")
+(defglobal **free-handle** nil
+  "The index of the first free entry of **HANDLE-TABLE**, or NIL.")
+(defglobal **handle-table-lock** (sb-thread:make-mutex :name "values of the host")
+  "Held while **HANDLE-TABLE** and **FREE-HANDLE** change. Whoever has a handle reads its object without the lock.")
+
+(defun grow-handle-table ()
+  "Double the size of the handle table. Existing handles stay valid."
+  (let* ((old **handle-table**)
+         (size (length old))
+         (new (make-array (max 1024 (* 2 size)) :initial-element nil)))
+    (replace new old)
+    (loop for place from size below (1- (length new))
+          do (setf (svref new place) (1+ place)))
+    (setf **handle-table** new
+          **free-handle** size)))
+
+(defun make-handle (object)
+  "Return a handle that keeps OBJECT alive."
+  (sb-thread::with-system-mutex (**handle-table-lock**)
+    (let ((place (or **free-handle** (grow-handle-table))))
+      (setf **free-handle** (svref **handle-table** place)
+            (svref **handle-table** place) object)
+      place)))
+
+(declaim (inline handle-object))
+(defun handle-object (handle)
+  "Return the object that HANDLE refers to."
+  (svref **handle-table** handle))
+
+(defun release-handles (&rest handles)
+  "Release HANDLES: their objects may be collected, and their entries reused."
+  (declare (dynamic-extent handles))
+  (sb-thread::with-system-mutex (**handle-table-lock**)
+    (dolist (handle handles)
+      (setf (svref **handle-table** handle) **free-handle**
+            **free-handle** handle)))
+  (values))
+
+;;; Message buffers: foreign memory that messages are written into. No garbage collection moves it.
+
+(declaim (inline make-message-buffer))
+(defstruct (message-buffer (:conc-name buffer-) (:copier nil) (:predicate nil))
+  "A buffer in which a thread writes its messages."
+  (address 0 :type (unsigned-byte 64))
+  (capacity 0 :type (unsigned-byte 62))
+  (fill 0 :type (unsigned-byte 62))
+  (handles 0 :type (unsigned-byte 32)))
+
+(defconstant +kept-capacity+ (ash 1 20)
+  "The capacity, in words, to which a message buffer shrinks when a small message follows a larger one.")
+
+(declaim (inline begin-message))
+(defun begin-message (buffer)
+  "Start a new message in BUFFER."
+  (declare (type message-buffer buffer))
+  (unless (and (zerop (buffer-handles buffer)) (<= (buffer-capacity buffer) +kept-capacity+))
+    (reset-message-buffer buffer))
+  (setf (buffer-fill buffer) 0))
+
+(declaim (inline finish-message))
+(defun finish-message (buffer)
+  "Record that the program has received the message in BUFFER, and owns its handles."
+  (declare (type message-buffer buffer))
+  (setf (buffer-handles buffer) 0))
+
+(declaim (type (or null message-buffer) *message-buffer*))
+(defvar *message-buffer* nil
+  "The buffer into which this thread writes messages while it exchanges them with the host's program.")
+
+(defglobal **free-message-buffers** '()
+  "The message buffers that no thread uses.")
+
+(defconstant +max-message-words+ (ash 1 27)
+  "The most words that a message may have. What is written for a circular object would grow without end.")
+
+(defconstant +max-message-handles+ (ash 1 22)
+  "The most handles that a message may have. Each takes up memory in Lisp, too.")
+
+(defun resize-message-buffer (buffer capacity)
+  "Give BUFFER room for CAPACITY words."
+  (let ((address (alien-funcall (extern-alien "realloc" (function (unsigned 64) (unsigned 64) (unsigned 64)))
+                                (buffer-address buffer) (* 8 capacity))))
+    (when (zerop address)
+      (discard-message buffer)
+      (error 'sb-kernel::heap-exhausted-error))
+    (setf (buffer-address buffer) address
+          (buffer-capacity buffer) capacity)))
+
+(defun acquire-message-buffer ()
+  "Return a message buffer that no other thread uses."
+  (or (sb-ext:atomic-pop **free-message-buffers**)
+      (let ((buffer (make-message-buffer)))
+        (resize-message-buffer buffer 512)
+        buffer)))
+
+(defun reset-message-buffer (buffer)
+  "Discard the unfinished message in BUFFER, if there is one, and shrink BUFFER if it is much larger than its last message."
+  (unless (zerop (buffer-handles buffer))
+    (discard-message buffer))
+  (when (< (* 4 (buffer-fill buffer)) (buffer-capacity buffer))
+    (resize-message-buffer buffer (min (buffer-capacity buffer) +kept-capacity+))))
+
+(defun release-message-buffer (buffer)
+  "Make BUFFER available to other threads, and free the memory that a large message took."
+  (begin-message buffer)
+  (when (> (buffer-capacity buffer) 65536)
+    (resize-message-buffer buffer 512))
+  (sb-ext:atomic-push buffer **free-message-buffers**))
+
+(define-condition message-too-large (error)
+  ()
+  (:report "The object is too large to be converted, or holds itself.")
+  (:documentation "A message would have more than +MAX-MESSAGE-WORDS+ words, or +MAX-MESSAGE-HANDLES+ handles."))
+
+(defun refuse-message (buffer)
+  "Signal that the message in BUFFER is too large."
+  ;; This must come before the handlers run: they may write messages of their own into BUFFER.
+  (discard-message buffer)
+  (error 'message-too-large))
+
+(defun grow-message-buffer (buffer words)
+  "Make room for WORDS more words in BUFFER."
+  (let ((capacity (max (+ (buffer-fill buffer) words) (* 2 (buffer-capacity buffer)))))
+    (when (> capacity +max-message-words+)
+      (refuse-message buffer))
+    (resize-message-buffer buffer capacity)))
+
+(declaim (inline reserve put))
+(defun reserve (buffer words)
+  "Reserve the next WORDS words of BUFFER and return their address. The caller writes them."
+  (declare (type message-buffer buffer) (type index words))
+  (let ((fill (buffer-fill buffer)))
+    (when (> (+ fill words) (buffer-capacity buffer))
+      (grow-message-buffer buffer words))
+    (setf (buffer-fill buffer) (+ fill words))
+    (int-sap (ldb (byte 64 0) (+ (buffer-address buffer) (* 8 fill))))))
+
+(defun put (buffer word)
+  "Write WORD into BUFFER."
+  (declare (type (unsigned-byte 64) word))
+  (setf (sap-ref-64 (reserve buffer 1) 0) word))
+
+;;; Tokens
+
+(macrolet ((define-tags (&rest names)
+             `(progn
+                (eval-when (:compile-toplevel :load-toplevel :execute)
+                  (defun tag-number (name)
+                    "Return the number of the tag NAME."
+                    (or (position name ',names) (error "no tag ~S" name))))
+                (define-compiler-macro tag-number (&whole form name)
+                  (if (keywordp name) (position name ',names) form)))))
+  (define-tags :nil :true :integer :bignum :single :double :character :string :symbol :keyword :ratio :complex
+    :list :dotted :vector :octets :table :handle :doubles :values))
+
+(deftype depth ()
+  "The number of levels of lists, vectors and tables that are written out. Objects nested deeper are written as handles."
+  '(unsigned-byte 8))
+
+(defconstant +opaque+ 256
+  "The shape flag that makes anything below the depth a handle, whatever its type, so that the identical object comes back.
+A shape is the sum of this flag, or 0, and a depth.")
+
+(declaim (inline token))
+(defun token (tag &optional (number 0))
+  "Return the first word of a token."
+  (declare (type (unsigned-byte 8) tag) (type (unsigned-byte 56) number))
+  (logior tag (ash number 8)))
+
+(defun put-bignum (buffer integer)
+  "Write INTEGER in two's complement, least significant word first."
+  (declare (type bignum integer))
+  (let ((words (sb-bignum:%bignum-length integer)))
+    (put buffer (token (tag-number :bignum) words))
+    (dotimes (index words)
+      (put buffer (sb-bignum:%bignum-ref integer index)))))
+
+(declaim (inline put-integer))
+(defun put-integer (buffer integer)
+  "Write INTEGER, of any size."
+  (typecase integer
+    ((signed-byte 64)
+     (let ((sap (reserve buffer 2)))
+       (setf (sap-ref-64 sap 0) (token (tag-number :integer))
+             (signed-sap-ref-64 sap 8) integer)))
+    (t (put-bignum buffer integer))))
+
+(declaim (notinline simple-vector-length))
+(defun simple-vector-length (data)
+  "Return the length that the header of DATA, a simple vector, states. WITH-ARRAY-DATA promises the compiler that its END is
+within DATA, so the compiler would fold an inline comparison with LENGTH to true."
+  (length (the (simple-array * (*)) data)))
+
+(defmacro with-vector-data ((data start end) vector &body body)
+  "Evaluate BODY with DATA bound to the simple vector that holds the elements of VECTOR, pinned, and START and END to their
+bounds. Another thread may adjust VECTOR at any time, even between two reads of its header, so check that DATA contains all
+of these elements."
+  `(sb-kernel:with-array-data ((,data ,vector) (,start) (,end) :check-fill-pointer t)
+     (with-pinned-objects (,data)
+       (unless (<= ,start ,end (simple-vector-length ,data))
+         (error "A vector was adjusted while it was read."))
+       ,@body)))
+
+(defun put-string (buffer string)
+  "Write the characters of STRING."
+  (declare (type string string))
+  (with-vector-data (data start end) string
+    (let* ((length (- end start))
+           (sap (progn
+                  (put buffer (token (tag-number :string) length))
+                  (reserve buffer (ceiling length 2)))))
+      (typecase data
+        ((simple-array character (*))
+         (sb-kernel:%byte-blt (vector-sap data) (* 4 start) sap 0 (* 4 length)))
+        (t
+         (loop for index of-type index from start below end
+               for offset of-type index from 0 by 4
+               do (setf (sap-ref-32 sap offset) (char-code (char data index)))))))))
+
+(defun put-symbol (buffer symbol)
+  "Write SYMBOL as its package name and its name, or as uninterned if it has no package."
+  (let ((package (symbol-package symbol)))
+    (cond ((keywordp symbol)
+           (put buffer (token (tag-number :keyword))))
+          (t
+           (put buffer (token (tag-number :symbol) (if package 1 0)))
+           (when package
+             (put-string buffer (package-name package)))))
+    (put-string buffer (symbol-name symbol))))
+
+(defun put-octets (buffer vector)
+  "Write VECTOR, whose elements are octets."
+  (declare (type (vector (unsigned-byte 8)) vector))
+  (with-vector-data (data start end) vector
+    (let* ((length (- end start))
+           (sap (progn
+                  (put buffer (token (tag-number :octets) length))
+                  (reserve buffer (ceiling length 8)))))
+      (declare (type (simple-array (unsigned-byte 8) (*)) data))
+      (sb-kernel:%byte-blt (vector-sap data) start sap 0 length))))
+
+(defun put-doubles (buffer vector)
+  "Write VECTOR, whose elements are double floats."
+  (declare (type (vector double-float) vector))
+  (with-vector-data (data start end) vector
+    (let* ((length (- end start))
+           (sap (progn
+                  (put buffer (token (tag-number :doubles) length))
+                  (reserve buffer length))))
+      (declare (type (simple-array double-float (*)) data))
+      (sb-kernel:%byte-blt (vector-sap data) (* 8 start) sap 0 (* 8 length)))))
+
+(defun list-extent (list)
+  "Return the number of conses of LIST and the tail after the last one, or NIL if LIST is circular."
+  (let ((slow list))
+    (loop for rest = list then (cdr rest)
+          for count of-type index from 0
+          while (consp rest)
+          do (when (oddp count)
+               (setf slow (cdr slow))
+               (when (eq slow (cdr rest))
+                 (return nil)))
+          finally (return (values count rest)))))
+
+(defun put-list (buffer list shape)
+  "Write the elements of LIST, which is not empty, in SHAPE."
+  (multiple-value-bind (count tail) (list-extent list)
+    (unless count
+      (refuse-message buffer))
+    (put buffer (if tail (token (tag-number :dotted) count) (token (tag-number :list) count)))
+    (loop for rest = list then (cdr rest)
+          repeat count
+          do (put-object buffer (car rest) shape))
+    (when tail
+      (put-object buffer tail shape))))
+
+(defun put-table (buffer table shape)
+  "Write the entries of TABLE in SHAPE."
+  ;; Take a snapshot first: another thread may add entries.
+  (let ((entries (loop for key being the hash-keys of table using (hash-value value) collect (cons key value))))
+    (put buffer (token (tag-number :table) (length entries)))
+    (loop for (key . value) in entries
+          do (put-object buffer key shape)
+             (put-object buffer value shape))))
+
+(defun put-handle (buffer object)
+  "Write a new handle for OBJECT."
+  (when (> (incf (buffer-handles buffer)) +max-message-handles+)
+    (refuse-message buffer))
+  (let ((place (reserve buffer 1)))
+    (setf (sap-ref-64 place 0) (token (tag-number :handle) (make-handle object)))))
+
+(defun put-container (buffer object shape)
+  "Write OBJECT, of any type, in SHAPE, whose depth is not 0."
+  (declare (type (unsigned-byte 16) shape))
+  (let ((inner (1- shape)))
+    (typecase object
+      (cons (put-list buffer object inner))
+      ((vector (unsigned-byte 8)) (put-octets buffer object))
+      ((vector double-float) (put-doubles buffer object))
+      (vector
+       (with-vector-data (data start end) object
+         (put buffer (token (tag-number :vector) (- end start)))
+         (loop for index of-type index from start below end
+               do (put-object buffer (aref data index) inner))))
+      (hash-table (put-table buffer object inner))
+      (t (put-handle buffer object)))))
+
+(defun put-number (buffer number)
+  "Write NUMBER, which is a bignum, a ratio or a complex."
+  (etypecase number
+    (integer (put-integer buffer number))
+    (ratio
+     (put buffer (token (tag-number :ratio)))
+     (put-integer buffer (numerator number))
+     (put-integer buffer (denominator number)))
+    (complex
+     (put buffer (token (tag-number :complex)))
+     (put-object buffer (realpart number) 0)
+     (put-object buffer (imagpart number) 0))))
+
+(declaim (inline put-argument))
+(defun put-argument (buffer object shape)
+  "Write OBJECT as PUT-OBJECT does, with fixnums handled inline."
+  (if (typep object 'fixnum)
+      (put-integer buffer object)
+      (put-object buffer object shape)))
+
+(defun put-object (buffer object shape)
+  "Write OBJECT in SHAPE. Objects that EQL cannot tell from a copy are written in full whatever the shape."
+  (declare (type (unsigned-byte 16) shape) (optimize speed) (sb-ext:muffle-conditions sb-ext:compiler-note))
+  (typecase object
+    (fixnum (put-integer buffer object))
+    (null (put buffer (token (tag-number :nil))))
+    ((eql t) (put buffer (token (tag-number :true))))
+    (single-float
+     (put buffer (token (tag-number :single) (ldb (byte 32 0) (sb-kernel:single-float-bits object)))))
+    (double-float
+     (put buffer (token (tag-number :double)))
+     (put buffer (ldb (byte 64 0) (sb-kernel:double-float-bits object))))
+    (character (put buffer (token (tag-number :character) (char-code object))))
+    (t
+     (cond ((eql shape +opaque+) (put-handle buffer object))
+           ((numberp object) (put-number buffer object))
+           ((symbolp object) (put-symbol buffer object))
+           ((stringp object) (put-string buffer object))
+           ((zerop (logand shape 255))
+            ;; The host treats byte vectors as atoms, whatever the depth.
+            (typecase object
+              ((vector (unsigned-byte 8)) (put-octets buffer object))
+              (t (put-handle buffer object))))
+           (t (put-container buffer object shape))))))
+
+;;; Reading
+
+(defstruct (multiple-values (:constructor make-multiple-values (elements)) (:copier nil) (:predicate nil))
+  "The multiple values that a message contained."
+  (elements '() :type list))
+
+(declaim (inline word-at))
+(defun word-at (address)
+  "Return the word at ADDRESS, an integer."
+  (sap-ref-64 (int-sap address) 0))
+
+(defun discard-message (buffer)
+  "Release the handles in the message in BUFFER: the program will not receive it."
+  (declare (type message-buffer buffer))
+  (let* ((address (buffer-address buffer))
+         (end (+ address (* 8 (buffer-fill buffer)))))
+    (declare (type (unsigned-byte 62) address end))
+    (loop while (< address end)
+          do (let* ((word (word-at address))
+                    (number (ash word -8)))
+               (flet ((tag-p (&rest tags)
+                        (declare (dynamic-extent tags))
+                        (member (ldb (byte 8 0) word) tags)))
+                 (when (tag-p (tag-number :handle))
+                   (release-handles number))
+                 (incf address (* 8 (cond ((tag-p (tag-number :integer) (tag-number :double)) 2)
+                                          ((tag-p (tag-number :bignum) (tag-number :doubles)) (1+ number))
+                                          ((tag-p (tag-number :string)) (1+ (ceiling number 2)))
+                                          ((tag-p (tag-number :octets)) (1+ (ceiling number 8)))
+                                          (t 1)))))))
+    (setf (buffer-fill buffer) 0)
+    (finish-message buffer)))
+
+;;; The decoder checks every read against the message's end. Malformed words signal an error.
+
+(define-condition malformed-message (error)
+  ()
+  (:report "The program's message is malformed.")
+  (:documentation "The words of a message are not what the program's side writes."))
+
+(declaim (inline end-of-words))
+(defun end-of-words (address words end)
+  "Return the address after WORDS words at ADDRESS. All of them must be below END."
+  (declare (type (unsigned-byte 62) address end) (type (unsigned-byte 58) words))
+  (let ((next (+ address (* 8 words))))
+    (when (> next end)
+      (error 'malformed-message))
+    next))
+
+(defun check-characters (address length)
+  "Signal an error unless the LENGTH words of 32 bits at ADDRESS are all character codes."
+  (declare (type (unsigned-byte 62) address) (type index length) (optimize speed))
+  (let ((sap (int-sap address))
+        (seen 0))
+    (declare (type (unsigned-byte 32) seen))
+    (dotimes (index length)
+      (setf seen (logior seen (sap-ref-32 sap (* 4 index)))))
+    (unless (or (< seen char-code-limit)
+                ;; SEEN may have bits that no single code has.
+                (loop for index of-type index below length
+                      always (< (sap-ref-32 sap (* 4 index)) char-code-limit)))
+      (error 'malformed-message))))
+
+(defun read-string-token (address length end)
+  "Return a fresh string of the LENGTH characters at ADDRESS, and the address after them."
+  (declare (type (unsigned-byte 62) address length end))
+  (let ((next (end-of-words address (ceiling length 2) end)))
+    (check-characters address length)
+    (values (copy-text address length) next)))
+
+(defun read-names (address count end)
+  "Return a list of the COUNT strings whose tokens are at ADDRESS, and the address after them."
+  (declare (type (unsigned-byte 62) address end))
+  (let ((names (loop repeat count
+                     collect (let* ((next (end-of-words address 1 end))
+                                    (word (word-at address)))
+                               (unless (eql (ldb (byte 8 0) word) (tag-number :string))
+                                 (error 'malformed-message))
+                               (multiple-value-bind (name next) (read-string-token next (ash word -8) end)
+                                 (setf address next)
+                                 name)))))
+    (values names address)))
+
+(defun read-bignum (address words)
+  "Return the integer in the WORDS words, at least one, at ADDRESS."
+  (declare (type (unsigned-byte 62) address) (type (integer 1 #.sb-bignum:maximum-bignum-length) words))
+  (let ((integer (sb-bignum:%allocate-bignum words)))
+    (dotimes (index words)
+      (sb-bignum:%bignum-set integer index (word-at (+ address (* 8 index)))))
+    (sb-bignum::%normalize-bignum integer words)))
+
+(defun read-elements (address count end)
+  "Return a list of the COUNT objects whose tokens are at ADDRESS, and the address after them."
+  (let ((elements (loop repeat count
+                        collect (multiple-value-bind (element next) (read-object address end)
+                                  (setf address next)
+                                  element))))
+    (values elements address)))
+
+(defun read-objects (address end)
+  "Return a list of the objects between ADDRESS and END."
+  (declare (type (unsigned-byte 62) address end))
+  (loop while (< address end)
+        collect (multiple-value-bind (object next) (read-object address end)
+                  (setf address next)
+                  object)))
+
+(defun copy-octets (address vector octets)
+  "Copy OCTETS octets from ADDRESS into VECTOR and return VECTOR."
+  (with-pinned-objects (vector)
+    (sb-kernel:%byte-blt (int-sap address) 0 (vector-sap vector) 0 octets))
+  vector)
+
+(defun read-handle (number)
+  "Return the object to which the handle NUMBER refers."
+  (let ((object (and (< number (length **handle-table**)) (handle-object number))))
+    ;; No handle is made for objects of these types: this is a free entry.
+    (when (typep object '(or null fixnum))
+      (error 'malformed-message))
+    object))
+
+(defun read-object (address end)
+  "Return the object whose token is at ADDRESS, and the address after it. The whole token must be below END."
+  (declare (type (unsigned-byte 62) address end))
+  (let* ((next (end-of-words address 1 end))
+         (word (word-at address))
+         (number (ash word -8)))
+    (declare (type (unsigned-byte 62) next))
+    (macrolet ((reading ((elements count) &body body)
+                 `(multiple-value-bind (,elements after) (read-elements next ,count end)
+                    (values (progn ,@body) after)))
+               (checking ((test) &body body)
+                 `(if ,test (progn ,@body) (error 'malformed-message))))
+      (case (ldb (byte 8 0) word)
+        (#.(tag-number :nil) (checking ((zerop number)) (values nil next)))
+        (#.(tag-number :true) (checking ((zerop number)) (values t next)))
+        (#.(tag-number :integer)
+         (let ((after (end-of-words next 1 end)))
+           (checking ((zerop number)) (values (signed-sap-ref-64 (int-sap next) 0) after))))
+        (#.(tag-number :bignum)
+         (let ((after (end-of-words next number end)))
+           (checking ((plusp number)) (values (read-bignum next number) after))))
+        (#.(tag-number :single)
+         (checking ((typep number '(unsigned-byte 32))) (values (sap-ref-single (int-sap address) 1) next)))
+        (#.(tag-number :double)
+         (let ((after (end-of-words next 1 end)))
+           (checking ((zerop number)) (values (sap-ref-double (int-sap next) 0) after))))
+        (#.(tag-number :character) (checking ((< number char-code-limit)) (values (code-char number) next)))
+        (#.(tag-number :string) (read-string-token next number end))
+        (#.(tag-number :symbol)
+         (checking ((<= number 1))
+           (multiple-value-bind (names after) (read-names next (1+ number) end)
+             (values (if (eql number 1)
+                         (intern (second names) (find-user-package (first names)))
+                         (make-symbol (first names)))
+                     after))))
+        (#.(tag-number :keyword)
+         (checking ((zerop number))
+           (multiple-value-bind (names after) (read-names next 1 end)
+             (values (intern (first names) "KEYWORD") after))))
+        (#.(tag-number :ratio)
+         (reading (parts 2)
+           (destructuring-bind (numerator denominator) parts
+             (checking ((and (zerop number) (integerp numerator) (integerp denominator) (not (eql denominator 0))))
+               (/ numerator denominator)))))
+        (#.(tag-number :complex)
+         (reading (parts 2)
+           (destructuring-bind (re im) parts
+             (checking ((and (zerop number) (realp re) (realp im)))
+               (complex re im)))))
+        (#.(tag-number :list) (read-elements next number end))
+        (#.(tag-number :dotted)
+         (reading (elements (1+ number))
+           (let ((last (last elements 2)))
+             (checking ((plusp number))
+               (setf (cdr last) (cadr last))
+               elements))))
+        (#.(tag-number :vector) (reading (elements number) (coerce elements 'simple-vector)))
+        (#.(tag-number :octets)
+         (let ((after (end-of-words next (ceiling number 8) end)))
+           (values (copy-octets next (make-array number :element-type '(unsigned-byte 8)) number) after)))
+        (#.(tag-number :doubles)
+         (let ((after (end-of-words next number end)))
+           (values (copy-octets next (make-array number :element-type 'double-float) (* 8 number)) after)))
+        (#.(tag-number :table)
+         (reading (entries (* 2 number))
+           (let ((table (make-hash-table :test 'equal :size (max 7 number))))
+             (loop for (key value) on entries by #'cddr
+                   do (setf (gethash key table) value))
+             table)))
+        (#.(tag-number :handle) (values (read-handle number) next))
+        (t (error 'malformed-message))))))
+
+(declaim (inline read-argument))
+(defun read-argument (address end)
+  "Return the values of READ-OBJECT, with integers of one word handled inline. There must be a word at ADDRESS."
+  (declare (type (unsigned-byte 62) address end))
+  (if (and (eql (word-at address) (token (tag-number :integer)))
+           (<= (+ address 16) end))
+      (values (signed-sap-ref-64 (int-sap address) 8) (the (unsigned-byte 62) (+ address 16)))
+      (read-object address end)))
+
+(declaim (type index *answers-being-read*))
+(defvar *answers-being-read* 0
+  "The number of answers of the program that this thread is reading. Reading may run code, such as the handler of an error
+that INTERN signals, which calls the program again. The program keeps these answers valid meanwhile.")
+
+(defun read-answer (address count)
+  "Return the program's answer in the COUNT words, at least one, at ADDRESS: an object, or a MULTIPLE-VALUES. The caller has
+counted the answer among *ANSWERS-BEING-READ*."
+  (declare (type (unsigned-byte 62) address) (type (unsigned-byte 48) count))
+  (let ((word (word-at address))
+        (end (+ address (* 8 count))))
+    (declare (type (unsigned-byte 62) end))
+    (if (eql (ldb (byte 8 0) word) (tag-number :values))
+        (make-multiple-values (values (read-elements (end-of-words address 1 end) (ash word -8) end)))
+        (values (read-object address end)))))
+
+(declaim (inline integer-answer-p read-integer-answer))
+(defun integer-answer-p (address count)
+  "True when the program's answer, the COUNT words at ADDRESS, is an integer of one word. Reading such an answer runs no
+other code."
+  (declare (type (unsigned-byte 62) address count))
+  (and (eql count 2) (eql (word-at address) (token (tag-number :integer)))))
+
+(defun read-integer-answer (address)
+  "Return the integer that the program's answer at ADDRESS holds."
+  (declare (type (unsigned-byte 62) address))
+  (signed-sap-ref-64 (int-sap address) 8))

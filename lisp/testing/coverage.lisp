@@ -1,0 +1,194 @@
+;;;; Code coverage by SB-COVER, whose marks are set when a form runs. This is for an image of its own, apart from the
+;;;; session's.
+
+(in-package "SBCL-HOST/TESTING")
+
+;;; Loading
+
+(defun direct-dependencies (system)
+  "Return the systems on which SYSTEM depends directly."
+  (loop for name in (ignore-errors (asdf:system-depends-on system))
+        for needed = (ignore-errors (asdf:find-system (asdf/find-component:resolve-dependency-name system name) nil))
+        when needed
+          collect needed))
+
+(defun needed-systems (system)
+  "Return SYSTEM and all systems on which it depends, dependencies first."
+  (let ((found '()))
+    (labels ((visit (system)
+               (unless (member system found :test #'eq)
+                 (mapc #'visit (direct-dependencies system))
+                 (pushnew system found :test #'eq))))
+      (visit system))
+    (nreverse found)))
+
+(defun in-directory-p (system root)
+  "True when the files of SYSTEM are below the directory ROOT."
+  (let ((directory (asdf:system-source-directory system)))
+    (and directory root (uiop:subpathp directory root))))
+
+(defun framework-name-p (name)
+  "True when NAME is that of a test framework's system."
+  (member name '("fiveam" "parachute" "rove" "lisp-unit2" "sb-rt" "rt") :test #'string-equal))
+
+(defun test-name-p (system)
+  "True when the name of SYSTEM suggests that it holds tests."
+  (search "test" (asdf:component-name system)))
+
+(defun test-system-p (system)
+  "True when SYSTEM is likely to hold tests: it uses a framework, or its name suggests it."
+  (or (test-name-p system)
+      (some #'framework-name-p
+            (mapcar (lambda (dependency) (if (stringp dependency) dependency (format nil "~(~A~)" dependency)))
+                    (asdf:system-depends-on system)))))
+
+(defun externally-tested-systems (tests)
+  "Return the systems that TESTS are likely to test, when the tests have no code in their own directory: the dependencies of
+TESTS and of their auxiliary test systems, except frameworks. If the name of a test system contains that of such a system,
+return only those."
+  (let ((found '()))
+    (labels ((visit (system)
+               (dolist (needed (direct-dependencies system))
+                 (cond ((or (member needed tests)
+                            (framework-name-p (asdf:component-name needed))
+                            (null (asdf:system-source-directory needed))))
+                       ((test-system-p needed) (visit needed))
+                       (t (pushnew needed found))))))
+      (mapc #'visit tests))
+    (flet ((named-p (system)
+             (some (lambda (test) (search (asdf:component-name system) (asdf:component-name test))) tests)))
+      (or (remove-if-not #'named-p found) found))))
+
+(defun tested-systems (needed root)
+  "Return the systems among NEEDED that the tests in the directory ROOT are likely to test."
+  (let ((own (remove-if-not (lambda (system) (in-directory-p system root)) needed)))
+    (or (remove-if #'test-system-p own)
+        (let ((roots (and (every #'test-name-p own)
+                          (mapcar #'asdf:system-source-directory (externally-tested-systems own)))))
+          (remove-if-not (lambda (system)
+                           (and (not (test-system-p system))
+                                (some (lambda (root) (in-directory-p system root)) roots)))
+                         needed))
+        ;; If one system has both code and tests, the forms of the tests are recognized later.
+        own)))
+
+;; The forms of a function that is expanded inline in its callers would never seem to run.
+(declaim (type boolean *marking*))
+(defvar *marking* nil
+  "True while code is loaded with coverage marks: its inline proclamations are ignored.")
+
+(defun inline-proclamation-p (form)
+  "True when FORM, a declaration specifier, makes functions inline."
+  (member (car form) '(inline sb-ext:maybe-inline)))
+
+(defun load-with-coverage (systems scratch)
+  "Load SYSTEMS and their dependencies, with coverage marks in the code that they test, which is in the same directory if
+any is. Compiled files go into the directory SCRATCH. Return the systems with marks."
+  (let* ((root (asdf:system-source-directory (first (last systems))))
+         (needed (remove-duplicates (mapcan #'needed-systems (reverse systems)) :from-end t))
+         (marked (tested-systems needed root))
+         ;; Systems that depend on that code would load it without marks.
+         (own (remove-if-not (lambda (system)
+                               (or (in-directory-p system root) (intersection marked (needed-systems system))))
+                             needed)))
+    (dolist (system (set-difference needed own))
+      (asdf:load-system system))
+    ;; Do not compile these again, although the location of compiled files changes.
+    (dolist (name (asdf:already-loaded-systems))
+      (asdf:register-immutable-system name))
+    ;; Frameworks use this variable to find the source of a compiled file (Rove's RESOLVE-FILE).
+    (setf uiop:*user-cache* (uiop:resolve-location (list scratch :implementation) :ensure-directory t :wilden nil))
+    (asdf:initialize-output-translations '(:output-translations (t :user-cache) :ignore-inherited-configuration))
+    (unwind-protect
+         (progn
+           (proclaim '(optimize (sb-cover:store-coverage-data 3)))
+           (let ((*marking* t))
+             (mapc #'asdf:load-system (remove-if-not (lambda (system) (member system marked)) needed))))
+      (proclaim '(optimize (sb-cover:store-coverage-data 0))))
+    ;; Otherwise a source file that is newer than its compiled file, as after a change of the clock, would be compiled again
+    ;; without marks.
+    (dolist (system marked)
+      (asdf:register-immutable-system (asdf:component-name system)))
+    (mapc #'asdf:load-system own)
+    marked))
+
+;;; Coverage marks
+
+(defstruct (coverage (:copier nil) (:predicate nil))
+  "The coverage marks in the code of this image."
+  ;; Parallel vectors: code components, and the number of each one's first mark.
+  (codes #() :type simple-vector :read-only t)
+  (starts #() :type simple-vector :read-only t)
+  (count 0 :type index :read-only t))
+
+(declaim (type (or null coverage) *coverage*))
+(defvar *coverage* nil
+  "The coverage marks by which it is recorded what a test ran, or NIL when that is not wanted.")
+
+(defun marked-codes ()
+  "Return the code components with marks."
+  (loop for codes in (cdr sb-int:*code-coverage-info*)
+        append (loop for index below (sb-int:weak-vector-len codes)
+                     for code = (sb-int:weak-vector-ref codes index)
+                     when (and code (sb-c::code-coverage-map code))
+                       collect code)))
+
+(defun present-coverage ()
+  "Return a COVERAGE of all marks in this image."
+  (let ((codes (coerce (marked-codes) 'simple-vector))
+        (count 0))
+    (make-coverage :codes codes
+                   :starts (map 'simple-vector
+                                (lambda (code)
+                                  (prog1 count
+                                    (incf count (length (sb-c::code-coverage-map code)))))
+                                codes)
+                   :count count)))
+
+(defun mark-set-p (code index)
+  "True when mark INDEX of CODE is set, that is, its form has run."
+  (let ((marks (sb-cover::code-coverage-marks code)))
+    #+(or x86-64 x86) (/= 0 (sap-ref-8 marks index))
+    #-(or x86-64 x86) (/= #xFF (if (vectorp marks) (aref marks index) (sap-ref-8 marks index)))))
+
+(defun clear-mark (code index)
+  "Clear mark INDEX of CODE."
+  (let ((marks (sb-cover::code-coverage-marks code)))
+    #+(or x86-64 x86) (setf (sap-ref-8 marks index) 0)
+    #-(or x86-64 x86) (if (vectorp marks)
+                          (setf (aref marks index) #xFF)
+                          (setf (sap-ref-8 marks index) #xFF))))
+
+(defun clear-marks ()
+  "Clear all marks."
+  (map nil #'sb-cover:reset-coverage (coverage-codes *coverage*)))
+
+(defun set-marks ()
+  "Return a bit vector in which the bits of the marks that are set are 1."
+  (let ((bits (make-array (coverage-count *coverage*) :element-type 'bit :initial-element 0)))
+    (loop for code across (coverage-codes *coverage*)
+          for start across (coverage-starts *coverage*)
+          do (with-pinned-objects (code)
+               (dotimes (index (length (sb-c::code-coverage-map code)))
+                 (when (mark-set-p code index)
+                   (setf (sbit bits (+ start index)) 1)))))
+    bits))
+
+(defun clear-marks-except (bits)
+  "Clear all marks except those of BITS, a value of SET-MARKS."
+  (declare (type simple-bit-vector bits))
+  (loop for code across (coverage-codes *coverage*)
+        for start across (coverage-starts *coverage*)
+        do (with-pinned-objects (code)
+             (dotimes (index (length (sb-c::code-coverage-map code)))
+               (when (and (zerop (sbit bits (+ start index))) (mark-set-p code index))
+                 (clear-mark code index))))))
+
+(defun call-preserving-marks (function)
+  "Return the values of FUNCTION, which reports a failure. It leaves the marks as they were."
+  (declare (type function function))
+  (if *coverage*
+      (let ((marks (set-marks)))
+        (unwind-protect (funcall function)
+          (clear-marks-except marks)))
+      (funcall function)))

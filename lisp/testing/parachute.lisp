@@ -1,0 +1,137 @@
+;;;; Parachute, by a report class of our own that observes and collects the tests, as Parachute's manual describes.
+
+(in-package "SBCL-HOST/TESTING")
+
+(define-framework "Parachute" ("ORG.SHIRAKUMO.PARACHUTE" "PARACHUTE")
+  :entries (("TEST" . parachute-tests-of))
+  :tests parachute-tests :name parachute-name :home parachute-home :groups parachute-groups :runner run-parachute)
+
+(defun parachute-tests ()
+  "Return all tests."
+  (loop for package in (call-framework "TEST-PACKAGES")
+        append (call-framework "PACKAGE-TESTS" package)))
+
+(defun parachute-name (test)
+  "Return the name of TEST, a symbol or string."
+  (framework-slot test "NAME"))
+
+(defun parachute-home (test)
+  "Return the package of TEST."
+  (framework-slot test "HOME"))
+
+(defun parachute-tests-of (designator &rest options)
+  "Return the tests that Parachute's TEST would run for DESIGNATOR."
+  (declare (ignore options))
+  (cond ((consp designator) (mapcan #'parachute-tests-of designator))
+        ((framework-type-p designator "TEST") (list designator))
+        ((packagep designator) (copy-list (call-framework "PACKAGE-TESTS" designator)))
+        ((call-framework "FIND-TEST" designator) (list (call-framework "FIND-TEST" designator)))
+        ((find-package designator) (copy-list (call-framework "PACKAGE-TESTS" designator)))
+        (t (error "No test or package found for ~S." designator))))
+
+(defun parachute-groups (wanted-p)
+  "Return no tests: a parent of tests is itself a test."
+  (declare (ignore wanted-p))
+  '())
+
+(defglobal **parachute-report** nil
+  "A cons of Parachute's package and the name of the report class that was made for it, or NIL.")
+
+(defun parachute-report ()
+  "Return the name of a report class that runs its tests by CALL-AS-TEST. Make the class if necessary."
+  (let ((package (framework-package *framework*)))
+    (unless (eq package (car **parachute-report**))
+      (let ((name (make-symbol "REPORT"))
+            (eval-in-context (framework-symbol "EVAL-IN-CONTEXT"))
+            (status (framework-symbol "STATUS")))
+        (handler-bind ((warning #'muffle-warning))
+          (funcall
+           (compile nil `(lambda ()
+                           (defclass ,name (,(framework-symbol "REPORT")) ())
+                           (defmethod ,eval-in-context :around ((report ,name) (result ,(framework-symbol "RESULT")))
+                             (watch-parachute-result result
+                                                     (lambda () (call-next-method))
+                                                     (lambda (status) (setf (,status result) status))))))))
+        (setf **parachute-report** (cons package name))))
+    (cdr **parachute-report**)))
+
+(defvar *parachute-conditions* '()
+  "The conditions that ended results of the running test: conses of result and condition.")
+
+(defun watch-parachute-result (result function set-status)
+  "Call FUNCTION, which evaluates RESULT; the result of a test is evaluated as a test. SET-STATUS is a function that sets
+RESULT's status."
+  (declare (type function function set-status))
+  (unless (eq :unknown (framework-slot result "STATUS"))
+    (return-from watch-parachute-result (funcall function)))
+  (flet ((evaluate ()
+           (handler-case (funcall function)
+             (error (condition)
+               (push (cons result condition) *parachute-conditions*)
+               (funcall set-status :failed)))))
+    (if (framework-type-p result "TEST-RESULT")
+        (let ((verdict (new-verdict (framework-slot result "EXPRESSION")))
+              (*parachute-conditions* '()))
+          (call-as-test verdict #'evaluate)
+          (unless (eq :passed (verdict-status verdict))
+            (funcall set-status :failed))
+          (call-as-test verdict (lambda () (add-parachute-results verdict result)))
+          ;; A test that only groups others is not reported.
+          (unless (and (eq :passed (verdict-status verdict))
+                       (zerop (verdict-passed-checks verdict))
+                       (some (lambda (child) (framework-type-p child "TEST-RESULT")) (framework-slot result "RESULTS")))
+            (record-verdict verdict)))
+        (evaluate))))
+
+(defun add-parachute-results (verdict result)
+  "Add to VERDICT the results of RESULT, that of its test, but not those of child tests."
+  (when (and (eq :skipped (framework-slot result "STATUS")) (eq :passed (verdict-status verdict)))
+    (setf (verdict-status verdict) :skipped))
+  (let ((condition (cdr (assoc result *parachute-conditions*))))
+    (when condition
+      (end-with-condition verdict condition)))
+  (let ((skipped 0))
+    (labels ((visit (parent)
+               (loop for child across (framework-slot parent "RESULTS")
+                     do (cond ((framework-type-p child "TEST-RESULT"))
+                              ((framework-type-p child "CONTROLLING-RESULT")
+                               (when (eq :skipped (framework-slot child "CHILD-STATUS"))
+                                 (incf skipped)))
+                              ((framework-type-p child "PARENT-RESULT") (visit child))
+                              (t (case (framework-slot child "STATUS")
+                                   (:passed (incf (verdict-passed-checks verdict)))
+                                   (:failed (add-parachute-check verdict child))))))))
+      (visit result))
+    (when (and (plusp skipped) (eq :passed (verdict-status verdict)) (zerop (verdict-passed-checks verdict)))
+      (setf (verdict-status verdict) :skipped)))
+  ;; The test exceeded Parachute's own time limit.
+  (when (and (eq :failed (framework-slot result "STATUS"))
+             (eq :passed (verdict-status verdict))
+             (notany (lambda (child) (eq :failed (framework-slot child "STATUS"))) (framework-slot result "RESULTS")))
+    (setf (verdict-status verdict) :failed
+          (verdict-message verdict) (cut-text (princ-to-string (framework-slot result "DESCRIPTION"))))))
+
+(defun add-parachute-check (verdict result)
+  "Add to VERDICT the check that RESULT, which failed, describes."
+  (let* ((form (framework-slot result "EXPRESSION"))
+         (condition (cdr (assoc result *parachute-conditions*)))
+         (compares (framework-type-p result "COMPARISON-RESULT"))
+         (description (framework-slot result "DESCRIPTION")))
+    (when condition
+      (end-with-condition verdict condition))
+    (add-check verdict
+               (make-check :form form :shown (shown-form form)
+                           :expected (and compares (not condition) (shown-text (framework-slot result "EXPECTED")))
+                           :actual (cond (condition nil)
+                                         ((slot-boundp result (framework-symbol "VALUE"))
+                                          (shown-text (framework-slot result "VALUE"))))
+                           :message (and (stringp description) (cut-text description))))))
+
+(defun run-parachute (tests)
+  "Run TESTS, each with its children, and return the report."
+  (let ((roots (remove-if (lambda (test)
+                            (loop for parent = (framework-slot test "PARENT") then (framework-slot parent "PARENT")
+                                  while parent
+                                    thereis (member parent tests)))
+                          tests)))
+    (call-framework "TEST" roots :report (parachute-report))))

@@ -1,0 +1,145 @@
+;;;; Rove.
+
+(in-package "SBCL-HOST/TESTING")
+
+(define-framework "Rove" ("ROVE" "ROVE/CORE/RESULT" "ROVE/CORE/ASSERTION" "ROVE/CORE/TEST")
+  :entries (("RUN" . rove-tests-of-systems) ("RUN-SUITE" . rove-tests-of-suite))
+  :streams (("*REPORT-STREAM*" . "ROVE/REPORTER"))
+  :tests rove-tests :name rove-name :home rove-home :groups rove-groups :runner run-rove)
+
+(defun rove-suites ()
+  "Return all suites."
+  (call-framework "ALL-SUITES"))
+
+(defun rove-suite-tests (suite)
+  "Return the tests of SUITE as lists of name and suite."
+  (loop for name in (funcall (framework-symbol "SUITE-TESTS" "ROVE/CORE/SUITE/PACKAGE") suite)
+        collect (list name suite)))
+
+(defun rove-tests ()
+  "Return all tests."
+  (mapcan #'rove-suite-tests (rove-suites)))
+
+(defun rove-name (test)
+  "Return the name of TEST."
+  (first test))
+
+(defun rove-home (test)
+  "Return the package of TEST."
+  (slot-value (second test) (framework-symbol "PACKAGE" "ROVE/CORE/SUITE/PACKAGE")))
+
+(defun rove-groups (wanted-p)
+  "Return no tests: a suite is a package."
+  (declare (ignore wanted-p))
+  '())
+
+(defun rove-tests-of-suite (suite)
+  "Return the tests that RUN-SUITE would run for SUITE, a suite or a designator of a package."
+  (rove-suite-tests (if (or (packagep suite) (stringp suite) (symbolp suite))
+                        (call-framework "FIND-SUITE" suite)
+                        suite)))
+
+(defun rove-tests-of-systems (systems &rest options)
+  "Return the tests that Rove's RUN would run for SYSTEMS, a system designator or a list of them."
+  (declare (ignore options))
+  (loop for designator in (if (listp systems) systems (list systems))
+        for system = (asdf:find-system designator)
+        for package = (find-package (string-upcase (asdf:component-name system)))
+        append (progn
+                 (load-for-tests system)
+                 (loop for suite in (remove-duplicates
+                                     (append (funcall (framework-symbol "SYSTEM-SUITES" "ROVE/CORE/SUITE/PACKAGE") system)
+                                             (and package (list (call-framework "FIND-SUITE" package)))))
+                       when suite
+                         append (rove-suite-tests suite)))))
+
+(defun run-rove (tests)
+  "Run TESTS, with the setup, hooks and teardown of their suites. Return true if none failed, and the results."
+  (let ((stats (make-instance (framework-symbol "STATS" "ROVE/CORE/STATS")))
+        (package "ROVE/CORE/SUITE/PACKAGE"))
+    (funcall (framework-symbol "INITIALIZE" "ROVE/CORE/STATS") stats)
+    (progv (list (framework-symbol "*STATS*" "ROVE/CORE/STATS") (framework-symbol "*DEBUG-ON-ERROR*" "ROVE/CORE/ASSERTION"))
+        (list stats nil)
+      (dolist (suite (remove-duplicates (mapcar #'second tests) :from-end t))
+        (flet ((of-suite (name) (funcall (framework-symbol name package) suite))
+               (call-hooks (hooks) (loop for (nil . hook) in (reverse hooks) do (funcall hook))))
+          (let ((*package* (slot-value suite (framework-symbol "PACKAGE" package))))
+            (flet ((around (name)
+                     (let ((function (of-suite name)))
+                       (when function
+                         (call-outside-tests (format nil "~A of ~A" name (of-suite "SUITE-NAME")) function)))))
+              (around "SUITE-SETUP")
+              (loop for test in tests
+                    when (eq suite (second test))
+                      do (let ((verdict (new-verdict test))
+                               (before (length (rove-results stats))))
+                           (call-as-test verdict
+                                         (lambda ()
+                                           (unwind-protect
+                                                (let ((function (call-framework "GET-TEST" (first test))))
+                                                  (call-hooks (of-suite "SUITE-BEFORE-HOOKS"))
+                                                  (if function
+                                                      (funcall function)
+                                                      (note-removed verdict)))
+                                             (call-hooks (of-suite "SUITE-AFTER-HOOKS")))))
+                           (call-as-test verdict
+                                         (lambda ()
+                                           (dolist (result (ldiff (rove-results stats)
+                                                                  (last (rove-results stats) before)))
+                                             (add-rove-result verdict result))))
+                           (record-verdict verdict)))
+              (around "SUITE-TEARDOWN"))))))
+    (values (funcall (framework-symbol "PASSEDP" "ROVE/CORE/STATS") stats) (rove-results stats))))
+
+(defun rove-results (stats)
+  "Return the results that were recorded in STATS, newest first."
+  (funcall (framework-symbol "STATS-RESULTS" "ROVE/CORE/STATS") stats))
+
+(defun add-rove-result (verdict result)
+  "Add RESULT, that of a test, of a part of one, or of an assertion, to VERDICT."
+  (flet ((of-class-p (name) (typep result (framework-symbol name "ROVE/CORE/RESULT")))
+         (value (name) (funcall (framework-symbol name "ROVE/CORE/RESULT") result)))
+    (cond ((of-class-p "TEST")
+           (dolist (name '("FAILED-TESTS" "PASSED-TESTS" "PENDING-TESTS"))
+             (dolist (part (value name))
+               (add-rove-result verdict part))))
+          ((of-class-p "FAILED-ASSERTION")
+           (let ((reason (value "ASSERTION-REASON")))
+             (when (typep reason 'condition)
+               (end-with-condition verdict reason))
+             ;; Rove records an error outside of assertions as an assertion without a form.
+             (unless (and (typep reason 'condition) (atom (value "ASSERTION-FORM")))
+               (add-check verdict (rove-check result reason)))))
+          ((of-class-p "PENDING-ASSERTION")
+           (when (and (eq :passed (verdict-status verdict)) (zerop (verdict-passed-checks verdict)))
+             (setf (verdict-status verdict) :skipped)))
+          (t
+           (when (eq :skipped (verdict-status verdict))
+             (setf (verdict-status verdict) :passed))
+           (incf (verdict-passed-checks verdict))))))
+
+(defun rove-check (assertion reason)
+  "Return the check for ASSERTION, which failed. REASON is the condition that ended it, if it is one."
+  (flet ((value (name) (funcall (framework-symbol name "ROVE/CORE/RESULT") assertion)))
+    (let ((form (value "ASSERTION-FORM"))
+          (negative (slot-value assertion (framework-symbol "NEGATIVE" "ROVE/CORE/RESULT")))
+          (place (and (find-symbol "ASSERTION-SOURCE-LOCATION" "ROVE/CORE/RESULT")
+                      (value "ASSERTION-SOURCE-LOCATION")))
+          (values (loop for argument in (value "ASSERTION-ARGS")
+                        for of in (value "ASSERTION-VALUES")
+                        unless (if (consp argument) (eq 'quote (car argument)) (constantp argument))
+                          collect (format nil "~A = ~A" (shown-text argument) (shown-text of)))))
+      (make-check :form (and (consp form) form)
+                  :shown (and (consp form) (shown-form form))
+                  :expected (and (consp form)
+                                 (not (typep reason 'condition))
+                                 (if negative "false" "true"))
+                  :actual (cond ((typep reason 'condition) nil)
+                                (values (format nil "~{~A~^, ~}" values))
+                                ;; A failed positive assertion had the value NIL. Other values are not recorded.
+                                ((not negative) "NIL"))
+                  :message (let ((description (slot-value assertion (framework-symbol "DESC" "ROVE/CORE/RESULT"))))
+                             (and (stringp description) (cut-text description)))
+                  :file (and (consp place) (stringp (car place)) (car place))
+                  :line (and (consp place) (stringp (car place)) (consp (cdr place)) (integerp (second place))
+                             (second place))))))

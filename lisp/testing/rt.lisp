@@ -1,0 +1,184 @@
+;;;; sb-rt, and the original RT.
+
+(in-package "SBCL-HOST/TESTING")
+
+(define-framework "sb-rt" ("SB-RT")
+  :entries (("DO-TESTS" . rt-tests-of))
+  :tests rt-tests :name rt-name :home rt-home :groups rt-groups :runner run-rt)
+
+(define-framework "RT" ("REGRESSION-TEST")
+  :entries (("DO-TESTS" . rt-tests-of))
+  :tests rt-tests :name rt-name :home rt-home :groups rt-groups :runner run-rt)
+
+(defun rt-tests ()
+  "Return all tests, except those that a note of RT disables, as lists of name, form and values."
+  (loop for entry in (rest (symbol-value (framework-symbol "*ENTRIES*")))
+        ;; Debian's RT has structures for entries.
+        if (consp entry)
+          collect (rest entry)
+        else unless (call-framework "HAS-DISABLED-NOTE" entry)
+          collect (list* (call-framework "NAME" entry) (call-framework "FORM" entry) (call-framework "VALS" entry))))
+
+(defun rt-tests-of (&rest arguments)
+  "Return the tests that DO-TESTS runs."
+  (declare (ignore arguments))
+  (rt-tests))
+
+(defun rt-name (test)
+  "Return the name of TEST."
+  (first test))
+
+(defun rt-home (test)
+  "Return the package of TEST: the home package of its name, or the package of the first symbol in its form that is not the
+system's."
+  (let ((home (symbol-home (first test))))
+    (if (and home (not (eq home (find-package "KEYWORD"))))
+        home
+        (labels ((visit (object)
+                   (cond ((consp object) (visit (car object)) (visit (cdr object)))
+                         ((and object (symbolp object) (symbol-package object) (not (system-symbol-p object)))
+                          (return-from rt-home (symbol-package object))))))
+          (visit (second test))))))
+
+(defun rt-groups (wanted-p)
+  "Return no tests: RT has no groups."
+  (declare (ignore wanted-p))
+  '())
+
+(defun run-rt (tests)
+  "Run TESTS. Return the values of DO-TESTS: true if none failed unexpectedly, true if none failed, and the names of those
+that failed."
+  (let ((expected (let ((variable (find-symbol "*EXPECTED-FAILURES*" (framework-package *framework*))))
+                    (and variable (boundp variable) (symbol-value variable))))
+        (failed '()))
+    (dolist (test tests)
+      (let* ((verdict (new-verdict test))
+             (name (first test))
+             (output (make-kept-output *standard-output*))
+             (passed (first (call-as-test verdict (lambda ()
+                                                    (let ((*standard-output* output))
+                                                      (call-framework "DO-TEST" name)))))))
+        (call-as-test verdict (lambda () (add-rt-result verdict test passed output)))
+        (unless passed
+          (push name failed)
+          (when (member name expected :test #'equal)
+            (setf (verdict-status verdict) :skipped
+                  (verdict-message verdict) "It fails, as expected.")))
+        (record-verdict verdict)))
+    (let ((failed (nreverse failed)))
+      (values (subsetp failed expected :test #'equal) (null failed) failed))))
+
+(defun add-rt-result (verdict test passed output)
+  "Add the result of TEST to VERDICT. OUTPUT is the stream to which the test and the framework's report were printed."
+  (let* ((text (kept-text output))
+         (report (and (not passed) (search "Test " text :from-end t)))
+         (actual (and report (search "Actual value" text :start2 report)))
+         (start (and actual (search ": " text :start2 actual))))
+    (forget-kept output report)
+    (when (and (eq (verdict-status verdict) :passed) (null (verdict-message verdict)))
+      (if passed
+          (incf (verdict-passed-checks verdict))
+          (destructuring-bind (name form . values) test
+            (declare (ignore name))
+            (let* ((value (and start (string-trim '(#\Space #\Newline) (subseq text (+ start 2)))))
+                   (condition (signalled-value value (verdict-signalled verdict))))
+              (if condition
+                  (end-with-condition verdict condition)
+                  (add-check verdict
+                             (make-check :form form :shown (shown-form form)
+                                         :expected (format nil "~{~A~^, ~}" (mapcar #'shown-text values))
+                                         :actual (and value (cut-text (rt-values (string-right-trim "." value))))))))))))
+  verdict)
+
+(defun rt-values (text)
+  "Return TEXT, values that the framework printed on lines of their own that begin at column 15, separated by commas
+instead."
+  (let ((separator (format nil "~%~15,1@T")))
+    (with-output-to-string (out)
+      (loop for start = 0 then (+ end (length separator))
+            for end = (loop for found = (search separator text :start2 start)
+                              then (search separator text :start2 (1+ found))
+                            ;; A line that is indented further is part of a value.
+                            for next = (and found (+ found (length separator)))
+                            while (and next (< next (length text)) (char= #\Space (char text next)))
+                            finally (return found))
+            do (write-string text out :start start :end end)
+            while end
+            do (write-string ", " out)))))
+
+(defun signalled-value (text signalled)
+  "Return the condition of the newest of SIGNALLED if TEXT, the printed values of a test, looks like it, or NIL. The
+framework returns the error that ended the test as its value."
+  (let* ((condition (and signalled (signalled-condition (first signalled))))
+         (name (and condition (string (class-name-of condition))))
+         (found (and name text (search name text :test #'char-equal))))
+    (and found
+         (eql 2 (mismatch "#<" text))
+         (null (position-if #'whitespace-p text :end found))
+         condition)))
+
+(defconstant +kept-output-length+ 8000
+  "The number of characters at the end of a test's output that are held back, because they include the framework's report.")
+
+(defstruct (kept-output (:include sb-kernel:ansi-stream
+                         (cout #'keep-character)
+                         (sout #'keep-string)
+                         (misc #'operate-kept-output))
+                        (:constructor make-kept-output (target))
+                        (:copier nil)
+                        (:predicate nil))
+  "A stream that forwards its output to TARGET, but holds back the end of it. It is not a Gray stream: methods for one would
+show in SBCL's descriptions of the generic functions."
+  (target nil :type stream :read-only t)
+  (text (make-string-output-stream) :type stream :read-only t)
+  (count 0 :type index)
+  (column 0 :type index))
+
+(defun forward-kept-text (stream)
+  "Forward all but the end of STREAM's text if the text is long."
+  (when (> (kept-output-count stream) (* 4 +kept-output-length+))
+    (let* ((text (get-output-stream-string (kept-output-text stream)))
+           (end (- (length text) +kept-output-length+)))
+      (write-string text (kept-output-target stream) :end end)
+      (write-string text (kept-output-text stream) :start end)
+      (setf (kept-output-count stream) +kept-output-length+))))
+
+(defun keep-character (stream character)
+  "Perform WRITE-CHAR on STREAM."
+  (declare (type kept-output stream) (type character character))
+  (write-char character (kept-output-text stream))
+  (incf (kept-output-count stream))
+  (setf (kept-output-column stream) (if (char= character #\Newline) 0 (1+ (kept-output-column stream))))
+  (forward-kept-text stream)
+  character)
+
+(defun keep-string (stream string start end)
+  "Perform WRITE-STRING on STREAM."
+  (declare (type kept-output stream) (type string string) (type index start) (type (or index null) end))
+  (sb-kernel:with-array-data ((string string) (start start) (end end) :check-fill-pointer t)
+    (write-string string (kept-output-text stream) :start start :end end)
+    (incf (kept-output-count stream) (- end start))
+    (setf (kept-output-column stream) (column-after (kept-output-column stream) string start end))
+    (forward-kept-text stream))
+  string)
+
+(defun operate-kept-output (stream operation argument)
+  "Perform the other stream operations."
+  (declare (type kept-output stream) (ignore argument))
+  (case operation
+    (#.+charpos+ (kept-output-column stream))
+    ((#.+element-type+ #.+element-mode+) 'character)
+    (#.+external-format+ :utf-8)
+    (#.+line-length+ 80)
+    (#.+close+ t)))
+
+(defun kept-text (stream)
+  "Return the text that STREAM holds back."
+  (let ((text (get-output-stream-string (kept-output-text stream))))
+    (write-string text (kept-output-text stream))
+    text))
+
+(defun forget-kept (stream end)
+  "Have STREAM forward the text that it holds back up to END, or all of it if END is NIL, and drop the rest."
+  (let ((text (get-output-stream-string (kept-output-text stream))))
+    (write-string text (kept-output-target stream) :end end)))

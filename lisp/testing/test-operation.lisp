@@ -1,0 +1,557 @@
+;;;; The operation RUN-TESTS: it selects and runs tests, and pushes their results as records.
+
+(in-package "SBCL-HOST/TESTING")
+
+;;; Systems
+
+(defun test-systems (system)
+  "Return SYSTEM and the systems whose tests its test operation runs, SYSTEM last."
+  (let ((found '()))
+    (labels ((visit (system)
+               (unless (member system found)
+                 (push system found)
+                 (loop for (operation . components) in (asdf:component-depends-on (asdf:make-operation 'asdf:test-op)
+                                                                                  system)
+                       when (typep (ignore-errors (asdf:make-operation (if (symbolp operation)
+                                                                           operation
+                                                                           (type-of operation))))
+                                   'asdf:test-op)
+                         do (dolist (component components)
+                              (let ((named (asdf:find-system (if (typep component 'asdf:component)
+                                                                 (asdf:component-name component)
+                                                                 component)
+                                                             nil)))
+                                (when named (visit named))))))))
+      (visit system))
+    found))
+
+(defun find-secondary-system (name)
+  "Return the system NAME, which contains a slash, or NIL. It is defined in the .asd file that is loaded, or made by a
+package-inferred system from a file. ASDF's own search would load the .asd file again and then treat its systems as not
+loaded."
+  (or (asdf:registered-system name)
+      (let* ((primary (asdf:registered-system (asdf:primary-system-name name)))
+             (file (subseq name (1+ (position #\/ name)))))
+        (and (typep primary 'asdf:package-inferred-system)
+             (probe-file (uiop:subpathname (asdf:component-pathname primary) file :type "lisp"))
+             (asdf:find-system name nil)))))
+
+(defun sibling-test-systems (system)
+  "Return a list of the system whose name suggests that it holds SYSTEM's tests, or NIL. For use when SYSTEM's own test
+operation names none."
+  (loop for ending in '("/tests" "/test" "-tests" "-test" ".tests" ".test" "/t")
+        for name = (concatenate 'string (asdf:component-name system) ending)
+        for sibling = (ignore-errors (if (find #\/ name) (find-secondary-system name) (asdf:find-system name nil)))
+        when sibling
+          return (list sibling)))
+
+(defun performs-tests-p (system)
+  "True when SYSTEM's test operation does something of its own."
+  (let ((method (first (compute-applicable-methods #'asdf:perform (list (asdf:make-operation 'asdf:test-op) system)))))
+    (and method
+         (let ((specializer (second (sb-mop:method-specializers method))))
+           (or (typep specializer 'sb-mop:eql-specializer)
+               ;; ASDF's own method, for COMPONENT, does nothing.
+               (not (eql 0 (search "ASDF" (package-name (symbol-package (class-name specializer)))))))))))
+
+(defvar *redirecting-frameworks* nil
+  "True while a call of a framework's function that runs tests is redirected to this test run.")
+
+(defvar *framework-called* nil
+  "True once a framework was called to run tests here, even if there were none.")
+
+(defun call-redirecting-frameworks (function)
+  "Return the values of FUNCTION. When this thread meanwhile calls a framework to run tests, run them in this test run,
+return what the framework's function would, and set *FRAMEWORK-CALLED*."
+  (declare (type function function))
+  (let ((entries (loop for framework in (present-frameworks)
+                       append (loop for (name . tests-of) in (framework-entries framework)
+                                    for symbol = (find-symbol name (framework-package framework))
+                                    when (and symbol (fboundp symbol))
+                                      collect (list symbol framework tests-of)))))
+    (unwind-protect
+         (progn
+           (loop for (symbol framework tests-of) in entries
+                 do (let ((framework framework) (tests-of tests-of))
+                      (encapsulate symbol 'run-tests
+                                   (lambda (original &rest arguments)
+                                     (declare (type function original))
+                                     (cond (*redirecting-frameworks*
+                                            (setf *framework-called* t)
+                                            (let ((*redirecting-frameworks* nil)
+                                                  (*framework* framework))
+                                              (run-framework-tests framework (apply tests-of arguments))))
+                                           (t (apply original arguments)))))))
+           (let ((*redirecting-frameworks* t))
+             (call-silencing-frameworks function)))
+      (loop for (symbol) in entries
+            do (sb-int:unencapsulate symbol 'run-tests)))))
+
+;;; Test operations
+
+(defun reload-for-tests (systems)
+  "Load what has changed of SYSTEMS, and report what remains of the old versions of their files."
+  (let ((*reloaded-files* (list '())))
+    (dolist (system systems)
+      (load-for-tests system t))
+    (report-stale-definitions (car *reloaded-files*))))
+
+(defun perform-tests (system)
+  "Perform SYSTEM's test operation. Tests that it asks a known framework to run are run here. Otherwise the operation counts
+as one test: it fails if it signals an error, is ended, or returns false and prints a failure. It does not count as a passed
+test if a framework was called and ran no tests."
+  (let* ((verdicts (test-run-verdicts *test-run*))
+         (before (length verdicts))
+         (*framework-called* nil)
+         (verdict (make-verdict :framework "ASDF" :name (asdf:component-name system)
+                                :title (format nil "test-op of ~A" (asdf:component-name system)))))
+    (call-as-test verdict
+                  (lambda ()
+                    (block perform
+                      (handler-bind ((error (lambda (condition)
+                                              ;; An error in a test ends that test, in the debugger if nothing handles it.
+                                              (when (eq verdict *verdict*)
+                                                ;; After failed tests, an error is only how the operation reports them.
+                                                (unless (find-if #'failed-p verdicts :start before)
+                                                  (end-with-condition verdict condition))
+                                                (return-from perform)))))
+                        (multiple-value-bind (values printed)
+                            (call-keeping-output
+                             verdict
+                             (lambda ()
+                               (call-redirecting-frameworks
+                                (lambda ()
+                                  (asdf:perform (asdf:make-operation 'asdf:test-op) system)))))
+                          (when (= before (length verdicts))
+                            (judge-returned verdict values printed)))))))
+    (if (= before (length verdicts))
+        (judge-reports verdict)
+        (setf (verdict-reports verdict) #()))
+    (when (or (not (eq :passed (verdict-status verdict)))
+              (and (= before (length verdicts)) (not *framework-called*) (performs-tests-p system)))
+      (record-verdict verdict))))
+
+(defun run-system-tests (system reload)
+  "Run the tests of SYSTEM, which is loaded, with the systems that its test operation names. Systems that are found by their
+names are loaded here and, if RELOAD is true, reloaded where they have changed. Return the systems that hold the tests."
+  (let* ((systems (test-systems system))
+         (verdicts (test-run-verdicts *test-run*)))
+    (mapc #'load-for-tests systems)
+    (mapc #'perform-tests systems)
+    (when (zerop (length verdicts))
+      (let ((siblings (set-difference (sibling-test-systems system) systems)))
+        (when reload
+          (reload-for-tests siblings))
+        (mapc #'load-for-tests siblings)
+        (mapc #'perform-tests siblings)
+        (setf systems (append siblings systems)))
+      (when (zerop (length verdicts))
+        (run-tests-in (packages-of-systems systems))))
+    systems))
+
+(defun run-tests-in (packages)
+  "Run the tests that belong to one of PACKAGES."
+  (run-matching-tests (lambda (framework test)
+                        (member (funcall (framework-home framework) test) packages))))
+
+(defun run-matching-tests (wanted-p)
+  "Run the tests that satisfy WANTED-P, a function of framework and test."
+  (declare (type function wanted-p))
+  (dolist (framework (reverse (present-frameworks)))
+    (let* ((*framework* framework)
+           (tests (remove-if-not (lambda (test) (funcall wanted-p framework test))
+                                 (funcall (framework-tests framework)))))
+      (when tests
+        (run-framework-tests framework tests)))))
+
+;;; Names
+
+(defun split-name (text)
+  "Return the name of the symbol that TEXT spells, in reader syntax, and the name of its package, or NIL."
+  (let* ((text (string-left-trim "'" (string-trim " " text)))
+         (colon (position #\: text :end (position #\| text) :from-end t))
+         (package (and colon (string-right-trim ":" (subseq text 0 colon)))))
+    (values (token-name (coerce text 'source-text) 0)
+            (cond ((null colon) nil)
+                  ((string= package "") "KEYWORD")
+                  (t package)))))
+
+(defun run-tests-named (text)
+  "Run the test, or the tests of the group, that TEXT names. Without a package prefix, prefer tests of *PACKAGE* to those of
+other packages with the same name."
+  (multiple-value-bind (name package-name) (split-name text)
+    (let ((package (and package-name (find-user-package package-name)))
+          (names '()))
+      (labels ((same-p (candidate)
+                 (and (typep candidate '(or symbol string))
+                      (progn (push (string candidate) names) t)
+                      (if (stringp candidate)
+                          (or (string= candidate text) (string-equal candidate name))
+                          (and (string= name (symbol-name candidate))
+                               (or (null package) (eq package (symbol-package candidate)))))))
+               (run (home)
+                 (dolist (framework (reverse (present-frameworks)))
+                   (let* ((*framework* framework)
+                          (tests (remove-if-not
+                                  (lambda (test)
+                                    (and (same-p (funcall (framework-name framework) test))
+                                         (or (null home) (eq home (funcall (framework-home framework) test)))))
+                                  (funcall (framework-tests framework))))
+                          (all (remove-duplicates
+                                (append tests
+                                        (funcall (framework-groups framework)
+                                                 (lambda (group)
+                                                   (and (same-p group)
+                                                        (or (null home) (eq home (symbol-home group)))))))
+                                :from-end t)))
+                     (when all
+                       (run-framework-tests framework all))))))
+        (run (and (null package) (current-package)))
+        (when (zerop (length (test-run-verdicts *test-run*)))
+          (run nil))
+        (when (zerop (length (test-run-verdicts *test-run*)))
+          (signal-no-tests "There is no test or suite named ~A in the frameworks that are loaded (~{~A~^, ~}).~
+                            ~@[ Did you mean ~{~A~^, ~}?~]"
+                           text (mapcar #'framework-title (present-frameworks))
+                           (near-names name (remove-duplicates names :test #'string=))))))))
+
+(defun signal-no-tests (control &rest arguments)
+  "Signal an error that says why there are no tests, from a format CONTROL with ARGUMENTS."
+  (error "~A" (with-server-syntax () (apply #'format nil control arguments))))
+
+;;; Places
+
+(defun form-matches-p (object map text)
+  "True when OBJECT was probably read from MAP, the map of a form of TEXT."
+  (cond ((consp object)
+         (and (consp map)
+              (if (and (eql (first map) (second map)) (find (char text (first map)) "'#`,"))
+                  ;; 'X, #'X
+                  (and (member (car object) '(quote function sb-int:quasiquote))
+                       (consp (cdr object))
+                       (form-matches-p (second object) (third map) text))
+                  (loop for rest = object then (cdr rest)
+                        for maps = (rest map) then (rest maps)
+                        do (when (atom rest)
+                             (return (or rest (null maps))))
+                           (unless (and maps (form-matches-p (car rest) (first maps) text))
+                             (return nil))))))
+        ((consp map) (typep object '(not (or symbol number string character))))
+        ((symbolp object)
+         (if (null object)
+             (or (char= #\( (char text map)) (string= "NIL" (token-name text map)))
+             (string= (symbol-name object) (token-name text map))))
+        ((stringp object)
+         (and (char= #\" (char text map))
+              (or (find #\" object)
+                  (find #\\ object)
+                  (eql (+ 1 map) (search (format nil "~A\"" object) text
+                                         :start2 (1+ map) :end2 (min (length text) (+ 2 map (length object))))))))
+        ((integerp object)
+         (let ((written (ignore-errors (parse-integer text :start map :end (token-end text map)))))
+           (or (null written) (= written object))))
+        ((characterp object)
+         (let ((token (subseq text map (token-end text map))))
+           (or (/= 3 (length token)) (char= object (char token 2)))))
+        (t t)))
+
+(defun check-position (form map text)
+  "Return the position in MAP, the map of a form of TEXT, of the check around FORM, as in (is FORM), or else of FORM itself;
+or NIL."
+  (let ((found nil))
+    (labels ((visit (part around depth)
+               (when (and (consp part) (< depth 30))
+                 (when (form-matches-p form part text)
+                   (when (and around (not (eq around map)) (eq part (third around)))
+                     (return-from check-position (first around)))
+                   (setf found (or found (first part))))
+                 (dolist (inner (rest part))
+                   (visit inner part (1+ depth))))))
+      (and (consp form) (visit map nil 0))
+      found)))
+
+(defconstant +max-check-length+ 300
+  "The most characters of a check that is shown as it is in its source.")
+
+(defun source-of-check (text position)
+  "Return the form of TEXT at POSITION on one line, or NIL if it is long."
+  (let ((end (nth-value 1 (map-form text position))))
+    (when (and end (<= (- end position) +max-check-length+))
+      (with-output-to-string (line)
+        (loop with blank = nil
+              for character across (subseq text position end)
+              do (cond ((member character '(#\Newline #\Return)) (setf blank t))
+                       ((and blank (whitespace-p character)))
+                       (t (when blank (write-char #\Space line))
+                          (setf blank nil)
+                          (write-char character line))))))))
+
+(defun names-test-p (map text name)
+  "True when MAP, the map of a top-level form of TEXT, may be of a form that defines the test NAME, a string."
+  (when (and (consp map) (integerp (second map)) (rest (rest map)))
+    (let ((named (third map)))
+      (flet ((named-p (form)
+               (and (integerp form)
+                    (or (string= name (token-name text form))
+                        (and (char= #\" (char text form))
+                             (eql (1+ form) (search name text :start2 form
+                                                              :end2 (min (length text) (+ form 1 (length name))))))))))
+        (or (named-p named)
+            (and (consp named) (or (named-p (second named))
+                                   (and (rest (rest named)) (named-p (third named))))))))))
+
+(defun test-map (name text)
+  "Return the map of the top-level form of TEXT that defines the test NAME, a string, or NIL. If several similar forms do,
+return the last, which is the one in effect."
+  (let ((position 0)
+        (found nil)
+        (mentioned -1))
+    (flet ((operator (map) (token-name text (second map))))
+      (loop
+        (when (< mentioned position)
+          (setf mentioned (or (token-position name text position) (return found))))
+        (multiple-value-bind (map end) (map-form text position)
+          (unless map
+            ;; Skip what cannot be parsed, up to the next line that begins a form.
+            (let ((next (search (format nil "~%(") text :start2 (min (length text) (1+ position)))))
+              (unless next (return found))
+              (setf position (1+ next)))
+            (when (>= position (length text)) (return found)))
+          (when map
+            (when (and (names-test-p map text name)
+                       (or (null found) (string= (operator found) (operator map))))
+              (setf found map))
+            (setf position end)))))))
+
+(defconstant +max-searched-files+ 2000
+  "The most files in which failed tests are searched.")
+
+(defun test-place (verdict files directories)
+  "Return the place of the test of VERDICT, or of its first failed check, in FILES, native namestrings: a list of the file
+relative to one of DIRECTORIES, the line number, and the text of the line; or NIL."
+  (let* ((whole (string (verdict-name verdict)))
+         ;; Macros that define several tests at once derive their names from one: PARSE.COMPILED.
+         (names (cons whole (loop for end = (position #\. whole :from-end t) then (position #\. whole :from-end t :end end)
+                                  while (and end (plusp end))
+                                  collect (subseq whole 0 end)))))
+    (loop for file in files
+          repeat +max-searched-files+
+          for octets = (file-octets file)
+          for text = (and octets (octets-text octets 0 (length octets)))
+          for map = (and text (some (lambda (name) (guarded (test-map name text) (failure) nil)) names))
+          when map
+            do (let ((position (first map)))
+                 (dolist (check (reverse (verdict-checks verdict)))
+                   (let ((place (and (check-form check)
+                                     (guarded (check-position (check-form check) map text) (failure) nil))))
+                     (when place
+                       (setf position place
+                             (check-line check) (values (line-and-column text place))
+                             (check-shown check) (or (source-of-check text place) (check-shown check))))))
+                 (return (list (relative-file file directories)
+                               (values (line-and-column text position))
+                               (line-at text position)))))))
+
+;;; Records
+
+(defconstant +max-reported-failures+ 500
+  "The most failed tests that are reported with their place in the source.")
+(defconstant +max-reported-tests+ 5000
+  "The most tests that are reported by name.")
+
+(defun count-status (status verdicts)
+  "Return the number of VERDICTS that have STATUS."
+  (count status verdicts :key #'verdict-status))
+
+(defun push-verdict (verdict place system)
+  "Push VERDICT and its failed checks. PLACE is a value of TEST-PLACE, and SYSTEM is as in a TEST-RUN."
+  (destructuring-bind (&optional file line code) place
+    (push-record "test"
+                 :system system
+                 :name (verdict-title verdict)
+                 :framework (verdict-framework verdict)
+                 :status (verdict-status verdict)
+                 :milliseconds (values (round (verdict-milliseconds verdict)))
+                 :checks (verdict-passed-checks verdict)
+                 :message (verdict-message verdict)
+                 :error (verdict-error verdict)
+                 :file file :line line :code code))
+  (when (failed-p verdict)
+    (dolist (check (verdict-checks verdict))
+      (push-record "check"
+                   :form (check-shown check)
+                   :expected (check-expected check)
+                   :actual (check-actual check)
+                   :message (check-message check)
+                   :file (check-file check)
+                   :line (check-line check)))
+    (when (plusp (verdict-more-checks verdict))
+      (push-record "more-checks" :count (verdict-more-checks verdict)))))
+
+(defun push-counts (run)
+  "Push the number of tests of RUN for each status."
+  (let ((verdicts (test-run-verdicts run)))
+    (push-record "run"
+                 :system (test-run-system run)
+                 :passed (count-status :passed verdicts)
+                 :failed (count-status :failed verdicts)
+                 :errors (count-status :error verdicts)
+                 :skipped (count-status :skipped verdicts)
+                 :milliseconds (test-run-milliseconds run))))
+
+(defun push-verdicts (run share)
+  "Push the verdict of each test of RUN, failed tests first. SHARE is this run's share of the number of tests that may be
+reported."
+  (let* ((verdicts (test-run-verdicts run))
+         (systems (test-run-systems run))
+         (files (system-files (or systems (mapcar #'asdf:find-system (user-systems)))))
+         (directories (loop for system in systems
+                            for directory = (asdf:system-source-directory system)
+                            when directory
+                              collect (sb-ext:native-namestring directory)))
+         (count 0))
+    (with-source-files ()
+      (flet ((report (verdict)
+               (when (< count (* share +max-reported-tests+))
+                 (incf count)
+                 (push-verdict verdict (and (failed-p verdict)
+                                            (<= count (* share +max-reported-failures+))
+                                            (guarded (or (check-place verdict directories)
+                                                         (test-place verdict files directories))
+                                                (failure)
+                                              nil))
+                               (test-run-system run)))))
+        (map nil (lambda (verdict) (when (failed-p verdict) (report verdict))) verdicts)
+        (map nil (lambda (verdict) (unless (failed-p verdict) (report verdict))) verdicts)))))
+
+(defun check-place (verdict directories)
+  "Return the place of the first failed check of VERDICT, as TEST-PLACE does, if the framework knows it; else NIL."
+  (let ((check (find-if #'check-file (verdict-checks verdict))))
+    (and check
+         (list (relative-file (check-file check) directories) (check-line check) nil))))
+
+(defun user-systems ()
+  "Return the names of the loaded systems that are not part of the core."
+  (remove-if (lambda (name) (member name **core-systems** :test #'string=)) (asdf:already-loaded-systems)))
+
+(defun run-selected (run system package name reload)
+  "Run in RUN the tests of SYSTEM, a system, of PACKAGE, or with NAME. If RELOAD is true, load what has changed on disk."
+  (let ((start 0))
+    (call-with-test-run run
+                        (lambda ()
+                          (setf start (monotonic-milliseconds))
+                          (cond (system (setf (test-run-systems run) (run-system-tests system reload)))
+                                (package (run-tests-in (list (find-user-package package))))
+                                (t (run-tests-named name)))))
+    (setf (test-run-milliseconds run) (round (- (monotonic-milliseconds) start))))
+  (when (zerop (length (test-run-verdicts run)))
+    (signal-no-tests "Nothing ran: there are no tests of ~:[the package ~A~;the system ~:*~A~*, and its test-op does ~
+                      nothing~]. The frameworks that are loaded: ~{~A~^, ~}."
+                     (and system (asdf:component-name system)) package (mapcar #'framework-title (present-frameworks)))))
+
+(defun call-for-one-system (run function)
+  "Return the values of FUNCTION, which finds and runs the tests of RUN's system. An error that prevents this is reported as
+that of a test with the system's name, so that the tests of other systems still run."
+  (declare (type function function))
+  (let ((verdict (make-verdict :title (test-run-system run) :name (test-run-system run) :status :error)))
+    (block one
+      (let ((*on-debugger* (lambda (condition)
+                             (let ((*test-run* run))
+                               (note-debugger verdict condition (frame-pointer-here))
+                               ;; Record the verdict before the non-local exit, which loses what was being loaded.
+                               (record-verdict verdict))
+                             (setf (test-run-milliseconds run) (or (test-run-milliseconds run) 0))
+                             (return-from one))))
+        (with-boundary ()
+          (funcall function))))))
+
+;;; Another image
+
+(defun push-file-locations (run)
+  "Push where another image finds the files of this one: the directories of .asd files as records `directory', and the
+systems that hold the packages of RUN's tests as records `load'."
+  (dolist (directory (remove-duplicates
+                      (append (loop for entry in asdf:*central-registry*
+                                    for directory = (ignore-errors (eval entry))
+                                    when (typep directory '(or string pathname))
+                                      collect (sb-ext:native-namestring (merge-pathnames directory)))
+                              (loop for name in (asdf:registered-systems)
+                                    for directory = (asdf:system-source-directory name)
+                                    when (and directory (not (typep directory 'logical-pathname)))
+                                      collect (sb-ext:native-namestring directory)))
+                      :test #'string= :from-end t))
+    (push-record "directory" :system (test-run-system run) :name directory))
+  (let ((packages (remove nil (remove-duplicates (map 'list (lambda (verdict) (symbol-home (verdict-name verdict)))
+                                                      (test-run-verdicts run))))))
+    (dolist (name (user-systems))
+      (when (intersection packages (packages-of-systems (list (asdf:find-system name))))
+        (push-record "load" :system (test-run-system run) :name name)))))
+
+(defun run-tests-of (run &key system directory definition fallback looked package name reload load beside covering)
+  "Run in RUN the tests of SYSTEM, of PACKAGE, or with NAME. The arguments are those of the operation RUN-TESTS. If COVERING
+is true, record coverage."
+  (let* ((*searched-locations* looked)
+         (system (and system
+                      (progn (find-definition system directory definition fallback)
+                             (asdf:find-system (system-in-any-case system)))))
+         (systems (and system (test-systems system)))
+         (covered (and covering
+                       (load-with-coverage (or systems (mapcar #'asdf:find-system load))
+                                           (uiop:subpathname (uiop:parse-native-namestring **scratch-directory**
+                                                                                           :ensure-directory t)
+                                                             "coverage/")))))
+    (dolist (name load)
+      (load-for-tests (asdf:find-system name)))
+    (when reload
+      (reload-for-tests (or (reverse systems) (mapcar #'asdf:find-system (user-systems)))))
+    (unless (and beside (notevery #'asdf:component-loaded-p systems))
+      (mapc #'load-for-tests systems)
+      (let ((*coverage* (and covering (present-coverage))))
+        (setf (test-run-covered run) covered
+              (test-run-coverage run) *coverage*)
+        (run-selected run system package name reload)))))
+
+(define-operation :run-tests (evaluate &key systems package name (timeout 60000) reload registry load way beside
+                                       (suspects 0) endless)
+  "Run the tests of SYSTEMS, of PACKAGE, or with NAME, a test or a group. Each of SYSTEMS is a list of the keyword :SYSTEM,
+a name, and further arguments to find it, as for the operation LOAD. Each test may take TIMEOUT milliseconds. If RELOAD is
+true, first load what has changed on disk.
+
+Push a record `run' with the counts, and for each test a record `test', failed tests first, followed by its failed checks,
+`check'. If there are several systems, these records name theirs, and a record `system' precedes the tests of each. A system
+whose tests cannot be run does not keep the results of the others from being reported.
+
+In an image other than the session's, REGISTRY lists directories with .asd files, and LOAD systems to load first. If
+SUSPECTS is not 0, search for that many suspects by coverage for each failed test; tests whose names are in ENDLESS then get
+less time. If WAY is true, push where another image finds the files. If BESIDE is true, run only tests that are already
+loaded."
+  (setf asdf:*central-registry*
+        (append asdf:*central-registry*
+                (mapcar (lambda (directory) (uiop:parse-native-namestring directory :ensure-directory t)) registry)))
+  (let* ((several (rest systems))
+         (errors 0)
+         (runs (loop for (nil . arguments) in (or systems '((nil)))
+                     for title = (and several (getf arguments :system))
+                     for run = (make-test-run :limit timeout :endless endless :system title :errors errors)
+                     do (flet ((run ()
+                                 (apply #'run-tests-of run
+                                        :package package :name name :reload reload :load load :beside beside
+                                        :covering (plusp suspects) arguments)))
+                          (cond (several
+                                 ;; Output from here on belongs to this system.
+                                 (flush-output)
+                                 (push-record "system" :name title)
+                                 (call-for-one-system run #'run))
+                                (t (run))))
+                        (setf errors (test-run-errors run))
+                     collect run))
+         (over (remove nil runs :key #'test-run-milliseconds)))
+    (mapc #'push-counts over)
+    (dolist (run over)
+      (push-verdicts run (/ (length over)))
+      (let ((*coverage* (test-run-coverage run)))
+        (when *coverage*
+          (push-suspects run (test-run-covered run) suspects))))
+    (when way
+      (mapc #'push-file-locations runs))
+    '()))

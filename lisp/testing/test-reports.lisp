@@ -1,0 +1,129 @@
+;;;; The output of a test operation of an unknown framework: whether it says that a test failed, and, under coverage, what
+;;;; code ran before each report.
+
+(in-package "SBCL-HOST/TESTING")
+
+;;; Words
+
+(defun line-words (line)
+  "Return the words of LINE, which consist of letters and digits."
+  (loop with end = (length line)
+        for start = (position-if #'alphanumericp line) then (position-if #'alphanumericp line :start stop)
+        for stop = (and start (or (position-if-not #'alphanumericp line :start start) end))
+        while start
+        collect (subseq line start stop)))
+
+(defun any-word-p (words beginnings)
+  "True when one of WORDS begins with one of BEGINNINGS and is not negated by either of the two words before it or the word
+after it."
+  (flet ((denies-p (word) (member word '("0" "no" "none" "zero" "without" "not") :test #'string-equal)))
+    (loop for (before-last before word after) on (list* "" "" words)
+          thereis (and word
+                       (some (lambda (beginning) (eql 0 (search beginning word :test #'char-equal))) beginnings)
+                       (notany #'denies-p (remove nil (list before-last before after)))))))
+
+(defun failure-line-p (line)
+  "True when LINE says that something failed, and not that nothing did."
+  (any-word-p (line-words line) '("fail")))
+
+(defun discrepancy-line-p (line)
+  "True when LINE says in some words that a result is not as it should be."
+  (let ((words (line-words line)))
+    (or (any-word-p words '("fail"))
+        (loop for (word next) on words
+              thereis (or (and (string-equal word "not") next (string-equal next "ok"))
+                          (and (string-equal word "returned") next (string-equal next "nil"))))
+        (and (not (any-word-p words '("ok" "pass" "succe")))
+             (any-word-p words '("expect" "unexpect" "wrong" "mismatch" "error" "assert"))))))
+
+(defun text-lines (text)
+  "Return the lines of TEXT."
+  (with-input-from-string (stream text)
+    (loop for line = (read-line stream nil)
+          while line
+          collect line)))
+
+;;; The verdict
+
+(defconstant +judged-output-length+ 4000
+  "The number of characters at the end of a test operation's output that are examined.")
+
+(defconstant +max-observed-pieces+ 20000
+  "The most pieces of a test operation's output before which coverage is recorded, which takes some time.")
+
+(defun call-keeping-output (verdict function)
+  "Return a list of the values of FUNCTION, which runs the test operation of VERDICT, and the last characters that it
+printed. Under coverage, store its reports in VERDICT."
+  (declare (type function function))
+  (let ((kept (make-array 0 :element-type 'character :adjustable t :fill-pointer t))
+        (pieces 0))
+    (flet ((keep (string start end)
+             (when (and *coverage* (eq verdict *verdict*) (< pieces +max-observed-pieces+))
+               (incf pieces)
+               (note-printed verdict (subseq string start (min end (+ start +max-shown-length+)))))
+             (let* ((start (max start (- end +judged-output-length+)))
+                    (superfluous (- (+ (length kept) (- end start)) (* 2 +judged-output-length+))))
+               (when (plusp superfluous)
+                 (let ((dropped (max 0 (- (length kept) +judged-output-length+))))
+                   (replace kept kept :start2 dropped)
+                   (decf (fill-pointer kept) dropped)))
+               (loop for index from start below end
+                     do (vector-push-extend (char string index) kept)))))
+      (flush-output)
+      (let ((values (let ((*on-output* #'keep))
+                      (multiple-value-prog1 (multiple-value-list (funcall function))
+                        (flush-output)))))
+        (values values kept)))))
+
+(defun judge-returned (verdict values printed)
+  "Record in VERDICT that a test operation failed if both VALUES, which it returned, and the text PRINTED say so. ASDF
+expects an error, but many test operations return false."
+  (when (and values (null (first values)))
+    (let ((line (find-if #'failure-line-p (text-lines printed) :from-end t)))
+      (when line
+        (setf (verdict-status verdict) :failed
+              (verdict-message verdict) (format nil "It returned NIL and printed: ~A" (string-trim " " line)))))))
+
+;;; Reports. The code that ran before a text was printed counts as a test of its own, which passed unless the text reports a
+;;; discrepancy.
+
+(defconstant +max-reports+ 2000
+  "The most reports of a test operation that are kept.")
+
+(defun note-printed (verdict text)
+  "Record in VERDICT that its test operation printed TEXT: a new report on the code that ran since the last one, or, if none
+ran, more text of the last report."
+  (let* ((reports (verdict-reports verdict))
+         (count (length reports))
+         (marks (set-marks)))
+    (clear-marks)
+    (cond ((and (find 1 marks) (< count +max-reports+))
+           (let ((report (make-verdict :framework "ASDF" :title (verdict-title verdict) :message (cut-text text)
+                                       :marks marks)))
+             (if (plusp count)
+                 (vector-push-extend report reports)
+                 (setf (verdict-reports verdict)
+                       (make-array 1 :adjustable t :fill-pointer t :initial-element report)))))
+          ((plusp count)
+           (let* ((report (aref reports (1- count)))
+                  (message (verdict-message report)))
+             (when (<= (length message) +max-shown-length+)
+               (setf (verdict-message report) (cut-text (concatenate 'string message text)))))))))
+
+(defun judge-reports (verdict)
+  "Set the status of each report of VERDICT, the verdict of a test operation. The last failure line of the last report may
+be a summary of all tests."
+  (let* ((reports (verdict-reports verdict))
+         (last (1- (length reports))))
+    (flet ((judge (report lines)
+             (setf (verdict-status report) (if (some #'discrepancy-line-p lines) :failed :passed))))
+      (loop for report across reports
+            for lines = (text-lines (verdict-message report))
+            for index from 0
+            do (judge report
+                      (if (= index last)
+                          (remove-if #'failure-line-p lines :count 1 :from-end t)
+                          lines)))
+      (when (and (plusp last) (notany #'failed-p reports))
+        (let ((report (aref reports last)))
+          (judge report (text-lines (verdict-message report))))))))

@@ -1,0 +1,810 @@
+;;;; find-references: the code that calls, reads, sets, binds, expands, specialises on or tests a name, from SBCL's records.
+;;;;
+;;;; SBCL keeps three records with compiled code: cross-references with the number of the form that each is in
+;;;; (src/compiler/xref.lisp), but none of names in COMMON-LISP or its own packages; the linkage cells of full calls,
+;;;; whatever the name; and constants. Each request scans all code, which takes some milliseconds. So there is no index that
+;;;; could be out of date, retain garbage, or grow.
+
+(in-package "SBCL-HOST/TOOLS")
+
+;;; Code
+
+(declaim (type index **code-count**))
+(defglobal **code-count** 30000
+  "The number of code components at the last scan.")
+
+(defun image-code ()
+  "Return a vector of all code components, including garbage."
+  (loop
+    ;; The vector is made first, because nothing may be allocated while the garbage collector is held off.
+    (let ((all (make-array (+ **code-count** 1000) :initial-element nil))
+          (end 0))
+      (declare (type index end))
+      (sb-vm:map-code-objects (lambda (code)
+                                (when (< end (length all))
+                                  (setf (svref all end) code))
+                                (incf end)))
+      (setf **code-count** end)
+      (when (<= end (length all))
+        (return (sb-kernel:%shrink-vector all end))))))
+
+(defun code-functions (code)
+  "Return the simple functions of the component CODE."
+  (loop for index below (sb-kernel:code-n-entries code)
+        collect (sb-kernel:%code-entry-point code index)))
+
+(defun system-code-p (code)
+  "True when the component CODE belongs to SBCL or to the server, or its source is unknown."
+  (let ((source (code-source code)))
+    (or (null source)
+        (let ((file (sb-c::debug-source-namestring source)))
+          (and (stringp file) (system-file-p file))))))
+
+(defmacro do-code ((code &key system) &body body)
+  "Evaluate BODY with CODE bound to each component whose source is known. The system's own components are included only if
+SYSTEM is true."
+  (let ((last (gensym "LAST")) (skip (gensym "SKIP")) (all (gensym "ALL")) (source (gensym "SOURCE")))
+    ;; Consecutive components are mostly from one file.
+    `(let ((,all ,system) (,last nil) (,skip t))
+       (loop for ,code across (the simple-vector (image-code))
+             for ,source = (code-source ,code)
+             do (unless (eq ,source ,last)
+                  (setf ,last ,source
+                        ,skip (or (null ,source) (and (not ,all) (system-code-p ,code)))))
+                (unless (or ,skip (null ,source))
+                  ,@body)))))
+
+(defun toplevel-code-p (function)
+  "True when FUNCTION, a simple function, is the code of a top-level form, which has run and will not run again."
+  (let ((name (sb-kernel:%simple-fun-name function))
+        (code (sb-kernel:fun-code-header function)))
+    (or (equal name "top level form")
+        (and (equal name '(lambda ()))
+             (eq function (sb-kernel:%code-entry-point code 0))
+             (null (sb-c::debug-source-namestring (code-source code)))))))
+
+(defun function-code (function)
+  "Return the component whose code FUNCTION, any function, runs."
+  (sb-kernel:fun-code-header (sb-kernel:%fun-fun function)))
+
+(defun method-code (method)
+  "Return the component of the body of METHOD, or NIL."
+  (let ((function (guarded (or (sb-pcl::safe-method-fast-function method) (sb-mop:method-function method))
+                      (failure)
+                    nil)))
+    (and (functionp function) (function-code function))))
+
+(defun method-body-name-p (name)
+  "True when NAME, the name of a simple function, is that of a method's body."
+  (typep name '(cons (member sb-pcl::fast-method sb-pcl::slow-method) cons)))
+
+(defun defined-name (name)
+  "Return the function name through which the simple function named NAME is called, and true; or NIL if there is none. For a
+method, that is the name of its generic function."
+  (cond ((method-body-name-p name) (values (second name) t))
+        ((typep name '(cons (eql macro-function) (cons symbol null))) (values (second name) t))
+        ((and name (sb-int:valid-function-name-p name)) (values name t))))
+
+(defun current-definition-p (function)
+  "True when FUNCTION, a simple function, is the current definition of its name; :UNKNOWN if it has no global name."
+  (let* ((name (sb-kernel:%simple-fun-name function))
+         (code (sb-kernel:fun-code-header function)))
+    (multiple-value-bind (defined found) (defined-name name)
+      (cond ((not found) :unknown)
+            ((method-body-name-p name)
+             (let ((generic (and (sb-int:valid-function-name-p defined) (fboundp defined) (fdefinition defined))))
+               (and (typep generic 'generic-function)
+                    (some (lambda (method) (eq code (method-code method)))
+                          (sb-mop:generic-function-methods generic)))))
+            ((consp name)
+             (let ((definition (if (eq (first name) 'macro-function)
+                                   (macro-function defined)
+                                   (and (fboundp defined) (fdefinition defined)))))
+               (and definition (eq code (function-code definition)))))
+            ((macro-function name) (eq code (function-code (macro-function name))))
+            (t (and (fboundp name) (eq code (function-code (fdefinition name)))))))))
+
+(defun live-functions (code)
+  "Return the simple functions of the component CODE that may still be called. Return NIL if all have been redefined, or
+were top-level forms."
+  (let* ((functions (remove-if #'toplevel-code-p (code-functions code)))
+         (current (mapcar #'current-definition-p functions)))
+    (and functions
+         ;; A function without a name may be called as long as the others of its component may.
+         (or (member t current) (every (lambda (current) (eq current :unknown)) current))
+         functions)))
+
+;;; The references of code
+
+(defun linkage-index (name)
+  "Return the index of the linkage cell for full calls of NAME, a function name, or 0 if there is none."
+  (let ((fname (if (symbolp name) name (sb-int:find-fdefn name))))
+    (if fname (sb-vm::fname-linkage-index fname) 0)))
+
+(defun linkage-indices (code)
+  "Return the indices of the linkage cells to which CODE refers."
+  (let ((fixups (sb-vm::%code-fixups code)))
+    (if (eql fixups 0)
+        '()
+        (values (sb-c:unpack-code-fixup-locs fixups)))))
+
+(defun constant-p (object code)
+  "True when OBJECT is a constant of the component CODE."
+  (loop for index from sb-vm:code-constants-offset below (sb-kernel:code-header-words code)
+          thereis (eq object (sb-kernel:code-header-ref code index))))
+
+(defun map-xrefs (visit function)
+  "Call VISIT with the kind, the name and the form number of each cross-reference of FUNCTION, a simple function."
+  (let ((data (sb-kernel:%simple-fun-xrefs function)))
+    (when data
+      (sb-c:map-packed-xref-data visit data))))
+
+(defstruct (reference (:copier nil) (:predicate nil))
+  "A place in code that refers to a name."
+  ;; The simple function that contains the reference.
+  (function nil :type (or null function))
+  ;; The number of the referring form within the top-level form, or NIL if SBCL does not know it.
+  (number nil :type (or null index))
+  ;; A word on the kind of the reference, or NIL if that is obvious.
+  (how nil :type (or null string)))
+
+(defun code-references (code name kinds index)
+  "Return the references to NAME in the component CODE. These are the cross-references of KINDS, lists of one of SBCL's
+kinds and a word or NIL. If CODE has no cross-reference of any kind to NAME, return a full call through the linkage cell
+INDEX, unless that is 0, or else an occurrence among the constants. If INDEX is NIL, look only at cross-references."
+  (let ((references '())
+        (recorded nil))
+    (loop for entry below (sb-kernel:code-n-entries code)
+          for function = (sb-kernel:%code-entry-point code entry)
+          do (map-xrefs (lambda (kind what number)
+                          (when (if (symbolp name) (eq what name) (equal what name))
+                            (let ((wanted (assoc kind kinds)))
+                              (setf recorded t)
+                              (when wanted
+                                (push (make-reference :function function :number number :how (second wanted))
+                                      references)))))
+                        function))
+    (flet ((somewhere (how)
+             (let ((functions (live-functions code)))
+               (when functions
+                 (list (make-reference :function (or (find t functions :key #'current-definition-p) (first (last functions)))
+                                       :how how))))))
+      (cond (references
+             (let ((live (live-functions code)))
+               (loop for reference in references
+                     for function = (reference-function reference)
+                     ;; Attribute a top-level form's reference to a live function in the form.
+                     do (when (and live (not (member function live)))
+                          (setf (reference-function reference) (first (last live))))
+                     when live collect reference)))
+            ((or recorded (null index)) '())
+            ((and (plusp index) (member index (linkage-indices code))) (somewhere nil))
+            ((and (symbolp name) name (constant-p name code)
+                  (notany (lambda (function)
+                            (equal name (defined-name (sb-kernel:%simple-fun-name function))))
+                          (code-functions code)))
+             (somewhere "as data"))))))
+
+(defun core-name-p (name)
+  "True when NAME, a function name or symbol, belongs to a package that came with the image."
+  (let ((package (symbol-package (if (consp name) (second name) name))))
+    (and (member package **system-packages** :test #'eq) t)))
+
+(defun all-references (name kinds index)
+  "Return the references to NAME in all code, as CODE-REFERENCES returns those of one component."
+  (let ((references '()))
+    ;; System code does not refer to the user's names.
+    (do-code (code :system (core-name-p name))
+      (setf references (nconc (code-references code name kinds index) references)))
+    references))
+
+;;; Places
+
+(defun source-name (name)
+  "Return the string under which NAME, a function name, occurs in source."
+  (symbol-name (if (consp name) (second name) name)))
+
+(defun function-toplevel (function)
+  "Return the number of the top-level form that FUNCTION, a simple function, was compiled from, or NIL; and the number of
+its own form within that form."
+  (guarded (let ((debug-fun (sb-di::fun-debug-fun function)))
+             (values (sb-c::compiled-debug-fun-tlf-number (sb-di::compiled-debug-fun-compiler-debug-fun debug-fun))
+                     (or (guarded (sb-di:code-location-form-number (sb-di:debug-fun-start-location debug-fun))
+                             (failure)
+                           nil)
+                         0)))
+      (failure)
+    (values nil 0)))
+
+(defun named-position (map text name)
+  "Return the first position in MAP, the map of a form of TEXT, where NAME, a string, occurs as a symbol; or NIL."
+  (labels ((visit (form)
+             (cond ((consp form) (mapc #'visit (rest form)))
+                   ((and (constituent-p (schar text form))
+                         (string= name (token-name text form)))
+                    (return-from named-position form)))))
+    (visit map)
+    nil))
+
+(defun move-place (place name)
+  "Move PLACE to the first occurrence of NAME, a string, in the form there, if there is one. Return PLACE."
+  (let* ((text (place-text place))
+         (start (place-position place))
+         (found (and text (let ((map (map-form text start)))
+                            (and map (named-position map text name))))))
+    (when found
+      (incf (place-line place) (count #\Newline text :start start :end found))
+      (setf (place-position place) found
+            (place-column place) 0
+            (place-code place) (line-at text (line-start text found))))
+    place))
+
+(defun line-start (text position)
+  "Return the position of the first character that is not whitespace on the line of TEXT that contains POSITION."
+  (let ((newline (position #\Newline text :end position :from-end t)))
+    (or (position-if-not #'whitespace-p text :start (if newline (1+ newline) 0)) position)))
+
+(defun code-place (function number name)
+  "Return the place of form NUMBER in FUNCTION, a simple function. If NUMBER is NIL, return the place where NAME, a string,
+first occurs in FUNCTION. Return NIL if no place is known."
+  (let ((source (code-source (sb-kernel:fun-code-header function))))
+    (multiple-value-bind (toplevel own) (function-toplevel function)
+      (let ((place (guarded (source-form-place source toplevel (or number own)
+                                               (sb-kernel:%simple-fun-name function))
+                       (failure)
+                     nil)))
+        (if (and place (null number) name)
+            (move-place place name)
+            place)))))
+
+(defun function-title (function)
+  "Return the title of FUNCTION, a simple function, in a list of references."
+  (let ((name (sb-kernel:%simple-fun-name function)))
+    (if (method-body-name-p name)
+        `(:method ,@(rest name))
+        name)))
+
+(defun source-order (function number)
+  "Return a sort key, for LIST<, for FUNCTION and the form with NUMBER in it: evaluated code first, newest first, then
+files, SBCL's own last, each by name and position."
+  (let* ((source (code-source (sb-kernel:fun-code-header function)))
+         (file (sb-c::debug-source-namestring source))
+         (evaluated (plist-evaluation (sb-c::debug-source-plist source))))
+    (list (cond (evaluated 0)
+                ((and (stringp file) (system-file-p file)) 2)
+                (t 1))
+          (if evaluated (- (evaluated-evaluation evaluated)) 0)
+          (if (stringp file) file "")
+          (if evaluated (evaluated-line evaluated) (or (function-toplevel function) 0))
+          (or number 0))))
+
+(defun list< (a b)
+  "True when A comes before B. Both are lists of strings and numbers."
+  (loop for x in a
+        for y in b
+        do (cond ((stringp x)
+                  (cond ((string< x y) (return t))
+                        ((string> x y) (return nil))))
+                 ((< x y) (return t))
+                 ((> x y) (return nil)))))
+
+(defun sorted-references (references)
+  "Return REFERENCES in the order of their source."
+  (mapcar #'cdr
+          (sort (mapcar (lambda (reference)
+                          (cons (source-order (reference-function reference) (reference-number reference)) reference))
+                        references)
+                #'list< :key #'car)))
+
+;;; Records
+
+(defconstant +max-title-length+ 200
+  "The most characters that are shown of a reference's title.")
+
+(defun printed-name (name)
+  "Return NAME, a function name or symbol, as text."
+  (printed name +max-title-length+))
+
+(defvar *pushed-references* nil
+  "The references that were pushed for this request, as lists, so that none is pushed twice.")
+
+(defun push-reference-record (title place how &key (unplaced "no source known"))
+  "Push a record of a reference in TITLE, at PLACE or NIL, with HOW, a word on its kind, or NIL. UNPLACED is the text for a
+reference without a place. Return true unless the same record was pushed before."
+  (let* ((title (if (stringp title)
+                    title
+                    (printed title +max-title-length+)))
+         (where (if place (place-label place) unplaced))
+         (entry (list title where (and place (place-code place)) how)))
+    (unless (member entry *pushed-references* :test #'equal)
+      (push entry *pushed-references*)
+      (push-record "reference"
+                   :name title
+                   :place where
+                   :code (and place (place-code place))
+                   :how how)
+      t)))
+
+(defun system-place (function)
+  "Return the text that locates FUNCTION, a function of SBCL's own."
+  (let ((file (sb-c::debug-source-namestring (code-source (sb-kernel:fun-code-header function)))))
+    (if (stringp file) file "no source known")))
+
+(defun push-references (references name limit)
+  "Push records of the first LIMIT of REFERENCES to NAME, a string, in the order of their source, and the number of the
+others. Return the number of records."
+  (let ((count 0) (more 0))
+    (declare (type index count more))
+    (dolist (reference (sorted-references references))
+      (if (< count limit)
+          (let ((function (reference-function reference)))
+            (when (push-reference-record (function-title function)
+                                         (code-place function (reference-number reference) name)
+                                         (reference-how reference)
+                                         :unplaced (system-place function))
+              (incf count)))
+          (incf more)))
+    (when (plusp more)
+      (push-record "more" :count more))
+    count))
+
+(defun push-note (control &rest arguments)
+  "Push a note below the list, made from the format CONTROL and ARGUMENTS."
+  (push-record "note" :text (let ((*print-pretty* nil)) (apply #'format nil control arguments))))
+
+;;; The relations
+
+
+(defun name-recorded-p (name)
+  "True when SBCL records cross-references of NAME, a function name or symbol."
+  (not (sb-c::xref-internal-name-p name)))
+
+(defun push-callers (name limit)
+  "Push the callers of the function NAME, or the places where it is expanded if it is a macro."
+  (let* ((macro (and (symbolp name) (macro-function name) t))
+         (count (push-references (all-references name
+                                                 (if macro
+                                                     '((:macroexpands nil) (:calls nil))
+                                                     '((:calls nil) (:macroexpands "expands its compiler macro")))
+                                                 (linkage-index name))
+                                 (source-name name) limit)))
+    (when (zerop count)
+      (push-note "Nothing that is loaded ~:[calls~;expands~] ~A." macro (printed-name name)))
+    (cond ((and macro (not (name-recorded-p name)))
+           (push-note "SBCL keeps no records of where its own macros, such as ~A, are expanded." (printed-name name)))
+          (macro
+           (push-note "Not looked at: files that are not loaded, and code compiled with (space 3)."))
+          ((name-recorded-p name)
+           (push-note "Not looked at: ~A in quoted lists or computed for FUNCALL, calls of itself, files that are not ~
+                       loaded~@[; and where it is inlined in code compiled with (space 3)~]."
+                      (printed-name name)
+                      (eq 'inline (sb-int:info :function :inlinep name))))
+          (t
+           (push-note "SBCL keeps no cross-references of its own names: only full calls were found, not those of ~A ~
+                       that the compiler does inline or transforms." (printed-name name))))))
+
+(defun function-components (name)
+  "Return the components of the functions that NAME designates. For a generic function, these are its methods' components."
+  (let ((definition (if (and (symbolp name) (macro-function name))
+                        (macro-function name)
+                        (fdefinition name))))
+    (if (typep definition 'generic-function)
+        (remove nil (mapcar #'method-code (sb-mop:generic-function-methods definition)))
+        (list (function-code definition)))))
+
+(defun callee-order (name)
+  "Return a sort key for callees: the user's own first, then standard ones, then SBCL's."
+  (let ((package (symbol-package (if (consp name) (second name) name))))
+    (list (cond ((or (null package) (not (system-package-p package)))
+                 (if (eq package (find-package "COMMON-LISP")) 1 0))
+                (t 2))
+          (source-name name))))
+
+(defun internal-name-p (name)
+  "True when NAME, a function name, is internal to SBCL."
+  (let* ((symbol (cond ((symbolp name) name)
+                       ((eq (first name) 'setf) (second name))
+                       (t (first name))))
+         (package (symbol-package symbol)))
+    (and package
+         (member (package-name package)
+                 '("SB-C" "SB-FORMAT" "SB-IMPL" "SB-INT" "SB-KERNEL" "SB-LOOP" "SB-PCL" "SB-PRETTY" "SB-VM")
+                 :test #'string=)
+         t)))
+
+(defun in-source-p (name function)
+  "True when NAME, a function name, occurs in the source of FUNCTION, a simple function, or that source is not known."
+  (let* ((place (code-place function nil nil))
+         (text (and place (place-text place)))
+         (map (and text (map-form text (place-position place)))))
+    (or (null map)
+        (and (symbolp (if (consp name) (second name) name))
+             (named-position map text (source-name name))
+             t))))
+
+(defun push-callees (name limit)
+  "Push the functions that NAME calls and the macros that it expands, each at the first place where it does so."
+  (let ((callees (make-hash-table :test 'equal))
+        (count 0))
+    (dolist (code (function-components name))
+      (let ((functions (remove-if #'toplevel-code-p (code-functions code))))
+        (flet ((note (callee function number how)
+                 (when (and callee (symbolp (if (consp callee) (second callee) callee)))
+                   (let ((known (gethash callee callees)))
+                     (when (or (null known)
+                               (and number (reference-number known) (< number (reference-number known))
+                                    (eq code (sb-kernel:fun-code-header (reference-function known)))))
+                       (setf (gethash callee callees)
+                             (make-reference :function function :number number :how how)))))))
+          (dolist (function functions)
+            (map-xrefs (lambda (kind what number)
+                         (case kind
+                           (:calls (note what function number nil))
+                           (:macroexpands (note what function number "macro"))))
+                       function))
+          (dolist (index (linkage-indices code))
+            (let ((fname (sb-vm::linkage-addr->name index :index)))
+              (when (and fname (not (eql fname 0)) functions)
+                (note (if (sb-kernel:fdefn-p fname) (sb-kernel:fdefn-name fname) fname)
+                      (or (find t functions :key #'current-definition-p) (first functions)) nil nil)))))))
+    (let ((names (sort (loop for callee being the hash-keys of callees
+                               using (hash-value reference)
+                             unless (or (equal callee name) (method-body-name-p callee)
+                                        ;; This comes from the expansion of one of SBCL's macros.
+                                        (and (internal-name-p callee)
+                                             (not (in-source-p callee (reference-function reference)))))
+                               collect callee)
+                       #'list< :key #'callee-order)))
+      (dolist (callee names)
+        (when (< count limit)
+          (let ((reference (gethash callee callees)))
+            (incf count)
+            (push-reference-record callee
+                                   (code-place (reference-function reference) (reference-number reference)
+                                               (source-name callee))
+                                   (reference-how reference)
+                                   :unplaced (system-place (reference-function reference))))))
+      (cond ((null names) (push-note "~A calls nothing by name." (printed-name name)))
+            ((> (length names) limit) (push-record "more" :count (- (length names) limit))))
+      (push-note "Not seen: what the compiler does inline, and functions that are called by way of a variable or a ~
+                  list."))))
+
+(defun push-variable-references (symbol relation limit)
+  "Push where the variable SYMBOL is read, set or bound, as RELATION says, or each of these if RELATION is NIL. Any other
+symbol's references are pushed likewise."
+  (let ((count (push-references (all-references symbol
+                                                (cond ((null relation)
+                                                       '((:references nil) (:sets "sets") (:binds "binds")))
+                                                      ((string= relation "sets") '((:sets nil)))
+                                                      ((string= relation "binds") '((:binds nil)))
+                                                      (t '((:references nil))))
+                                                (if (member relation '("sets" "binds") :test #'equal) nil 0))
+                                (symbol-name symbol) limit)))
+    (when (zerop count)
+      (push-note "Nothing that is loaded ~A ~A."
+                 (if (member relation '("sets" "binds") :test #'equal) relation "refers to")
+                 (printed-name symbol)))
+    (if (name-recorded-p symbol)
+        (push-note "Not looked at: SET, PROGV and SYMBOL-VALUE of a computed symbol, quoted lists, files that are not ~
+                    loaded.")
+        (push-note "SBCL keeps no cross-references of its own names, such as ~A: only code that names it was found."
+                   (printed-name symbol)))))
+
+(defun push-expansions (symbol limit)
+  "Push where the macro SYMBOL is expanded."
+  (when (zerop (push-references (all-references symbol '((:macroexpands nil)) nil) (symbol-name symbol) limit))
+    (push-note "Nothing that is loaded expands ~A." (printed-name symbol)))
+  (if (name-recorded-p symbol)
+      (push-note "Not looked at: files that are not loaded, and code compiled with (space 3).")
+      (push-note "SBCL keeps no records of where its own macros, such as ~A, are expanded." (printed-name symbol))))
+
+(defun definition-source-place (object name)
+  "Return the place of the definition of OBJECT, a method or class, whose name is the string NAME; or NIL."
+  (guarded (definition-place (sb-introspect:find-definition-source object)
+                             (if (typep object 'sb-mop:standard-accessor-method)
+                                 ;; An accessor is defined by the definition of its class.
+                                 (symbol-name (class-name (first (last (sb-mop:method-specializers object)))))
+                                 name))
+      (failure)
+    nil))
+
+(defun method-title (method)
+  "Return the title of METHOD in a list of references."
+  (let ((generic (sb-mop:method-generic-function method)))
+    `(:method ,(if generic (sb-mop:generic-function-name generic) nil)
+       ,@(method-qualifiers method)
+       ,(if generic
+            (sb-pcl::unparse-specializers generic (sb-mop:method-specializers method))
+            '()))))
+
+(defun push-objects (objects title name limit nothing)
+  "Push records of the first LIMIT of OBJECTS, methods or classes. TITLE and NAME are functions that return an object's
+title and its name, a string. Push the note NOTHING if there are no objects."
+  (declare (type function title name))
+  (loop for object in objects
+        repeat limit
+        do (push-reference-record (funcall title object)
+                                  (definition-source-place object (funcall name object)) nil))
+  (cond ((null objects) (push-note "~A" nothing))
+        ((> (length objects) limit) (push-record "more" :count (- (length objects) limit)))))
+
+(defun push-specializing-methods (symbol limit)
+  "Push the methods of the generic function SYMBOL, and the methods that specialise on the class SYMBOL."
+  (let ((generic (and (fboundp symbol) (fdefinition symbol)))
+        (class (and (symbolp symbol) (find-class symbol nil))))
+    (push-objects (append (and (typep generic 'generic-function) (sb-mop:generic-function-methods generic))
+                          (and class
+                               (remove-duplicates
+                                (append (sb-mop:specializer-direct-methods class)
+                                        (loop for specializer in (eql-specializers-of class)
+                                              append (sb-mop:specializer-direct-methods specializer))))))
+                  #'method-title
+                  (lambda (method)
+                    (let ((generic (sb-mop:method-generic-function method)))
+                      (source-name (if generic (sb-mop:generic-function-name generic) 'nil))))
+                  limit
+                  (format nil "~A has no methods, and none specialises on it.~:[~; Not looked at: code that names it ~
+                               otherwise; relation references tells some of that.~]" (printed-name symbol) class))))
+
+(defun eql-specializers-of (class)
+  "Return the EQL specializers whose objects are direct instances of CLASS."
+  (let ((specializers '()))
+    (sb-pcl::map-specializers
+     (lambda (specializer)
+       (when (and (typep specializer 'sb-mop:eql-specializer)
+                  (eq class (class-of (sb-mop:eql-specializer-object specializer))))
+         (push specializer specializers))))
+    specializers))
+
+(defun push-subclasses (symbol limit)
+  "Push the subclasses of the class SYMBOL, direct subclasses first."
+  (let* ((class (find-class symbol))
+         (found '()))
+    (loop for level = (list class)
+            then (remove-duplicates
+                  (loop for above in level
+                        append (remove-if (lambda (below) (or (eq below class) (member below found)))
+                                          (reverse (sb-mop:class-direct-subclasses above)))))
+          while level
+          do (unless (eq (first level) class)
+               (setf found (append found level))))
+    (push-objects found #'class-name (lambda (class) (symbol-name (or (class-name class) '#:nil))) limit
+                  (format nil "~A has no subclasses." (printed-name symbol)))))
+
+;;; Tests
+
+(defun test-operator-p (operator)
+  "True when OPERATOR, a name in upper case, is the operator of forms that define tests in FiveAM, Parachute, Rove,
+lisp-unit, lisp-unit2, RT or a similar framework."
+  (let ((bare (subseq operator (let ((colon (position #\: operator :from-end t))) (if colon (1+ colon) 0)))))
+    (or (member bare '("TEST" "DEF-TEST" "DEFTEST" "DEFINE-TEST" "DEF-FIXTURE-TEST" "ADD-TEST" "DEFINE-TEST-CASE")
+                :test #'string=)
+        (and (eql 7 (mismatch "DEFTEST" bare)) t))))
+
+(defun heading-test (place)
+  "Return the heading of the top-level form at PLACE if that form defines a test, or NIL."
+  (let* ((text (and place (place-text place)))
+         (heading (and text (form-heading text)))
+         (end (and heading (position-if #'whitespace-p heading))))
+    (and end (test-operator-p (subseq heading 1 end)) heading)))
+
+(defun symbol-called (name package)
+  "Return the symbol NAME of the package named PACKAGE, if both exist."
+  (let ((package (find-package package)))
+    (and package (find-symbol name package))))
+
+(defun find-mentioned-symbol (form names)
+  "Return the first symbol in FORM that is a key of NAMES, a hash table of function names, or NIL. Examine at most 20,000
+conses."
+  (let ((left 20000))
+    (declare (type fixnum left))
+    (labels ((visit (form)
+               (loop while (consp form)
+                     do (when (minusp (decf left)) (return nil))
+                        (let ((element (pop form)))
+                          (cond ((consp element)
+                                 (let ((found (visit element)))
+                                   (when found (return found))))
+                                ((and element (symbolp element) (gethash element names))
+                                 (return element)))))))
+      (visit form))))
+
+(defun data-tests ()
+  "Return the tests that frameworks keep as data: lists of the test's name, the forms that it evaluates, and the simple
+function that evaluates them, or NIL."
+  (append
+   ;; FiveAM compiles a test's body when the test is run: the body is a constant of the function that does so.
+   (let* ((bundle (symbol-called "*TEST*" "IT.BESE.FIVEAM"))
+          (reader (symbol-called "TEST-LAMBDA" "IT.BESE.FIVEAM"))
+          (bundle (and bundle (boundp bundle) (symbol-value bundle)))
+          (table (cond ((hash-table-p bundle) bundle)
+                       ((typep bundle 'standard-object)
+                        (loop for slot in (sb-mop:class-slots (class-of bundle))
+                              for name = (sb-mop:slot-definition-name slot)
+                              when (and (slot-boundp bundle name) (hash-table-p (slot-value bundle name)))
+                                return (slot-value bundle name))))))
+     (and table reader (fboundp reader)
+          (loop for name being the hash-keys of table using (hash-value test)
+                for function = (guarded (funcall reader test) (failure) nil)
+                when (functionp function)
+                  collect (list name
+                                (let ((code (function-code function)))
+                                  (loop for index from sb-vm:code-constants-offset
+                                          below (sb-kernel:code-header-words code)
+                                        for constant = (sb-kernel:code-header-ref code index)
+                                        when (consp constant) collect constant))
+                                (sb-kernel:%fun-fun function)))))
+   ;; RT evaluates the form.
+   (loop for package in '("SB-RT" "RT" "REGRESSION-TEST")
+         for entries = (symbol-called "*ENTRIES*" package)
+         for form = (symbol-called "FORM" package)
+         for name = (symbol-called "NAME" package)
+         when (and entries (boundp entries) (listp (symbol-value entries)) form name (fboundp form) (fboundp name))
+           append (loop for entry in (symbol-value entries)
+                        for known = (guarded (list (funcall name entry) (list (funcall form entry))) (failure) nil)
+                        when known collect known))))
+
+(defconstant +max-caller-depth+ 30
+  "The longest chain of calls over which a function's tests are searched.")
+
+(defun caller-table ()
+  "Return a hash table from function names to lists of the functions that refer to them, in all code but SBCL's own."
+  (let ((table (make-hash-table :test 'equal)))
+    (do-code (code)
+      (let ((functions '()) (looked nil))
+        (flet ((note (name function)
+                 (unless looked
+                   (setf functions (live-functions code)
+                         looked t))
+                 (when functions
+                   (pushnew (if (member function functions) function (first (last functions)))
+                            (gethash name table)
+                            :test #'eq))))
+          (dolist (function (code-functions code))
+            (map-xrefs (lambda (kind what number)
+                         (declare (ignore number))
+                         (when (member kind '(:calls :macroexpands))
+                           (note what function)))
+                       function))
+          (dolist (index (linkage-indices code))
+            (let ((fname (sb-vm::linkage-addr->name index :index)))
+              (when (and fname (not (eql fname 0)))
+                (let ((name (if (sb-kernel:fdefn-p fname) (sb-kernel:fdefn-name fname) fname)))
+                  (when (name-recorded-p name)
+                    (note name nil)))))))))
+    table))
+
+(defun push-tests (name limit)
+  "Push the tests that call the function NAME, directly or indirectly, the nearest first."
+  (let ((table (caller-table))
+        ;; From each function name that leads to NAME, to the name that it calls.
+        (leading (make-hash-table :test 'equal))
+        ;; From each function, to the name that it calls.
+        (seen (make-hash-table :test 'eq))
+        (found '()))
+    (setf (gethash name leading) t)
+    (labels ((via (name)
+               (loop for step = name then (gethash step leading)
+                     repeat +max-caller-depth+
+                     until (eq step t)
+                     collect step))
+             (note-test (title place way)
+               (unless (find-if (lambda (known)
+                                  (or (equal title (first known))
+                                      (and place (second known) (plusp (place-line place))
+                                           (string= (place-label place) (place-label (second known))))))
+                                found)
+                 (push (list title place way) found))))
+      (loop repeat +max-caller-depth+
+            for level = (list name) then next
+            for next = '()
+            while level
+            do (dolist (called level)
+                 (dolist (function (gethash called table))
+                   (unless (gethash function seen)
+                     (setf (gethash function seen) called)
+                     (let ((caller (defined-name (sb-kernel:%simple-fun-name function))))
+                       (when (and caller (not (gethash caller leading)))
+                         (setf (gethash caller leading) called)
+                         (push caller next))))))
+               (setf next (nreverse next)))
+      (loop for (test forms function) in (data-tests)
+            for called = (or (and function (gethash function seen)) (find-mentioned-symbol forms leading))
+            when called
+              do (note-test test (and function (code-place function nil nil)) (via called)))
+      (loop for function being the hash-keys of seen using (hash-value called)
+            for caller = (defined-name (sb-kernel:%simple-fun-name function))
+            ;; Nothing calls a test.
+            do (when (or (null caller) (null (gethash caller table)))
+                 (let* ((place (code-place function nil nil))
+                        (test (heading-test place)))
+                   (when test
+                     (note-test test place (via called)))))))
+    (setf found (stable-sort (reverse found) #'< :key (lambda (entry) (length (third entry)))))
+    (loop for (test place way) in found
+          repeat limit
+          do (push-reference-record test place
+                                    (and way (not (equal way (list name)))
+                                         (format nil "via ~{~A~^, ~}"
+                                                 (mapcar #'printed-name (remove name way :test #'equal))))))
+    (when (> (length found) limit)
+      (push-record "more" :count (- (length found) limit)))
+    (when (null found)
+      (push-note "No test that is loaded is known to call ~A." (printed-name name)))
+    (push-note "Not seen: calls by way of variables, data or computed names, and tests that no form like DEFTEST or ~
+                TEST defines.")))
+
+;;; The request
+
+(defun locate-function-name (text package-name)
+  "Find the function name or symbol that TEXT denotes, as LOCATE-SYMBOL does. TEXT may be (SETF NAME)."
+  (let ((trimmed (string-trim '(#\Space #\Tab #\Newline #\') text)))
+    (if (and (> (length trimmed) 7)
+             (string-equal "(setf " trimmed :end2 6)
+             (char= #\) (char trimmed (1- (length trimmed)))))
+        (multiple-value-bind (symbol found name package)
+            (locate-symbol (subseq trimmed 6 (1- (length trimmed))) package-name)
+          (values (list 'setf symbol) found name package))
+        (locate-symbol (string-left-trim "#'" trimmed) package-name))))
+
+(defun default-relation (name)
+  "Return the relation to report for NAME, a function name or symbol, when the client asks for none."
+  (cond ((or (consp name) (fboundp name) (sb-int:info :function :inlinep name)) "callers")
+        ((member (sb-int:info :variable :kind name) '(:special :global :constant :macro)) "references")
+        ((find-class name nil) "methods")
+        (t "callers")))
+
+(defun relation-problem (name relation)
+  "Return a sentence that says why RELATION does not apply to NAME, a function name or symbol, or NIL if it does."
+  (flet ((is (control) (format nil control (printed-name name))))
+    (let ((symbol (if (consp name) nil name)))
+      (cond ((string= relation "callees")
+             (cond ((and symbol (special-operator-p symbol)) (is "~A is a special operator: it calls nothing."))
+                   ((not (fboundp name)) (is "~A names no function."))))
+            ((member relation '("sets" "binds") :test #'string=)
+             (unless (and symbol (or (boundp symbol) (not (eq :unknown (sb-int:info :variable :kind symbol)))))
+               (is "~A names no variable.")))
+            ((string= relation "expansions")
+             (unless (and symbol (or (macro-function symbol) (compiler-macro-function symbol)))
+               (is "~A names no macro.")))
+            ((string= relation "methods")
+             (unless (or (and symbol (find-class symbol nil))
+                         (and (fboundp name) (typep (fdefinition name) 'generic-function)))
+               (is "~A names no generic function or class.")))
+            ((string= relation "subclasses")
+             (unless (and symbol (find-class symbol nil))
+               (is "~A names no class.")))
+            ((and symbol (eq :macro (sb-int:info :variable :kind symbol)) (string= relation "references"))
+             (is "~A is a symbol macro: SBCL keeps no records of where it is used."))
+            ((and symbol (not (fboundp symbol)) (sb-int:info :type :expander symbol))
+             (is "~A is a type: SBCL keeps no records of where it is used."))
+            ((and symbol (special-operator-p symbol))
+             (is "~A is a special operator: SBCL keeps no records of where it is used."))))))
+
+(defun push-related (text package-name relation limit)
+  "Push records of up to LIMIT references that have RELATION, a string or NIL, to what TEXT names in the package
+PACKAGE-NAME, and notes on what was not examined."
+  (multiple-value-bind (name found looked-for package) (locate-function-name text package-name)
+    (let ((*pushed-references* '()))
+      (with-source-files ()
+        (with-inspection-syntax ()
+          (let* ((asked relation)
+                 (relation (or relation (if found (default-relation name) "callers")))
+                 (problem (and found (relation-problem name relation))))
+            (cond ((not found)
+                   (push-note "~A" (not-found-text looked-for package)))
+                  (problem (push-note "~A" problem))
+                  (t
+                   (push-record "relation" :name relation)
+                   (cond ((string= relation "callers") (push-callers name limit))
+                         ((string= relation "callees") (push-callees name limit))
+                         ((string= relation "expansions") (push-expansions name limit))
+                         ((string= relation "methods") (push-specializing-methods name limit))
+                         ((string= relation "subclasses") (push-subclasses name limit))
+                         ((string= relation "tests") (push-tests name limit))
+                         ((consp name) (push-callers name limit))
+                         (t (push-variable-references name (and asked relation) limit)))))))))))
+
+(define-query :find-references (&key name package relation limit)
+  "Push records of what has RELATION to NAME, as PUSH-RELATED does."
+  (push-related name (or package "") relation limit))

@@ -1,0 +1,465 @@
+;;;; find-symbols: the symbols and packages whose names match a query, best match first.
+
+(in-package "SBCL-HOST/TOOLS")
+
+;;; Patterns
+;;;
+;;; A query consists of words separated by whitespace, all of which a name must match, in any case. A word matches the whole
+;;; name, its beginning, the beginning of a word in it, or any part of it. A word that contains * or ? is a glob, which must
+;;; match the whole name; *PRINT-CASE* is tried as both.
+
+(defconstant +exact+ 0
+  "The match of a name that equals the pattern.")
+(defconstant +prefix+ 1
+  "The match of a name that begins with the pattern.")
+(defconstant +word+ 2
+  "The match of a name that contains a word beginning with the pattern.")
+(defconstant +substring+ 3
+  "The match of a name that contains the pattern, or matches it as a glob.")
+
+(defconstant +max-query-words+ 8
+  "The most words of a query that are used.")
+
+(declaim (inline fold-case))
+(defun fold-case (character)
+  "Return CHARACTER in upper case."
+  (declare (type character character))
+  (if (char< character (code-char 128))
+      (if (char<= #\a character #\z) (code-char (- (char-code character) 32)) character)
+      (char-upcase character)))
+
+(defmacro with-any-string ((name) &body body)
+  "Evaluate BODY with NAME, a variable, declared as a simple string. BODY is compiled once for each representation of symbol
+names."
+  `(if (typep ,name 'simple-base-string)
+       (let ((,name ,name)) (declare (type simple-base-string ,name)) ,@body)
+       (let ((,name ,name)) (declare (type (simple-array character (*)) ,name)) ,@body)))
+
+(defun match-word (word name)
+  "Return how NAME matches WORD, which is in upper case, or NIL."
+  (declare (type text word) (type simple-string name)
+           (optimize speed (safety 0) (sb-ext:inhibit-warnings 3)))
+  (with-any-string (name)
+    (let ((last (- (length name) (length word)))
+          (best nil))
+      (declare (type fixnum last))
+      (cond ((minusp last) nil)
+            ((zerop (length word)) +prefix+)
+            (t
+             (loop with first of-type character = (schar word 0)
+                   for start of-type fixnum from 0 to last
+                   when (and (char= first (fold-case (schar name start)))
+                             (loop for index of-type fixnum from 1 below (length word)
+                                   always (char= (schar word index) (fold-case (schar name (+ start index))))))
+                     do (cond ((zerop start)
+                               (return-from match-word (if (zerop last) +exact+ +prefix+)))
+                              ((not (alphanumericp (schar name (1- start))))
+                               (return-from match-word +word+))
+                              (t (setf best +substring+))))
+             best)))))
+
+(defun match-glob (glob name)
+  "Return +SUBSTRING+ if NAME matches GLOB, which is in upper case, or NIL. In GLOB, * stands for any characters and ? for
+one."
+  (declare (type text glob) (type simple-string name)
+           (optimize speed (safety 0) (sb-ext:inhibit-warnings 3)))
+  (with-any-string (name)
+    (let ((at 0) (position 0) (star -1) (resume 0))
+      (declare (type fixnum at position star resume))
+      (loop
+        (cond ((and (< at (length glob)) (char= (schar glob at) #\*))
+               (setf star at resume position)
+               (incf at))
+              ((>= position (length name))
+               (return (and (= at (length glob)) +substring+)))
+              ((and (< at (length glob))
+                    (or (char= (schar glob at) #\?)
+                        (char= (schar glob at) (fold-case (schar name position)))))
+               (incf at)
+               (incf position))
+              ((minusp star) (return nil))
+              (t
+               ;; Let the last star match one more character.
+               (setf position (incf resume)
+                     at (1+ star))))))))
+
+(defun glob-literal (word)
+  "Return the longest literal part of WORD, a glob, or NIL if WORD is not a glob."
+  (let ((longest nil)
+        (start 0))
+    (loop for end = (position-if (lambda (character) (find character "*?")) word :start start)
+          while (or end longest)
+          do (let ((part (subseq word start end)))
+               (when (or (null longest) (> (length part) (length longest)))
+                 (setf longest part))
+               (if end
+                   (setf start (1+ end))
+                   (return (coerce longest 'text)))))))
+
+(defun query-words (query)
+  "Return the words of QUERY in upper case. Text between bars is part of one word."
+  (let ((words '()) (start nil) (barred nil))
+    (flet ((end (position)
+             (when start
+               (push (coerce (map 'string #'fold-case (remove #\| (subseq query start position))) 'text) words)
+               (setf start nil))))
+      (loop for character across query
+            for position from 0
+            do (cond ((and (whitespace-p character) (not barred)) (end position))
+                     (t (when (char= character #\|) (setf barred (not barred)))
+                        (unless start (setf start position)))))
+      (end (length query)))
+    (let ((words (nreverse words)))
+      (subseq words 0 (min +max-query-words+ (length words))))))
+
+(defun query-matcher (query)
+  "Return a function that returns how a name matches QUERY: +EXACT+, +PREFIX+, +WORD+ or +SUBSTRING+, the best first, or
+NIL. If QUERY has several words, the worst match counts."
+  (let ((words (loop for word in (query-words query) collect (cons word (glob-literal word)))))
+    (lambda (name)
+      (declare (type simple-string name) (optimize speed))
+      (let ((worst (if words +exact+ +prefix+)))
+        (declare (type fixnum worst))
+        (loop for (word . literal) in words
+              for match = (cond ((null literal) (match-word word name))
+                                ((match-word literal name)
+                                 (if (string-equal word name) +exact+ (match-glob word name))))
+              do (if match
+                     (setf worst (max worst (the fixnum match)))
+                     (return nil))
+              finally (return worst))))))
+
+;;; Meanings of symbols
+
+(defun symbol-kinds (symbol)
+  "Return the meanings of SYMBOL, a list of keywords: :FUNCTION, :GENERIC-FUNCTION, :MACRO, :SPECIAL-OPERATOR, :VARIABLE,
+:CONSTANT, :SYMBOL-MACRO, :CLASS, :STRUCTURE, :CONDITION, :TYPE."
+  (let ((kinds '())
+        (class (find-class symbol nil)))
+    (cond (class (push (typecase class
+                         (sb-pcl::condition-class :condition)
+                         (structure-class :structure)
+                         (t :class))
+                       kinds))
+          ((eq :defined (sb-int:info :type :kind symbol)) (push :type kinds)))
+    (case (sb-int:info :variable :kind symbol)
+      ((:special :global) (push :variable kinds))
+      (:constant (push :constant kinds))
+      (:macro (push :symbol-macro kinds))
+      (t (when (boundp symbol) (push :variable kinds))))
+    (when (fboundp symbol)
+      (push (cond ((special-operator-p symbol) :special-operator)
+                  ((macro-function symbol) :macro)
+                  ((typep (fdefinition symbol) 'generic-function) :generic-function)
+                  (t :function))
+            kinds))
+    kinds))
+
+(defun kinds-for-filter (kind)
+  "Return the symbol kinds, as SYMBOL-KINDS names them, that KIND, the string that a tool was given, selects."
+  (cond ((string= kind "function") '(:function :generic-function))
+        ((string= kind "macro") '(:macro :special-operator))
+        ((string= kind "variable") '(:variable :constant :symbol-macro))
+        ((string= kind "class") '(:class :structure :condition :type))
+        (t '())))
+
+;;; Names as one types them
+
+(defun typed-name (name)
+  "Return NAME, the name of a package, as one would type it."
+  (let ((*package* (find-package "KEYWORD"))
+        (*print-case* :downcase))
+    (string-left-trim "#:" (prin1-to-string (make-symbol name)))))
+
+(defun typed-package-name (package)
+  "Return what one would type for PACKAGE in the current package: its shortest local nickname, else its name. For a name
+that is no plain word, such as UIOP/DRIVER or ALEXANDRIA.1.0.0, prefer the shortest nickname that is a word."
+  (flet ((shortest (names) (first (sort (copy-list names) #'< :key #'length)))
+         (word-p (name)
+           (and (plusp (length name))
+                (alpha-char-p (char name 0))
+                (notany (lambda (character) (find character "/.")) name))))
+    (let ((name (package-name package)))
+      (typed-name (or (shortest (loop for (nickname . named) in (sb-ext:package-local-nicknames *package*)
+                                      when (eq named package) collect nickname))
+                      (and (not (word-p name))
+                           (shortest (remove-if-not #'word-p (package-nicknames package))))
+                      name)))))
+
+(defun typed-package (symbol)
+  "Return the package by which one would type SYMBOL, or NIL for an uninterned symbol. Of the packages that export SYMBOL,
+that is the one with the shortest name, except that SBCL's own symbols keep their home package."
+  (let* ((home (symbol-package symbol))
+         (name (symbol-name symbol))
+         (best home))
+    (when (and home (not (eq home (find-package "KEYWORD")))
+               (eq :external (nth-value 1 (find-symbol name home)))
+               (not (eql 3 (mismatch "SB-" (package-name home)))))
+      (let ((length (length (typed-package-name home))))
+        (dolist (package (list-all-packages))
+          (multiple-value-bind (found status) (find-symbol name package)
+            (when (and (eq status :external) (eq found symbol))
+              (let ((typed (typed-package-name package)))
+                (when (< (length typed) length)
+                  (setf best package
+                        length (length typed)))))))))
+    best))
+
+(defun typed-symbol (symbol &optional package)
+  "Return SYMBOL as one would type it in the current package, qualified with PACKAGE if it is accessible there."
+  (let* ((name (symbol-name symbol))
+         (package (if (and package (eq symbol (find-symbol name package))) package (typed-package symbol)))
+         (bare (let ((*package* (or package *package*))
+                     (*print-case* :downcase)
+                     (*print-gensym* nil))
+                 (prin1-to-string symbol))))
+    (multiple-value-bind (here status) (find-symbol name *package*)
+      (cond ((and status (eq here symbol)) bare)
+            ((null package) (concatenate 'string "#:" bare))
+            ((eq package (find-package "KEYWORD"))
+             (if (char= #\: (char bare 0)) bare (concatenate 'string ":" bare)))
+            (t (format nil "~A~:[::~;:~]~A" (typed-package-name package)
+                       (eq :external (nth-value 1 (find-symbol name package))) bare))))))
+
+(defconstant +max-documentation-length+ 120
+  "The most characters that are shown of the first line of a documentation string.")
+
+(defun first-line (documentation)
+  "Return the first line of the string DOCUMENTATION that is not empty, or NIL."
+  (let* ((start (and (stringp documentation) (position-if-not #'whitespace-p documentation)))
+         (line (and start (subseq documentation start (position #\Newline documentation :start start)))))
+    (and line
+         (if (> (length line) +max-documentation-length+)
+             (concatenate 'string (subseq line 0 (1- +max-documentation-length+)) "…")
+             (string-right-trim '(#\Space #\Tab #\Return) line)))))
+
+(defun kind-documentation (symbol kind)
+  "Return the documentation string of SYMBOL as KIND, one of SYMBOL-KINDS, or NIL."
+  (guarded (documentation symbol (case kind
+                                   ((:variable :constant :symbol-macro) 'variable)
+                                   ((:class :structure :condition :type) 'type)
+                                   (t 'function)))
+      (failure)
+    nil))
+
+(defconstant +max-lambda-list-length+ 200
+  "The most characters of a lambda list that are shown.")
+
+(defun lambda-list-text (symbol)
+  "Return the lambda list of SYMBOL, a function or macro, as text, or NIL if it is unknown."
+  (multiple-value-bind (lambda-list unknown) (lambda-list-of symbol)
+    (unless (eq unknown t)
+      (if lambda-list
+          (multiple-value-bind (text result)
+              (bounded-text +max-lambda-list-length+ (lambda (stream) (print-lambda-list lambda-list stream)))
+            (cond ((null result) text)
+                  ((eq result :enough) (concatenate 'string text "…"))))
+          "()"))))
+
+;;; Searching
+
+(defstruct (search-result (:copier nil) (:predicate nil))
+  "The results of a search so far."
+  ;; The best results as conses of rank and object. Sorted with the worst first once there are LIMIT, else in no order.
+  (best '() :type list)
+  (count 0 :type index)
+  (limit 30 :type index)
+  ;; The number of matches, and of matches that the filters on kind and on exported symbols excluded.
+  (found 0 :type index)
+  (excluded 0 :type index))
+
+(defun rank< (a b)
+  "True when A comes before B. Both are conses of a rank and a symbol or package, ordered by rank, then name, then package."
+  (flet ((name (object) (if (packagep object) (package-name object) (symbol-name object)))
+         (home (object) (let ((package (if (packagep object) nil (symbol-package object))))
+                          (if package (package-name package) ""))))
+    (let ((x (car a)) (y (car b)))
+      (declare (type fixnum x y))
+      (cond ((/= x y) (< x y))
+            ((string/= (name (cdr a)) (name (cdr b))) (and (string< (name (cdr a)) (name (cdr b))) t))
+            (t (and (string< (home (cdr a)) (home (cdr b))) t))))))
+
+(defun record-match (result rank object)
+  "Record in RESULT that OBJECT, a symbol or package, was found with RANK."
+  (let ((entry (cons rank object)))
+    (incf (search-result-found result))
+    (cond ((< (search-result-count result) (search-result-limit result))
+           (push entry (search-result-best result))
+           (when (= (incf (search-result-count result)) (search-result-limit result))
+             (setf (search-result-best result) (sort (search-result-best result) (lambda (a b) (rank< b a))))))
+          ((rank< entry (first (search-result-best result)))
+           (setf (search-result-best result)
+                 (merge 'list (list entry) (rest (search-result-best result)) (lambda (a b) (rank< b a))))))))
+
+(defun system-package-p (package)
+  "True when PACKAGE came with the image, except for COMMON-LISP."
+  (and (not (eq package (find-package "COMMON-LISP")))
+       (member package **system-packages** :test #'eq)
+       t))
+
+(defun search-rank (match symbol package external system meaning)
+  "Return the rank of SYMBOL of PACKAGE, which matches the query by MATCH: the user's own symbols first, then exported ones,
+then short names. EXTERNAL is true if PACKAGE exports SYMBOL, SYSTEM if PACKAGE is the system's, and MEANING if SYMBOL means
+anything."
+  (declare (type fixnum match))
+  (+ (* 100000 (+ (* 10 match)
+                  (if meaning 0 6)
+                  (cond ((eq package *package*) 0)
+                        ((and external (not system)) (if (eq package (find-package "COMMON-LISP")) 2 1))
+                        (external 3)
+                        ((not system) 4)
+                        (t 5))))
+     (min 10000 (length (symbol-name symbol)))))
+
+(defun search-package (package matcher kinds external wanted result)
+  "Record in RESULT the symbols of PACKAGE that match by MATCHER and have one of KINDS, or any meaning if KINDS is :ANY. If
+EXTERNAL is true, consider exported symbols only. If WANTED is false, consider only symbols whose home package is PACKAGE."
+  (declare (type function matcher))
+  (let ((system (system-package-p package)))
+    (with-package-iterator (next (list package) :internal :external)
+      (loop
+        (multiple-value-bind (more symbol status) (next)
+          (unless more (return))
+          (let ((match (and (or wanted (eq package (symbol-package symbol)))
+                            (funcall matcher (symbol-name symbol))))
+                (exported (eq status :external)))
+            (when match
+              (let ((meanings (if (eq kinds :any)
+                                  (or (fboundp symbol) (boundp symbol) (symbol-kinds symbol))
+                                  (symbol-kinds symbol))))
+                (cond ((if (eq kinds :any)
+                           ;; A symbol without a meaning is of interest only where it is exported to be used.
+                           (not (or meanings (and exported (or wanted (= match +exact+)))))
+                           (not (intersection kinds meanings)))
+                       (when meanings (incf (search-result-excluded result))))
+                      ((and external (not exported)) (incf (search-result-excluded result)))
+                      (t (record-match result
+                                       (search-rank match symbol package exported system meanings)
+                                       symbol)))))))))))
+
+(defun search-packages (matcher result)
+  "Record in RESULT the packages of which a name or nickname matches by MATCHER."
+  (declare (type function matcher))
+  (dolist (package (list-all-packages))
+    (let ((match (loop with best = nil
+                       for name in (cons (package-name package) (package-nicknames package))
+                       for match = (funcall matcher (coerce name 'simple-string))
+                       do (when (and match (or (null best) (< (the fixnum match) (the fixnum best))))
+                            (setf best match))
+                       finally (return best))))
+      (when match
+        (record-match result (+ (* 100000 (+ (* 10 (the fixnum match)) (if (system-package-p package) 3 1)))
+                                (length (package-name package)))
+                      package)))))
+
+(defun kind-text (kinds)
+  "Return KINDS, as from SYMBOL-KINDS, as text."
+  (if kinds
+      (format nil "~{~A~^, ~}"
+              (loop for kind in kinds collect (substitute #\Space #\- (string-downcase kind))))
+      "symbol"))
+
+(defun push-found-symbol (symbol package first)
+  "Push a record of SYMBOL, found in PACKAGE unless that is NIL. Its kinds that are in FIRST come first."
+  (let* ((kinds (stable-sort (symbol-kinds symbol) (lambda (a b) (and (member a first) (not (member b first))))))
+         (operator (first (intersection kinds '(:function :generic-function :macro :special-operator))))
+         (home (or package (symbol-package symbol))))
+    (push-record "symbol"
+                 :name (typed-symbol symbol package)
+                 :kind (kind-text kinds)
+                 :lambda-list (and operator (not (eq operator :special-operator)) (lambda-list-text symbol))
+                 :documentation (loop for kind in kinds
+                                      thereis (first-line (kind-documentation symbol kind)))
+                 :exported (if (and home (eq :external (nth-value 1 (find-symbol (symbol-name symbol) home)))) 1 0))))
+
+(defun push-found-package (package)
+  "Push a record of PACKAGE."
+  (let ((count 0))
+    (declare (type fixnum count))
+    (with-package-iterator (next (list package) :external)
+      (loop while (next) do (incf count)))
+    (push-record "symbol"
+                 :name (typed-name (package-name package))
+                 :kind "package"
+                 :lambda-list (format nil "~@[~{~A~^, ~}: ~]~D exported"
+                                      (mapcar #'typed-name (package-nicknames package)) count)
+                 :documentation (first-line (documentation package t))
+                 :exported 1)))
+
+;;; No match
+
+(defun near-found-names (query package kinds)
+  "Return up to five names similar to QUERY, as one would type them, of symbols in PACKAGE, or everywhere if that is NIL,
+that have one of KINDS, or any meaning."
+  (let ((name (map 'string #'fold-case query))
+        (symbols (make-hash-table :test 'equal)))
+    (when (<= (length name) +max-near-name+)
+      (dolist (package (if package (list package) (list-all-packages)))
+        (unless (or (eq package (find-package "KEYWORD")) (host-package-p package))
+          (with-package-iterator (next (list package) :internal :external)
+            (loop
+              (multiple-value-bind (more symbol status) (next)
+                (unless more (return))
+                (when (and (<= (abs (- (length (symbol-name symbol)) (length name))) 2)
+                           (or (eq status :external) (not (system-package-p package)))
+                           (let ((meanings (symbol-kinds symbol)))
+                             (if (eq kinds :any) meanings (intersection kinds meanings))))
+                  (setf (gethash (symbol-name symbol) symbols) symbol)))))))
+      (mapcar (lambda (near) (typed-symbol (gethash near symbols)))
+              (near-names name (loop for near being the hash-keys of symbols collect near))))))
+
+(defun push-nothing-found (query package kinds kind external excluded)
+  "Push why nothing was found for QUERY in PACKAGE, or everywhere if that is NIL. KINDS and EXTERNAL are the filters; KIND
+is the string that was asked for, or NIL. EXCLUDED is the number of matches that the filters excluded."
+  (push-record
+   "nothing"
+   :text (format nil "Nothing matches ~S~@[ in package ~A~]~@[ (~{~A~^, ~})~].~
+                      ~@[~%Without that: ~D match~:*~[es~;~:;es~].~]~@[~%Near names: ~{~A~^, ~}.~]"
+                 (if (> (length query) 100) (concatenate 'string (subseq query 0 100) "…") query)
+                 (and package (package-name package))
+                 (append (and kind (list (format nil "only kind ~A" kind)))
+                         (and external '("only exported symbols")))
+                 (and (plusp excluded) excluded)
+                 (if (equal kind "package")
+                     (mapcar #'typed-name (near-names (map 'string #'fold-case query) (package-names)))
+                     (near-found-names query package kinds)))))
+
+(defun split-query (query)
+  "Return the name in QUERY, and the name of the package that qualifies it, or NIL."
+  (let* ((query (string-left-trim "#'" (string-trim '(#\Space #\Tab #\Newline #\Return) query)))
+         (colon (position #\: query)))
+    (cond ((null colon) (values query nil))
+          ((zerop colon) (values (string-left-trim ":" query) "KEYWORD"))
+          (t (values (string-left-trim ":" (subseq query colon)) (subseq query 0 colon))))))
+
+(defun push-found-symbols (query package-name kind external limit)
+  "Push records of up to LIMIT symbols and packages whose names match QUERY, best first, then the number of the others; or,
+if there are none, similar names. PACKAGE-NAME, KIND and EXTERNAL, unless NIL, restrict the search to a package, a kind and
+exported symbols."
+  (multiple-value-bind (name qualifier) (split-query query)
+    (let* ((package-name (or qualifier package-name))
+           (package (and package-name (find-user-package package-name)))
+           (kinds (if kind (kinds-for-filter kind) :any))
+           (result (make-search-result :limit limit))
+           (matcher (query-matcher name)))
+      (cond ((equal kind "package"))
+            (package (search-package package matcher kinds external t result))
+            (t (dolist (package (list-all-packages))
+                 (unless (or (eq package (find-package "KEYWORD")) (host-package-p package))
+                   (search-package package matcher kinds external nil result)))))
+      (when (and (null package) (or (eq kinds :any) (equal kind "package")))
+        (search-packages matcher result))
+      (with-server-syntax ()
+        (loop for (nil . object) in (sort (search-result-best result) #'rank<)
+              do (if (packagep object)
+                     (push-found-package object)
+                     (push-found-symbol object package (if (eq kinds :any) '() kinds)))))
+      (cond ((zerop (search-result-found result))
+             (with-server-syntax ()
+               (push-nothing-found name package kinds kind external (search-result-excluded result))))
+            ((> (search-result-found result) limit)
+             (push-record "more" :count (- (search-result-found result) limit)))))))
+
+(define-query :find-symbols (&key query package kind external limit)
+  "Push records of symbols and packages, as PUSH-FOUND-SYMBOLS does."
+  (push-found-symbols query package kind external limit))

@@ -1,0 +1,473 @@
+;;;; Loading systems and files: the operation LOAD, and details that the report of an error during a load adds.
+
+(in-package "SBCL-HOST/TOOLS")
+
+;;; Progress
+
+(defstruct (load-report (:conc-name report-) (:copier nil) (:predicate nil))
+  "The progress of a load."
+  (files 0 :type index)
+  (compiled 0 :type index)
+  ;; The number of progress records that were pushed.
+  (progress-records 0 :type index)
+  ;; The names of the systems whose files were loaded, newest first.
+  (systems '() :type list))
+
+(declaim (type (or null load-report) *load-report*))
+(defvar *load-report* nil
+  "The progress of the current LOAD operation, or NIL outside of one.")
+
+(defconstant +max-progress-records+ 4000
+  "The most progress records of a load, so that there is room for its result.")
+
+(defun push-progress (verb what)
+  "Push a progress record for WHAT, a string, with VERB, such as `compiling'."
+  (when (<= (incf (report-progress-records *load-report*)) +max-progress-records+)
+    (push-record "progress" :message (format nil "~A ~A" verb what))))
+
+(defun note-action (operation component namestring)
+  "Record that ASDF is about to perform OPERATION on COMPONENT, whose source file is NAMESTRING."
+  (let ((report *load-report*))
+    (when report
+      (typecase operation
+        (asdf:compile-op
+         (incf (report-compiled report))
+         (push-progress "compiling" (shown-path namestring)))
+        ((or asdf:load-op asdf:load-source-op)
+         (incf (report-files report))
+         (pushnew (component-system-name component) (report-systems report) :test #'equal)
+         (push-progress "loading" (shown-path namestring)))))))
+
+(defvar *asdf-action* nil
+  "The current action of ASDF, a cons of operation and component, or NIL.")
+
+(defun perform-action (perform operation component)
+  "Do what ASDF's PERFORM-WITH-RESTARTS, here PERFORM, does, and record the progress."
+  (declare (type function perform))
+  (let ((file (component-file component))
+        (*asdf-action* (cons operation component))
+        ;; Outside of LOAD, compile failures are reported as warnings only.
+        (*compile-failures* (and *load-report* (list nil))))
+    (when file
+      (note-action operation component file))
+    (funcall perform operation component)))
+
+;;; Obsolete definitions and values after a reload
+
+(defconstant +max-stale-names+ 10
+  "The most names that are listed for one file.")
+
+(defun still-defined-p (kind name value)
+  "True when the definition of NAME as KIND, with VALUE in a LOADED-FILE, still exists."
+  (ecase kind
+    (:method (let* ((method (if (class-part-p value) (class-part-method value) value))
+                    (generic (sb-mop:method-generic-function method)))
+               (and generic (fboundp (first name)) (eq generic (fdefinition (first name))))))
+    (:function (defined-p :function name))
+    (:macro (and (symbolp name) (macro-function name)))
+    (:compiler-macro (compiler-macro-function name))
+    (:symbol-macro (eq :macro (sb-int:info :variable :kind name)))
+    (:setf-expander (sb-int:info :setf :expander name))
+    (:variable (member (sb-int:info :variable :kind name) '(:special :global)))
+    (:constant (eq :constant (sb-int:info :variable :kind name)))
+    (:class (find-class name nil))
+    (:type (eq :defined (sb-int:info :type :kind name)))
+    (:package (find-package name))))
+
+(defun without-methods-p (name)
+  "True unless NAME names a generic function that has methods."
+  (let ((function (fdefinition name)))
+    (not (and (typep function 'generic-function) (sb-mop:generic-function-methods function)))))
+
+(defun defined-keys (file)
+  "Return an EQUAL hash table of the keys of the definitions in FILE, a LOADED-FILE."
+  (let ((keys (make-hash-table :test 'equal)))
+    (loop for (key) in (loaded-file-definitions file)
+          do (setf (gethash key keys) t))
+    keys))
+
+(defparameter *definers*
+  '((:function "DEFUN" "DEFGENERIC") (:macro "DEFMACRO") (:compiler-macro "DEFINE-COMPILER-MACRO")
+    (:symbol-macro "DEFINE-SYMBOL-MACRO") (:setf-expander "DEFSETF" "DEFINE-SETF-EXPANDER")
+    (:variable "DEFVAR" "DEFPARAMETER" "DEFGLOBAL") (:constant "DEFCONSTANT")
+    (:class "DEFCLASS" "DEFSTRUCT" "DEFINE-CONDITION") (:type "DEFTYPE") (:package "DEFPACKAGE"))
+  "The names of the standard defining macros, by kind as in a LOADED-FILE.")
+
+(defun standard-definer-p (operator)
+  "True when OPERATOR, a name, is that of a standard defining macro."
+  (loop for (nil . operators) in *definers*
+          thereis (member operator operators :test #'string=)))
+
+(defun conditional-definitions (text)
+  "Return the maps of the forms in TEXT, a file's text, that may define something only if it is not yet defined: defining
+forms within another form, and forms of defining macros that are not standard."
+  (let ((definitions '()))
+    (labels ((visit (form depth)
+               (when (and (consp form) (< depth 20))
+                 (when (and (definition-form-p form text)
+                            (or (plusp depth)
+                                (not (standard-definer-p (token-name text (second form))))))
+                   (push form definitions))
+                 (dolist (element (rest form))
+                   (visit element (1+ depth))))))
+      (loop for start across (toplevel-starts text)
+            do (visit (map-form text start) 0)))
+    definitions))
+
+(defun key-name (key)
+  "Return the name of the symbol or package that KEY designates, or NIL for the key of a method."
+  (destructuring-bind (kind . name) key
+    (typecase name
+      (string name)
+      (symbol (symbol-name name))
+      (cons (and (not (eq kind :method)) (symbolp (second name)) (symbol-name (second name)))))))
+
+(defun conditionally-defined-p (key definitions text)
+  "True when one of DEFINITIONS, which CONDITIONAL-DEFINITIONS found in TEXT, may define what KEY designates."
+  (destructuring-bind (kind . name) key
+    (declare (ignore name))
+    (let ((name (key-name key)))
+      (and name
+           (loop for form in definitions
+                   thereis (let ((operator (token-name text (second form))))
+                             (and (or (not (standard-definer-p operator))
+                                      (member operator (rest (assoc kind *definers*)) :test #'string=))
+                                  (defines-p form text name))))))))
+
+(defun renumbered-name-p (key before now text)
+  "True when KEY has a name with a number that a macro generated, in the file as loaded BEFORE, and the same name has
+another number NOW, one that does not occur in TEXT, the file's text. BEFORE and NOW are LOADED-FILEs."
+  (flet ((stem (key) (remove-if #'digit-char-p (key-name key)))
+         (home (key) (let ((symbol (function-name-symbol (cdr key))))
+                       (and (symbolp symbol) (symbol-package symbol)))))
+    (and (key-name key)
+         (some #'digit-char-p (key-name key))
+         (loop for (other) in (loaded-file-definitions now)
+                 thereis (and (eq (car key) (car other))
+                              (key-name other)
+                              (eq (home key) (home other))
+                              (string= (stem key) (stem other))
+                              (not (assoc other (loaded-file-definitions before) :test #'equal))
+                              (not (search (key-name other) text :test #'char-equal)))))))
+
+(defun obsolete-definitions (namestring before now)
+  "Return the keys of definitions that the file NAMESTRING, native, made BEFORE but does not make NOW, if it was the last to
+define them and they still exist. BEFORE and NOW are LOADED-FILEs. A class stands for its accessors, and methods stand for a
+function that was defined only by them."
+  (flet ((defined-here-p (key) (equal namestring (gethash key **last-definers**))))
+    (let* ((known (defined-keys now))
+           (left (remove-if-not (lambda (definition)
+                                  (destructuring-bind ((kind . name) . value) definition
+                                    (and (not (gethash (car definition) known))
+                                         (not (member value '(:implied :proclaimed)))
+                                         (defined-here-p (car definition))
+                                         (or (not (class-part-p value))
+                                             (defined-here-p (cons :class (class-part-class value))))
+                                         (guarded (still-defined-p kind name value) (failure) nil))))
+                                (loaded-file-definitions before)))
+           (octets (and left (file-octets namestring)))
+           (text (and octets (octets-text octets 0 (length octets))))
+           (conditional (and text (guarded (conditional-definitions text) (failure) '()))))
+      (loop for (key . value) in left
+            unless (or (and (class-part-p value)
+                            (or (assoc (cons :class (class-part-class value)) left :test #'equal)
+                                (and (eq :function (car key)) (not (without-methods-p (cdr key))))))
+                       (conditionally-defined-p key conditional text)
+                       (and text (renumbered-name-p key before now text)))
+              collect key))))
+
+(defun key-text (key)
+  "Return a text that names the definition with KEY."
+  (destructuring-bind (kind . name) key
+    (with-server-syntax ()
+      (format nil "~A ~A" (substitute #\Space #\- (string-downcase kind))
+              (if (eq kind :method)
+                  (destructuring-bind (function qualifiers specializers) name
+                    (format nil "~S~{ ~S~} ~S" function qualifiers specializers))
+                  (prin1-to-string name))))))
+
+(defun names-text (names)
+  "Return a text of the first NAMES and the number of the others."
+  (let ((more (- (length names) +max-stale-names+)))
+    (format nil "~{~A~^, ~}~@[ and ~D more~]" (subseq names 0 (min +max-stale-names+ (length names)))
+            (and (plusp more) more))))
+
+(defun report-obsolete-definitions (namestring before now)
+  "Push a notice of the definitions that the file NAMESTRING made BEFORE but does not make NOW. Both are LOADED-FILEs."
+  (let ((left (obsolete-definitions namestring before now)))
+    (when left
+      (push-notice "~A no longer defines what is still there from before: ~A." (shown-path namestring)
+                   (names-text (mapcar #'key-text left))))))
+
+(defun report-kept-values (namestring before now bound)
+  "Push notices of variables, among those BOUND before the file NAMESTRING was loaded again, that keep their values although
+their defining forms have changed."
+  (loop for (name . form) in (loaded-file-variables now)
+        for old = (cdr (assoc name (loaded-file-variables before)))
+        for count from 0
+        when (and old (string/= old form) (member name bound) (boundp name))
+          do (when (= count +max-stale-names+)
+               (return))
+             (push-notice "~A keeps its value: its DEFVAR in ~A has changed, but DEFVAR does not reassign a bound ~
+                           variable. (setf ~:*~:*~A ~*~A) does."
+                          (symbol-text name) (shown-path namestring)
+                          (let ((line (substitute #\Space #\Newline form)))
+                            (if (> (length line) +max-shown-line+) "…" line)))))
+
+(defun report-stale-definitions (reloaded)
+  "Push notices of what remains of the old versions of the files RELOADED, a value of *RELOADED-FILES*."
+  (loop for (namestring before now bound) in (reverse reloaded)
+        do (guarded (report-kept-values namestring before now bound) (failure) nil)
+           (guarded (report-obsolete-definitions namestring before now) (failure) nil)))
+
+;;; Systems
+
+(defun source-file-count (component)
+  "Return the number of Lisp source files in COMPONENT, an ASDF component."
+  (typecase component
+    (asdf:cl-source-file 1)
+    (asdf:parent-component (loop for child in (asdf:component-children component) sum (source-file-count child)))
+    (t 0)))
+
+(defconstant +max-fetched-systems+ 100
+  "The most systems that Quicklisp is asked for during one load.")
+
+(defun quicklisp-p ()
+  "True when Quicklisp is loaded."
+  (let ((package (find-package "QL")))
+    (and package (find-symbol "QUICKLOAD" package) t)))
+
+(defun call-fetching-systems (function)
+  "Return the values of FUNCTION, which has ASDF perform something. If ASDF does not find a system and the user has loaded
+Quicklisp, ask Quicklisp for the system and call FUNCTION again."
+  (declare (type function function))
+  (let ((asked '()))
+    (loop
+      (let ((missing
+              (block attempt
+                (return
+                  (handler-bind
+                      ((asdf:missing-component
+                         (lambda (condition)
+                           (let ((name (asdf/find-component:missing-requires condition)))
+                             (when (and (quicklisp-p)
+                                        (typep name '(or string symbol))
+                                        (< (length asked) +max-fetched-systems+)
+                                        (not (member name asked :test #'string-equal)))
+                               (return-from attempt name))))))
+                    (funcall function))))))
+        (push missing asked)
+        (push-progress "fetching" (string-downcase missing))
+        (uiop:symbol-call "QL" "QUICKLOAD" missing :silent t)))))
+
+(defun fasl-stream-p (stream)
+  "True when STREAM reads a fasl."
+  (and (typep stream 'file-stream)
+       (equal "fasl" (guarded (pathname-type (pathname stream)) (failure) nil))))
+
+(defun truncated-fasl-p (condition)
+  "True when CONDITION says that a fasl ends too early: in its code, or in its header, in which case it is read as source."
+  (typecase condition
+    ((or end-of-file sb-c::input-error-in-load) (fasl-stream-p (stream-error-stream condition)))
+    (simple-error (let ((control (simple-condition-format-control condition)))
+                    (and (stringp control) (eql 0 (search "attempt to load an empty FASL" control)))))))
+
+(defun unusable-fasl-p (condition)
+  "True when CONDITION says that a fasl was made by another SBCL, or is incomplete."
+  (or (typep condition 'sb-ext:invalid-fasl) (truncated-fasl-p condition)))
+
+(defun call-recompiling-fasls (function)
+  "Return the values of FUNCTION, which has ASDF load something. A fasl that another SBCL made, or that is incomplete, is
+compiled again, once."
+  (declare (type function function))
+  (let ((seen '()))
+    (handler-bind
+        ((error
+           (lambda (condition)
+             (let ((restart (and *loaded-file* (unusable-fasl-p condition)
+                                 (find-restart 'asdf:try-recompiling condition))))
+               (when (and restart (not (member *loaded-file* seen :test #'equal)))
+                 (push *loaded-file* seen)
+                 (when *load-report*
+                   (incf (report-compiled *load-report*))
+                   (push-progress "compiling" (shown-path *loaded-file*)))
+                 (invoke-restart restart))))))
+      (funcall function))))
+
+(defun load-system (name force)
+  "Have ASDF load the system NAME, and return the system."
+  (call-fetching-systems
+   (lambda ()
+     (call-recompiling-fasls
+      (lambda ()
+        (apply #'asdf:load-system name
+               (and force (list :force (if (equal force "all") :all t))))))))
+  (asdf:registered-system name))
+
+;;; Files
+
+(defun native-pathname (namestring)
+  "Return the pathname for NAMESTRING, native, merged with the current directory if it is relative."
+  (merge-pathnames (sb-ext:parse-native-namestring namestring)))
+
+(defun load-source (file)
+  "Load the source file FILE, a pathname, as one compilation unit."
+  (with-compilation-unit ()
+    (load file)))
+
+(defun load-file (namestring)
+  "Load the source file or fasl NAMESTRING, native. If the fasl was made by another SBCL, or is incomplete, load its source
+instead."
+  (let* ((file (native-pathname namestring))
+         (source (make-pathname :type "lisp" :defaults file)))
+    (push-progress "loading" (shown-path (sb-ext:native-namestring file)))
+    (block done
+      (handler-bind ((error
+                       (lambda (condition)
+                         (when (and (equal "fasl" (pathname-type file)) (unusable-fasl-p condition)
+                                    (probe-file source))
+                           (push-notice "~A ~:[was made by another SBCL~;is not whole~]: its source was loaded in its place."
+                                        (shown-path (sb-ext:native-namestring file)) (truncated-fasl-p condition))
+                           (return-from done (load-source source))))))
+        (load-source file)))))
+
+;;; The operation
+
+(defun find-definition (system directory definition fallback)
+  "Have ASDF search DIRECTORY, a native namestring or NIL, first, and load the definitions in the .asd file DEFINITION, or
+NIL. If FALLBACK is true, do so only if ASDF does not find SYSTEM otherwise. Return true if anything was done."
+  (when (and (or directory definition)
+             (not (and fallback (asdf:find-system system nil))))
+    (when directory
+      (pushnew (sb-ext:parse-native-namestring directory nil *default-pathname-defaults* :as-directory t)
+               asdf:*central-registry* :test #'equal))
+    (when definition
+      ;; Without :NAME, ASDF would take the file for the definition of a system of the file's name, and would load it again.
+      (asdf:load-asd (sb-ext:parse-native-namestring definition) :name (asdf:primary-system-name system)))
+    t))
+
+(defun system-in-any-case (name)
+  "Return the name of the system that ASDF finds as NAME or, as for a symbol, as NAME in lower case; else the only known
+system whose name equals NAME except for case; else NAME."
+  (let ((lower (string-downcase name)))
+    (flet ((found-p (name)
+             (or (asdf:registered-system name)
+                 ;; Do not load the definition: systems that it depends on may have to be fetched first.
+                 (and (asdf:locate-system (asdf:primary-system-name name))
+                      (or (string= name lower) (not (find #\/ name)) (asdf:find-system name nil))))))
+      (cond ((found-p name) name)
+            ((and (string/= name lower) (found-p lower)) lower)
+            (t (let ((alike (remove-duplicates (remove name (known-systems) :test-not #'string-equal) :test #'string=)))
+                 (if (= 1 (length alike)) (first alike) name)))))))
+
+(defvar *searched-locations* '()
+  "The other locations in which the host has searched for a system: a list of strings.")
+
+(define-operation :load (evaluate &key system path force directory definition fallback looked)
+  "Load SYSTEM, with FORCE \"self\", \"all\" or NIL, or the file PATH. Before that, make the .asd files in DIRECTORY known
+or load the .asd file DEFINITION, if given, and with FALLBACK only if ASDF does not find SYSTEM otherwise. LOOKED lists the
+other locations that the host has searched for SYSTEM."
+  (let ((*load-report* (make-load-report))
+        (*reloaded-files* (list '()))
+        (*report-severities* t)
+        (*searched-locations* looked)
+        (begin (monotonic-milliseconds)))
+    (push-record "loading" :name (or system (shown-path path)))
+    (let* ((found (and system (find-definition system directory definition fallback)))
+           (system (and system (system-in-any-case system)))
+           (loaded (if system (load-system system force) (progn (load-file path) nil)))
+           (report *load-report*)
+           (others (remove (and loaded (asdf:primary-system-name loaded)) (reverse (report-systems report))
+                           :test #'equal)))
+      (report-stale-definitions (car *reloaded-files*))
+      (push-record "loaded" :name (or system (shown-path path))
+                            :files (if system (report-files report) 1)
+                            :compiled (and system (report-compiled report))
+                            :present (and loaded (zerop (report-files report)) (zerop (report-compiled report))
+                                          (source-file-count loaded))
+                            :definition (and found
+                                             (shown-path (sb-ext:native-namestring (asdf:system-source-file loaded))))
+                            :systems (and others (format nil "~{~A~^, ~}" others))
+                            :milliseconds (values (round (- (monotonic-milliseconds) begin)))))
+    '()))
+
+;;; Details for error reports
+
+(defun searched-directories ()
+  "Return the native namestrings of the existing directories in which ASDF searches for systems."
+  (remove-duplicates
+   (loop for directory in (append (mapcar (lambda (entry) (ignore-errors (pathname (if (symbolp entry) (eval entry) entry))))
+                                          asdf:*central-registry*)
+                                  (mapcar #'first (ignore-errors (asdf/source-registry::flatten-source-registry))))
+         when (and directory (ignore-errors (probe-file directory)))
+           collect (sb-ext:native-namestring directory))
+   :test #'equal :from-end t))
+
+(defun known-systems ()
+  "Return the names of the systems that ASDF knows."
+  (append (asdf:registered-systems)
+          (and (hash-table-p asdf/source-registry:*source-registry*)
+               (loop for name being the hash-keys of asdf/source-registry:*source-registry* collect name))))
+
+(defun fetching-advice ()
+  "Return a sentence that says how to fetch a system that is not on this machine."
+  (flet ((home-file (name) (guarded (probe-file (merge-pathnames name (user-homedir-pathname))) (failure) nil)))
+    (let ((quicklisp (home-file "quicklisp/setup.lisp"))
+          (ocicl (home-file ".local/share/ocicl/ocicl-runtime.lisp")))
+      (cond ((or (quicklisp-p) (find-package "OCICL-RUNTIME"))
+             "It could not be fetched either.")
+            ((or quicklisp ocicl)
+             (with-server-syntax ()
+               (format nil "(load ~S) loads ~:[OCICL~;Quicklisp~], which fetches it."
+                       (sb-ext:native-namestring (or quicklisp ocicl)) quicklisp)))
+            (t "Neither Quicklisp nor OCICL is installed for this user, to fetch it.")))))
+
+(defun missing-system-hint (condition)
+  "Return a hint for CONDITION, an ASDF condition for a missing component, if a system is missing; else NIL."
+  (let ((name (asdf/find-component:missing-requires condition)))
+    (when (and (typep name '(or string symbol))
+               (null (asdf/find-component:missing-parent condition))
+               (not (asdf:registered-system name)))
+      (let ((near (near-names (string-downcase name) (known-systems)))
+            (directories (append *searched-locations* (searched-directories))))
+        (format nil "~@[~A~%~]~:[ASDF looks nowhere: it has no directories.~;~:*Not found in ~{~A~^, ~}~@[ and ~D more~].~]~
+                     ~%~A"
+                (suggestion near)
+                (subseq directories 0 (min 8 (length directories)))
+                (and (> (length directories) 8) (- (length directories) 8))
+                (fetching-advice))))))
+
+(defun definitions-so-far ()
+  "Return, as texts, the definitions that the file being loaded has made so far, without accessors and other parts of
+classes."
+  (when *file-definitions*
+    (note-class-parts)
+    (loop for key being the hash-keys of *file-definitions* using (hash-value value)
+          unless (or (class-part-p value) (member value '(:implied :proclaimed)))
+            collect (key-text key))))
+
+(defun push-load-failure (condition)
+  "Push details for the report of CONDITION, which was signalled during a load, each on a line of its own."
+  (flet ((push-line (control &rest arguments)
+           (event *job-id* (event-code :error-text) 0
+                  (with-server-syntax () (format nil "~%~?" control arguments)))))
+    (typecase condition
+      (asdf:missing-component
+       (let ((hint (guarded (missing-system-hint condition) (failure) nil)))
+         (when hint
+           (push-line "~A" hint))))
+      (uiop:compile-file-error
+       (loop for (type cause file line column form) in (rest (reverse *compile-failures*))
+             do (push-line "~@[~A~]~:[:~D~;~*~]~:[:~D~;~*~]~@[ in ~A~]: ~A: "
+                           file (eql 0 line) line (eql 0 column) column form type)
+                (if (stringp cause)
+                    (event *job-id* (event-code :error-text) 0 cause)
+                    (push-report (event-code :error-text) cause))))
+      (t
+       (when (and *asdf-action* (null (guarded (file-hint condition) (failure) nil)))
+         (push-line "ASDF was ~A." (asdf:action-description (car *asdf-action*) (cdr *asdf-action*))))))
+    (let ((defined (and *load-report* (guarded (definitions-so-far) (failure) '()))))
+      (when defined
+        (push-line "What ~A had defined before stays: ~A." (shown-path *loaded-file*) (names-text defined))))))
+
+(add-error-details 'push-load-failure)

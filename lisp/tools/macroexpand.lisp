@@ -1,0 +1,287 @@
+;;;; macroexpand: the expansion of a form, as source. Only macro functions are run.
+
+(in-package "SBCL-HOST/TOOLS")
+
+;;; Reading without interning
+
+(defun private-copy (package)
+  "Return a copy of PACKAGE that the reader and printer treat like PACKAGE, but in which symbols can be interned without
+affecting PACKAGE. The copy is in no list of packages."
+  (flet ((copy-table (table)
+           (let ((copy (copy-structure table))
+                 (cells (sb-impl::symtbl-%cells table)))
+             (setf (sb-impl::symtbl-%cells copy) (cons (car cells) (copy-seq (cdr cells))))
+             copy)))
+    (let ((copy (copy-structure package)))
+      (setf (sb-impl::package-internal-symbols copy) (copy-table (sb-impl::package-internal-symbols package)))
+      copy)))
+
+(defun new-qualified-names (text)
+  "Return the qualified symbols in TEXT that reading TEXT would intern, keywords included, as lists of package and name."
+  (let ((names '()))
+    (loop for start = 0 then (1+ colon)
+          for colon = (position #\: text :start start)
+          while colon
+          do (let* ((begin (1+ (or (position-if-not #'constituent-p text :end colon :from-end t) -1)))
+                    (name (or (position #\: text :start colon :test #'char/=) (length text)))
+                    (package (if (= begin colon)
+                                 (find-package "KEYWORD")
+                                 (user-package (subseq text begin colon)))))
+               (when (and package (< name (length text)) (constituent-p (char text name)))
+                 (let ((name (token-name text name)))
+                   (unless (nth-value 1 (find-symbol name package))
+                     (push (list package name) names))))))
+    names))
+
+(defun call-without-interning (text function)
+  "Call FUNCTION, which reads TEXT, and remove the symbols that it interned."
+  (declare (type function function))
+  (let ((new (new-qualified-names (coerce text 'source-text))))
+    (unwind-protect (let ((*package* (private-copy (current-package))))
+                      (funcall function))
+      (loop for (package name) in new
+            do (multiple-value-bind (symbol status) (find-symbol name package)
+                 ;; Keep the symbol if it is already used elsewhere.
+                 (when (and status (eq (symbol-package symbol) package) (null (symbol-plist symbol))
+                            (or (keywordp symbol) (null (symbol-kinds symbol))))
+                   (sb-ext:without-package-locks (unintern symbol package))))))))
+
+(defun read-first-form (text)
+  "Return the first form of TEXT, read as the session would read it but without #., and true if another form follows."
+  (let ((*read-eval* nil)
+        (*read-suppress* nil))
+    ;; No WITH-INPUT-FROM-STRING: the stream must be open when an error is reported, which names the position.
+    (let ((stream (make-string-input-stream text)))
+      (values (read stream)
+              (not (eq stream (guarded (read stream nil stream) (failure) nil)))))))
+
+;;; Expanding
+
+(defconstant +max-expansions+ 10000
+  "The most macro forms that are expanded for one request.")
+
+(defvar *expansion-steps* '()
+  "The expansion steps of this request, newest first: lists of the macro's name, the operator of its expansion, and how
+often this step occurred in a row.")
+
+(defvar *expansion-count* 0
+  "The number of macro forms expanded for this request.")
+
+(defun form-operator (form)
+  "Return the operator of FORM, or FORM itself if it is an atom."
+  (cond ((atom form) form)
+        ((consp (car form)) (if (eq (caar form) 'lambda) 'lambda (caar form)))
+        (t (car form))))
+
+(defvar *expanding* nil
+  "The form that is being expanded.")
+
+(defvar *recording-steps* t
+  "False while macros are expanded that are not part of the form, as in the definitions of local macros.")
+
+(defun record-step (form expansion)
+  "Record in *EXPANSION-STEPS* that FORM was expanded to EXPANSION."
+  (let ((step (list (form-operator form) (form-operator expansion))))
+    (if (and *expansion-steps* (equal step (butlast (first *expansion-steps*))))
+        (incf (third (first *expansion-steps*)))
+        (push (append step (list 1)) *expansion-steps*))))
+
+(defun call-recording-steps (function)
+  "Call FUNCTION, which expands macros, and record the steps in *EXPANSION-STEPS*."
+  (declare (type function function))
+  (let* ((hook *macroexpand-hook*)
+         (*macroexpand-hook*
+           (lambda (expander form environment)
+             (when *recording-steps*
+               (when (> (incf *expansion-count*) +max-expansions+)
+                 (error "More than ~D macro forms have been expanded, and there is no end." +max-expansions+))
+               (setf *expanding* form))
+             (let ((expansion (let ((*macroexpand-hook* hook))
+                                (funcall hook expander form environment))))
+               (when *recording-steps*
+                 (record-step form expansion))
+               expansion))))
+    (funcall function)))
+
+(defun expand (form depth)
+  "Return the expansion of FORM to DEPTH, a string, and true if FORM was expanded at all."
+  (call-recording-steps
+   (lambda ()
+     (cond ((string= depth "once") (macroexpand-1 form))
+           ((string= depth "all") (values (sb-cltl2:macroexpand-all form) (plusp *expansion-count*)))
+           (t (macroexpand form))))))
+
+;;; Printing
+
+(defconstant +max-walked-conses+ 100000
+  "The most conses of an expansion that are examined.")
+
+(defun map-uninterned (function form)
+  "Call FUNCTION with the uninterned symbols in FORM, in order. Return true if all of FORM was examined."
+  (declare (type function function))
+  (let ((left +max-walked-conses+))
+    (declare (type fixnum left))
+    (labels ((visit (form depth)
+               (loop
+                 (typecase form
+                   (cons
+                    (when (or (minusp (decf left)) (> depth 500))
+                      (return-from map-uninterned nil))
+                    (visit (car form) (1+ depth))
+                    (setf form (cdr form)))
+                   (sb-impl::comma (setf form (sb-int:comma-expr form)))
+                   (t
+                    (when (and (symbolp form) form (null (symbol-package form)))
+                      (funcall function form))
+                    (return))))))
+      (visit form 0)
+      t)))
+
+(defun readable-names (form)
+  "Return a hash table from the uninterned symbols in FORM to uninterned symbols with distinct names such as G1, G2 and
+STREAM1. Return NIL if FORM is too large, or circular."
+  (let ((bases (make-hash-table :test 'equal))
+        (names (make-hash-table :test 'eq)))
+    (flet ((base (symbol)
+             (let ((bare (string-right-trim "0123456789" (symbol-name symbol))))
+               (if (string= bare "") (symbol-name symbol) bare))))
+      (and (map-uninterned (lambda (symbol)
+                             (pushnew symbol (gethash (base symbol) bases) :test #'eq))
+                           form)
+           (progn
+             (loop for base being the hash-keys of bases using (hash-value symbols)
+                   do (loop for symbol in (reverse symbols)
+                            for number from 1
+                            do (setf (gethash symbol names)
+                                     (make-symbol (if (and (null (rest symbols)) (string= base (symbol-name symbol)))
+                                                      base
+                                                      (format nil "~A~D" base number))))))
+             names)))))
+
+(defun rename-uninterned (form)
+  "Return FORM with its uninterned symbols renamed as READABLE-NAMES says. The second value is true if FORM is circular or
+very large."
+  (let ((names (readable-names form)))
+    (labels ((rename (form)
+               (typecase form
+                 (cons
+                  (let* ((head (list (rename (car form))))
+                         (tail head))
+                    (loop
+                      (setf form (cdr form))
+                      (cond ((consp form)
+                             (setf tail (setf (cdr tail) (list (rename (car form))))))
+                            (t (setf (cdr tail) (if form (rename form) nil))
+                               (return head))))))
+                 (sb-impl::comma (sb-int:unquote (rename (sb-int:comma-expr form)) (sb-int:comma-kind form)))
+                 (symbol (values (gethash form names form)))
+                 (t form))))
+      (cond ((null names) (values form t))
+            ((zerop (hash-table-count names)) (values form nil))
+            (t (values (rename form) nil))))))
+
+(defconstant +max-expansion-length+ 200000
+  "The most characters of an expansion that are printed.")
+
+(defun source-printed (form)
+  "Return FORM printed as source, and true if the text is incomplete."
+  (multiple-value-bind (form circular) (rename-uninterned form)
+    (with-server-syntax (:length nil :level nil)
+      (let ((*print-pretty* t) (*print-case* :downcase) (*print-right-margin* 100) (*print-circle* circular))
+        (multiple-value-bind (text result)
+            (bounded-text +max-expansion-length+ (lambda (stream) (prin1 form stream)))
+          (values text (and result t)))))))
+
+(defconstant +max-piece-length+ 8000
+  "The most characters of a text in one record.")
+
+(defun push-expansion (text)
+  "Push TEXT, an expansion, in pieces that fit into a field."
+  (loop for start from 0 below (length text) by +max-piece-length+
+        do (push-record "expansion" :text (subseq text start (min (length text) (+ start +max-piece-length+))))))
+
+;;; The request
+
+(defconstant +max-named-steps+ 40
+  "The most steps that are named.")
+
+(defun operator-text (operator)
+  "Return OPERATOR, the operator of a step, as text."
+  (with-server-syntax (:length 3 :level 2)
+    (let ((*print-gensym* nil))
+      (printed operator 60))))
+
+(defun push-steps ()
+  "Push a record for each of *EXPANSION-STEPS*, in order."
+  (let ((steps (reverse *expansion-steps*)))
+    (loop for (macro result count) in steps
+          repeat +max-named-steps+
+          do (push-record "step" :operator (operator-text macro) :result (operator-text result) :count count))
+    (when (> (length steps) +max-named-steps+)
+      (push-record "more" :count (- (length steps) +max-named-steps+)))))
+
+(defun nothing-to-expand (form depth)
+  "Return a sentence that says why FORM does not expand to DEPTH."
+  (let* ((operator (and (consp form) (car form)))
+         (name (operator-text (form-operator form))))
+    (with-server-syntax ()
+      (cond ((string= depth "all") "There is no macro form in it.")
+            ((not (consp form)) (format nil "~A is not a macro form." name))
+            ((not (symbolp operator)) "It is not a macro form.")
+            (t
+             (format nil "~A ~A: there is nothing to expand~A.~@[ Macros of near names: ~{~A~^, ~}.~]"
+                     name
+                     (cond ((special-operator-p operator) "is a special operator")
+                           ((fboundp operator) "is a function")
+                           (t "is not defined"))
+                     (if (fboundp operator) " but its subforms, with depth all" "")
+                     (and (not (fboundp operator))
+                          (near-symbol-names (symbol-name operator) *package* #'macro-function))))))))
+
+(defun push-expansion-of (text depth)
+  "Push records of the expansion of the first form of TEXT to DEPTH. *PACKAGE* must be a private copy."
+  (let* ((*expansion-steps* '())
+         (*expansion-count* 0)
+         (*expanding* nil)
+         ;; Output of macro functions is discarded.
+         (*standard-output* (make-broadcast-stream))
+         (*error-output* *standard-output*)
+         (*trace-output* *standard-output*))
+    (block expansion
+      (flet ((fail (condition when)
+               (push-steps)
+               (push-record "error"
+                            :class (type-name-text (class-name-of condition))
+                            :message (lambda (stream)
+                                       (with-server-syntax (:length 1000 :level 50)
+                                         (let ((*print-escape* nil))
+                                           (princ condition stream))))
+                            :during when)
+               (return-from expansion)))
+        (multiple-value-bind (form more)
+            (guarded (read-first-form text)
+                (condition)
+              (fail condition "reading the form"))
+          (multiple-value-bind (expansion expanded)
+              (guarded (expand form depth)
+                  (condition)
+                (fail condition (if *expanding*
+                                    (with-server-syntax (:length 6 :level 3)
+                                      (format nil "expanding ~A" (printed *expanding* 200)))
+                                    "expanding the form")))
+            ;; A symbol macro is not a macro form, but it expands.
+            (unless (or expanded (and (symbolp form) (not (eq form expansion))))
+              (push-record "note" :text (nothing-to-expand form depth)))
+            (push-steps)
+            (multiple-value-bind (printed cut) (source-printed expansion)
+              (push-expansion printed)
+              (when cut
+                (push-record "note" :text "It is too long, or has no end, to be shown whole.")))
+            (when more
+              (push-record "note" :text "Only the first form was expanded."))))))))
+
+(define-query :macroexpand (&key form depth package)
+  "Push records of the expansion of the first form in the string FORM to DEPTH, \"once\", \"full\" or \"all\". PACKAGE is a
+package name, or NIL for the current package."
+  (let ((*package* (if package (find-user-package package) (current-package))))
+    (call-without-interning form (lambda () (push-expansion-of form depth)))))

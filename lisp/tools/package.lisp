@@ -1,0 +1,12 @@
+;;;; The package SBCL-HOST/TOOLS: the Lisp side of MCP tools.
+
+(defpackage "SBCL-HOST/TOOLS"
+  (:use "COMMON-LISP" "SB-ALIEN" "SB-SYS" "SBCL-HOST" "SBCL-HOST/EMBEDDING" "SBCL-HOST/DEBUGGER")
+  (:import-from "SB-EXT" "DEFGLOBAL")
+  (:import-from "SB-INT" "ENCAPSULATE" "INDEX" "WITH-FLOAT-TRAPS-MASKED")
+  (:export
+   ;; find-references
+   "FIND-MENTIONED-SYMBOL"
+   ;; loading
+   "*SEARCHED-LOCATIONS*" "CALL-RECOMPILING-FASLS" "FIND-DEFINITION" "SYSTEM-IN-ANY-CASE" "REPORT-STALE-DEFINITIONS")
+  (:documentation "The Lisp side of MCP tools: symbols, references, expansions; loading, tracing and profiling."))

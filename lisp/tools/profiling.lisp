@@ -1,0 +1,167 @@
+;;;; profile: where an evaluation spends its time, or allocates, by SBCL's statistical profiler (contrib/sb-sprof).
+
+(in-package "SBCL-HOST/TOOLS")
+
+(defconstant +max-profile-stacks+ 5000
+  "The most distinct stacks that are reported for a flame graph. The rarest are dropped first.")
+(defconstant +max-profile-frames+ 80
+  "The most frames of one stack that are reported, counted from the innermost.")
+(defconstant +max-profile-name-length+ 100
+  "The most characters of a function's name.")
+
+(defun function-name-of (info)
+  "Return the name of the function of INFO, an object for EQUAL, or NIL if it has none; and whether it is the host's own.
+INFO is what SB-SPROF::MAP-TRACE-PC-LOCS passes."
+  (typecase info
+    (sb-di::compiled-debug-fun
+     (let ((name (sb-di:debug-fun-name info))
+           (file (ignore-errors (sb-c::debug-source-namestring
+                                 (sb-c::debug-info-source
+                                  (sb-kernel:%code-debug-info (sb-di::compiled-debug-fun-component info)))))))
+       (values name
+               (and (stringp file) (eql 9 (or (mismatch "SYS:HOST;" file) 9))))))
+    (sb-kernel:code-component "code without a name")
+    ((or string symbol) (and info (string info)))))
+
+(defun sampled-place (info)
+  "Return where the function of INFO is defined, as text, or NIL."
+  (when (typep info 'sb-di::compiled-debug-fun)
+    (guarded (let* ((component (sb-di::compiled-debug-fun-component info))
+                    (function (loop for index below (sb-kernel:code-n-entries component)
+                                    for entry = (sb-kernel:%code-entry-point component index)
+                                    when (equal (sb-kernel:%simple-fun-name entry) (function-name-of info))
+                                      return entry
+                                    finally (return (sb-kernel:%code-entry-point component 0))))
+                    (name (sb-kernel:%simple-fun-name function))
+                    (place (definition-place (sb-introspect:find-definition-source function)
+                                             (if (symbolp name) (symbol-name name) ""))))
+               (and place
+                    (not (eql 4 (mismatch "SYS:" (place-in place))))
+                    (place-label place)))
+        (failure)
+      nil)))
+
+;;; Samples of SB-SPROF: see MAP-TRACES in contrib/sb-sprof/record.lisp.
+
+(defstruct (sampled (:copier nil) (:predicate nil) (:constructor make-sampled (name info)))
+  "A function that occurs in samples."
+  name
+  info
+  (self 0 :type index)
+  (total 0 :type index)
+  ;; The number of the sample in which it was counted last, so that recursion counts once.
+  (seen -1 :type fixnum)
+  ;; The printed name, once it has been needed.
+  (printed nil :type (or null string)))
+
+(defun sampled-text (sampled)
+  "Return the printed name of SAMPLED."
+  (or (sampled-printed sampled)
+      (setf (sampled-printed sampled)
+            (let ((name (sampled-name sampled)))
+              (if (stringp name) name (value-short-text name +max-profile-name-length+))))))
+
+(defun map-samples (function)
+  "Call FUNCTION with the thread and the stack of each sample of SB-SPROF:*SAMPLES*. A stack is a list of conses of a
+function's name and debug information, innermost first, without the frames that only start the user's code."
+  (declare (type function function))
+  (sb-sprof:map-traces
+   (lambda (thread trace)
+     (let ((frames '()))
+       (sb-sprof::map-trace-pc-locs
+        ;; SB-SPROF visits the outermost frame first.
+        (lambda (info offset)
+          (declare (ignore offset))
+          (multiple-value-bind (name host) (function-name-of info)
+            (cond ((not host) (when name (push (cons name info) frames)))
+                  ((member name '(evaluate-form call-as-thread-of-job)) (setf frames '())))))
+        trace)
+       (when frames
+         (funcall function thread frames))))
+   sb-sprof::*samples*))
+
+(defun sampled-thread-p (thread)
+  "True when samples of THREAD are of user code."
+  (not (or (host-thread-p thread)
+           (eq thread sb-impl::*finalizer-thread*)
+           (equal (sb-thread:thread-name thread) "SPROF timer"))))
+
+(defun fold-samples ()
+  "Return the number of samples, the number of threads, a list of the sampled functions, and an EQUAL hash table from stacks
+to counts. A stack is a list of functions, outermost first."
+  (let ((functions (make-hash-table :test 'equal))
+        (stacks (make-hash-table :test 'equal))
+        (threads '())
+        (count 0))
+    (map-samples
+     (lambda (thread frames)
+       (when (sampled-thread-p thread)
+         (let ((stack (loop for (name . info) in frames
+                            collect (or (gethash name functions)
+                                        (setf (gethash name functions) (make-sampled name info))))))
+           (pushnew thread threads)
+           (incf (sampled-self (first stack)))
+           (dolist (sampled stack)
+             (unless (eql count (sampled-seen sampled))
+               (setf (sampled-seen sampled) count)
+               (incf (sampled-total sampled))))
+           (incf (gethash (reverse (subseq stack 0 (min +max-profile-frames+ (length stack)))) stacks 0))
+           (incf count)))))
+    (values count (length threads)
+            (loop for sampled being the hash-values of functions collect sampled)
+            stacks)))
+
+(defun push-stacks (stacks)
+  "Push the most frequent of STACKS, a table that FOLD-SAMPLES returned, in the format of flame graph tools: names separated
+by semicolons."
+  (let ((sorted (sort (loop for stack being the hash-keys of stacks using (hash-value count)
+                            collect (cons count stack))
+                      #'> :key #'car)))
+    (loop for (count . stack) in sorted
+          repeat +max-profile-stacks+
+          do (push-record "stack" :count count
+                                  :frames (format nil "~{~A~^;~}"
+                                                  (mapcar (lambda (sampled) (substitute #\, #\; (sampled-text sampled)))
+                                                          stack))))))
+
+(defun push-profile (mode top stacks milliseconds)
+  "Push the results of the samples of SB-SPROF: the TOP functions and, if STACKS is true, the stacks for a flame graph."
+  (multiple-value-bind (count threads functions folded) (fold-samples)
+    (push-record "profile" :mode mode :samples count :threads threads :milliseconds milliseconds
+                           :functions (length functions))
+    (loop for sampled in (sort functions (lambda (one other)
+                                           (let ((self (sampled-self one)) (others (sampled-self other)))
+                                             (if (= self others)
+                                                 (> (sampled-total one) (sampled-total other))
+                                                 (> self others)))))
+          repeat top
+          do (push-record "function" :own (sampled-self sampled) :total (sampled-total sampled)
+                                     :name (sampled-text sampled)
+                                     :place (sampled-place (sampled-info sampled))))
+    (when stacks
+      (push-stacks folded))))
+
+(defun collect-samples ()
+  "Store the samples of the profiler, which has stopped, in SB-SPROF:*SAMPLES*."
+  (setf (sb-sprof::samples-vector sb-sprof::*samples*) (values (sb-sprof::convert-raw-data))))
+
+(define-operation :profile (evaluate &key mode top stacks)
+  "Evaluate the code under the statistical profiler in MODE: \"cpu\", \"alloc\" or \"time\". If STACKS is true, push the
+stacks for a flame graph, too."
+  (when sb-sprof::*profiling*
+    (error "SB-SPROF is profiling already, in mode ~S: (sb-sprof:stop-profiling) ends that." sb-sprof::*profiling*))
+  (let ((users sb-sprof::*samples*)
+        (begun (monotonic-milliseconds)))
+    (unwind-protect
+         (progn
+           (sb-sprof:start-profiling :mode (cond ((string= mode "alloc") :alloc) ((string= mode "time") :time) (t :cpu))
+                                     :threads :all)
+           (evaluate))
+      (let ((milliseconds (round (- (monotonic-milliseconds) begun))))
+        (unwind-protect
+             (progn
+               (without-interrupts (sb-sprof:stop-profiling))
+               (when sb-sprof::*samples*
+                 (collect-samples)
+                 (push-profile mode top stacks milliseconds)))
+          (setf sb-sprof::*samples* users))))))

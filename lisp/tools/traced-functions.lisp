@@ -1,0 +1,338 @@
+;;;; trace-calls: finding the functions to trace, and tracing them.
+;;;;
+;;;; Functions are encapsulated, as TRACE does it, but under a type of their own, so that the user's own traces stay as they
+;;;; are. Methods are wrapped where SBCL makes effective methods of them (src/pcl/combin.lisp). Local functions get
+;;;; breakpoints (src/code/debug-int.lisp), which are safe only while one thread runs there: the original instruction is
+;;;; restored, executed, and replaced again. All of this is global, so calls in all threads are seen.
+
+(in-package "SBCL-HOST/TOOLS")
+
+(defconstant +max-traced-functions+ 2000
+  "The most functions that are traced at once.")
+
+(defstruct (target (:copier nil) (:predicate nil) (:constructor make-target (name kind &optional object)))
+  "A function or method that can be traced."
+  ;; The name that is shown for its calls.
+  (name nil :read-only t)
+  ;; :FUNCTION, which NAME designates; :METHOD, where OBJECT is the method; :LOCAL, a function whose SB-DI:DEBUG-FUN is
+  ;; OBJECT.
+  (kind :function :type keyword :read-only t)
+  (object nil :read-only t))
+
+;;; Names
+
+(defun name-tree (text)
+  "Return TEXT, a function name as one types it, as a tree of strings, or NIL if its parentheses do not match."
+  (let ((position 0)
+        (end (length text)))
+    (labels ((skip ()
+               (setf position (or (position-if-not (lambda (character) (find character '(#\Space #\Tab #\Newline #\')))
+                                                   text :start position)
+                                  end)))
+             (tree ()
+               (skip)
+               (cond ((= position end) (return-from name-tree nil))
+                     ((char= #\( (char text position))
+                      (incf position)
+                      (loop do (skip)
+                               (when (= position end)
+                                 (return-from name-tree nil))
+                            until (char= #\) (char text position))
+                            collect (tree)
+                            finally (incf position)))
+                     (t
+                      (let ((start position))
+                        (setf position (min end (or (catch 'scan-failed (token-end text position)) end)))
+                        (if (= start position)
+                            (return-from name-tree nil)
+                            (subseq text start position)))))))
+      (let ((tree (tree)))
+        (skip)
+        (and (= position end) tree)))))
+
+(defun tree-matches-p (tree object)
+  "True when TREE, of strings, spells OBJECT, a tree of symbols, numbers and the like."
+  (cond ((consp object)
+         (and (consp tree) (= (length tree) (length object)) (every #'tree-matches-p tree object)))
+        ((null tree) (null object))
+        ((consp tree) nil)
+        ((symbolp object)
+         (string-equal (subseq tree (1+ (or (position #\: tree :from-end t) -1))) object))
+        (t (string-equal tree (guarded (with-server-syntax () (prin1-to-string object)) (failure) "")))))
+
+(defun tree-starts-with-p (tree word)
+  "True when TREE is a list whose first element is the string WORD, in any case."
+  (and (consp tree) (stringp (first tree)) (string-equal word (first tree))))
+
+(defun method-tree-p (tree)
+  "True when TREE names a method: (method foo (integer)), or (:method foo (integer)) as frames and references show it."
+  (or (tree-starts-with-p tree "method") (tree-starts-with-p tree ":method")))
+
+(defun tree-text (tree)
+  "Return TREE as one types it, in lower case."
+  (format nil "~(~A~)" tree))
+
+(defun traceable-p (name)
+  "True when NAME, a function name, names a function that can be traced."
+  (and (fboundp name)
+       (not (and (symbolp name) (or (macro-function name) (special-operator-p name))))))
+
+(defun function-name-of-tree (tree package)
+  "Return the function name that TREE spells in the package named PACKAGE: foo, pkg::foo or (setf foo). Signal an error if
+it does not name a function."
+  (let* ((setf (and (tree-starts-with-p tree "setf") (= 2 (length tree))))
+         (text (if setf (second tree) tree)))
+    (unless (stringp text)
+      (error "~A is not the name of a function, such as foo, (setf foo), (method foo (integer)) or (labels bar :in foo)."
+             (tree-text tree)))
+    (multiple-value-bind (symbol found name looked-in) (locate-symbol text package)
+      (let ((name-of (if setf (list 'setf symbol) symbol)))
+        (cond ((and found (traceable-p name-of)) name-of)
+              ((and found (symbolp name-of) (fboundp name-of))
+               (error "~A is a ~:[macro~;special operator~]: only functions can be traced." text
+                      (special-operator-p name-of)))
+              (t
+               (error "There is no function ~A in package ~A.~@[ Near names: ~{~A~^, ~}.~] Local functions are named as ~
+                       (labels bar :in foo)."
+                      (if setf (tree-text tree) name) (package-name looked-in)
+                      (near-symbol-names name looked-in #'traceable-p))))))))
+
+;;; Methods
+
+(defun method-of-tree (tree package)
+  "Return the method that TREE, (method foo :around (integer)), designates in the package named PACKAGE, and its name."
+  (let* ((name (function-name-of-tree (second tree) package))
+         (function (fdefinition name)))
+    (unless (typep function 'generic-function)
+      (error "~S is not a generic function: it has no methods." name))
+    (let ((named (mapcar (lambda (method) (cons method (sb-pcl::method-trace-name function method)))
+                         (sb-mop:generic-function-methods function))))
+      (loop for (method . known) in named
+            when (tree-matches-p (cddr tree) (cddr known))
+              do (return-from method-of-tree (values method known)))
+      (error "There is no ~A. The methods of ~S:~{~%  ~(~S~)~}~@[~%  and ~D more~]" (tree-text tree) name
+             (mapcar #'cdr (subseq named 0 (min 10 (length named))))
+             (and (> (length named) 10) (- (length named) 10))))))
+
+(declaim (type list **traced-methods**))
+(defglobal **traced-methods** '()
+  "The methods that are traced, as lists of a method, its tracer and its name.")
+
+(defun wrap-traced-method (wrap generic-function method function fast)
+  "Return the result of WRAP for FUNCTION, METHOD's function in an effective method of GENERIC-FUNCTION, wrapped so that
+traced calls are recorded. FAST is true of a function that takes a permutation vector and the next method before its
+arguments."
+  (declare (type function wrap))
+  (let ((wrapped (funcall wrap generic-function method function fast)))
+    (loop for (traced tracer name) in **traced-methods**
+          when (eq method traced)
+            do (let ((inner wrapped) (tracer tracer) (name name))
+                 (setf wrapped (lambda (&rest all)
+                                 (call-traced tracer name
+                                              (lambda (&rest arguments)
+                                                (declare (ignore arguments))
+                                                (apply (the function inner) all))
+                                              (if fast (nthcdr 2 all) (first all)))))))
+    wrapped))
+
+(defun remake-effective-methods (method)
+  "Have SBCL make the effective methods that contain METHOD anew."
+  (reinitialize-instance (sb-mop:method-generic-function method)))
+
+;;; Local functions
+
+(defun local-functions (function block-name)
+  "Return the names of the local functions that were compiled as part of FUNCTION, whose block is named BLOCK-NAME."
+  (loop for known across (sb-di::get-debug-info-fun-map
+                          (sb-kernel:%code-debug-info (sb-kernel:fun-code-header (sb-kernel:%fun-fun function))))
+        for name = (and (sb-c::compiled-debug-fun-p known)
+                        (null (sb-c::compiled-debug-fun-kind known))
+                        (sb-c::compiled-debug-fun-name known))
+        when (and (typep name '(cons (member flet labels) (cons t (cons (eql :in)))))
+                  (equal block-name (fourth name)))
+          collect name))
+
+(defun local-target (tree package)
+  "Return the target that TREE, (labels bar :in foo) or (flet bar :in (method foo (integer))), designates in the package
+named PACKAGE."
+  (unless (and (= 4 (length tree)) (stringp (second tree)) (stringp (third tree)) (string-equal ":in" (third tree)))
+    (error "~A is not the name of a local function, such as (labels bar :in foo)." (tree-text tree)))
+  (let* ((method (and (method-tree-p (fourth tree))
+                      (multiple-value-list (method-of-tree (fourth tree) package))))
+         (outer (if method (second method) (function-name-of-tree (fourth tree) package)))
+         (function (if method
+                       (let ((all (sb-mop:method-function (first method))))
+                         (if (typep all 'sb-pcl::%method-function)
+                             (or (sb-pcl::%method-function-fast-function all) all)
+                             all))
+                       (fdefinition outer)))
+         (generic (typep function 'generic-function))
+         (locals (unless generic
+                   (local-functions function (nth-value 1 (sb-int:valid-function-name-p
+                                                           (if method (second outer) outer))))))
+         (name (find-if (lambda (known) (tree-matches-p (second tree) (second known))) locals)))
+    (cond (generic
+           (error "~S is a generic function: name the method that ~A is in, as (method ~(~S~) (integer))."
+                  outer (second tree) outer))
+          ((null name)
+           (error "~S has no local function ~A in its compiled code~:[: it has none~;~:*; it has~{ ~(~S~)~^,~}~]. ~
+                   SBCL merges a function into its caller if it is inline or called from a single place: ~
+                   (declare (notinline ~(~A~))) there, and a second call or #'~:*~(~A~), prevent that."
+                  outer (second tree) locals (second tree))))
+    (let ((debug-fun (sb-di:fun-debug-fun function :local-name name)))
+      (when (eq :fixed (sb-c::compiled-debug-fun-returns (sb-di::compiled-debug-fun-compiler-debug-fun debug-fun)))
+        (error "~S was compiled with too little debug information to tell where ~A returns: compile it under ~
+                (optimize (debug 1)) or more."
+               outer (second tree)))
+      (make-target (list (first name) (second name) :in outer) :local debug-fun))))
+
+(declaim (type list **breakpoint-functions**))
+(defglobal **breakpoint-functions** '()
+  "The local functions with breakpoints set here, as SBCL's SB-C::COMPILED-DEBUG-FUNs.")
+
+(defun check-breakpoints-possible (target foreground)
+  "Signal an error unless breakpoints can now be set in TARGET, a local function. FOREGROUND is true of an evaluation that
+stays in the foreground."
+  (let* ((name (target-name target))
+         (known (sb-di::compiled-debug-fun-compiler-debug-fun (target-object target)))
+         (reason (cond ((not foreground) "in an evaluation that may be in the background")
+                       ((or (user-threads) (rest **evaluation-threads**)) "while other threads run")
+                       ((member known **breakpoint-functions**) "by two evaluations at once")
+                       ((find-if (lambda (traced)
+                                   (and (typep traced '(cons (member flet labels)))
+                                        (eq (second traced) (second name))
+                                        (equal (fourth traced) (fourth name))))
+                                 (loop for traced being the hash-keys of sb-debug::*traced-funs* collect traced))
+                        "while TRACE traces it"))))
+    (when reason
+      (error "~S cannot be traced ~A: SBCL traces local functions by breakpoints, which are for one thread and one user. ~
+              Trace the function around it." name reason))))
+
+(defun break-at-local-calls (tracer target)
+  "Have TRACER record the calls of TARGET, a local function. Return its breakpoints."
+  (flet ((hook (function)
+           (declare (type function function))
+           (lambda (frame &rest arguments)
+             (unless (or *recording-call* (not (tracer-active tracer)))
+               (let ((*recording-call* t))
+                 (guarded (apply function frame arguments) (failure) nil))))))
+    (let* ((debug-fun (target-object target))
+           (start (sb-di:make-breakpoint (hook (lambda (frame breakpoint)
+                                                 (declare (ignore breakpoint))
+                                                 (open-local-call tracer (target-name target) frame)))
+                                         debug-fun :kind :fun-start))
+           (end (sb-di:make-breakpoint (hook (lambda (frame breakpoint values cookie)
+                                               (declare (ignore frame breakpoint))
+                                               (end-local-call tracer cookie values)))
+                                       debug-fun :kind :fun-end
+                                       :fun-end-cookie (hook (lambda (frame cookie)
+                                                               (declare (ignore frame))
+                                                               (begin-local-call tracer cookie))))))
+      ;; The order matters: a call is opened before its cookie is known.
+      (sb-di:activate-breakpoint start)
+      (sb-di:activate-breakpoint end)
+      (list start end))))
+
+;;; All kinds of targets
+
+(defun target-of-text (text)
+  "Return the target that TEXT designates in *PACKAGE*."
+  (let ((tree (name-tree text)))
+    (cond ((null tree) (error "~S is not the name of a function." text))
+          ((method-tree-p tree)
+           (multiple-value-bind (method name) (method-of-tree tree "")
+             (make-target name :method method)))
+          ((or (tree-starts-with-p tree "labels") (tree-starts-with-p tree "flet"))
+           (local-target tree ""))
+          (t (make-target (function-name-of-tree tree "") :function)))))
+
+(defun functions-of-package (package)
+  "Return the names of the functions whose home package is PACKAGE."
+  (let ((names '()))
+    (do-symbols (symbol package)
+      (when (eq package (symbol-package symbol))
+        (dolist (name (list symbol (list 'setf symbol)))
+          (when (traceable-p name)
+            (pushnew name names :test #'equal)))))
+    names))
+
+(defun find-targets (functions package)
+  "Return the targets that the texts FUNCTIONS designate in *PACKAGE*, or, if there are none, the functions of PACKAGE."
+  (if functions
+      (remove-duplicates (mapcar #'target-of-text functions) :test #'equal :key #'target-name)
+      (let ((found (find-user-package package)))
+        (when (or (sb-ext:package-locked-p found) (host-package-p found))
+          (error "Package ~A is SBCL's own (it is locked): name the functions of it that are to be traced."
+                 (package-name found)))
+        (let ((names (functions-of-package found)))
+          (cond ((null names)
+                 (error "Package ~A has no functions of its own." (package-name found)))
+                ((> (length names) +max-traced-functions+)
+                 (error "Package ~A has ~D functions, and ~D are traced at most: name those that matter."
+                        (package-name found) (length names) +max-traced-functions+)))
+          (mapcar (lambda (name) (make-target name :function)) names)))))
+
+(defun trace-target (tracer target type)
+  "Have TRACER record the calls of TARGET. TYPE, a symbol, is the type of its encapsulations. Return a function that undoes
+this."
+  (let ((name (target-name target))
+        (object (target-object target)))
+    (ecase (target-kind target)
+      (:function
+       (encapsulate name type (lambda (function &rest arguments)
+                                (call-traced tracer name function arguments)))
+       (lambda () (sb-int:unencapsulate name type)))
+      (:method
+       (let ((entry (list object tracer name)))
+         (sb-ext:atomic-push entry **traced-methods**)
+         (remake-effective-methods object)
+         (lambda ()
+           (sb-ext:atomic-update **traced-methods** (lambda (entries) (remove entry entries)))
+           (remake-effective-methods object))))
+      (:local
+       (let ((breakpoints (break-at-local-calls tracer target))
+             (known (sb-di::compiled-debug-fun-compiler-debug-fun object))
+             (stop nil))
+         (flet ((undo ()
+                  (sb-ext:atomic-update **thread-start-hooks** (lambda (functions) (remove stop functions)))
+                  (sb-ext:atomic-update **breakpoint-functions** (lambda (functions) (remove known functions)))
+                  (mapc #'sb-di:delete-breakpoint breakpoints)))
+           (setf stop (lambda ()
+                        (setf (tracer-stopped tracer) t)
+                        (undo)))
+           (sb-ext:atomic-push known **breakpoint-functions**)
+           (sb-ext:atomic-push stop **thread-start-hooks**)
+           #'undo))))))
+
+(defun call-with-traced (tracer targets function)
+  "Call FUNCTION while TRACER traces TARGETS."
+  (declare (type function function))
+  (let ((undo '())
+        ;; Each evaluation has a type of its own: several may trace the same function at once.
+        (type (make-symbol "TRACE-CALLS")))
+    (unwind-protect
+         (progn
+           (sb-ext:without-package-locks
+             (dolist (target targets)
+               (without-interrupts
+                 (push (trace-target tracer target type) undo))))
+           (funcall function))
+      (setf (tracer-active tracer) nil)
+      (without-interrupts
+        (sb-ext:without-package-locks
+          (dolist (function undo)
+            (guarded (funcall (the function function)) (failure) nil)))))))
+
+(define-operation :trace-calls (evaluate &key functions package depth limit (shown limit) foreground)
+  "Evaluate the code with FUNCTIONS, a list of texts, traced, or else the functions of PACKAGE. Record calls that are less
+than DEPTH recorded calls deep, at most LIMIT, and push at most SHOWN of them. FOREGROUND is true of an evaluation that
+stays in the foreground."
+  (let* ((targets (find-targets functions package))
+         (locals (remove :local targets :key #'target-kind :test-not #'eq))
+         (tracer (make-tracer depth limit locals)))
+    (dolist (target locals)
+      (check-breakpoints-possible target foreground))
+    (unwind-protect
+         (call-with-traced tracer targets #'evaluate)
+      (close-all tracer)
+      (push-traced-calls tracer (length targets) shown))))

@@ -1,0 +1,368 @@
+;;;; trace-calls: the tree of calls of some functions during an evaluation.
+;;;;
+;;;; This file records the calls, in all threads; traced-functions.lisp finds the functions and traces them.
+
+(in-package "SBCL-HOST/TOOLS")
+
+;;; Short texts
+
+(defstruct (short-stream (:include sb-kernel:ansi-stream
+                          (cout #'send-short-character)
+                          (sout #'send-short-string)
+                          (misc #'operate-short-stream))
+                         (:constructor make-short-stream (limit &aux (buffer (make-string limit))))
+                         (:copier nil)
+                         (:predicate nil))
+  "A character output stream of limited capacity. It throws to SHORT when it is full, and turns line breaks into spaces."
+  (buffer "" :type text)
+  (fill 0 :type index))
+
+(defun send-short-character (stream character)
+  "Perform WRITE-CHAR on STREAM."
+  (declare (type short-stream stream) (type character character))
+  (let ((buffer (short-stream-buffer stream))
+        (fill (short-stream-fill stream)))
+    (when (= fill (length buffer))
+      (throw 'short nil))
+    (setf (schar buffer fill) (if (member character '(#\Newline #\Return)) #\Space character)
+          (short-stream-fill stream) (1+ fill)))
+  character)
+
+(defun send-short-string (stream string start end)
+  "Perform WRITE-STRING on STREAM."
+  (declare (type short-stream stream) (type string string) (type index start) (type (or index null) end))
+  (loop for index from start below (or end (length string))
+        do (send-short-character stream (char string index)))
+  string)
+
+(defun operate-short-stream (stream operation argument)
+  "Perform the other stream operations."
+  (declare (type short-stream stream) (ignore argument))
+  (case operation
+    (#.+charpos+ (short-stream-fill stream))
+    ((#.+element-type+ #.+element-mode+) 'character)
+    (#.+line-length+ 80)
+    (#.+close+ t)))
+
+(defun short-text (limit function)
+  "Return what FUNCTION prints to the stream it is called with, in server syntax and on one line, cut at LIMIT characters
+with an ellipsis. Return NIL if FUNCTION fails."
+  (declare (type function function) (dynamic-extent function))
+  (let* ((stream (make-short-stream limit))
+         (sb-kernel:*restart-clusters* '())
+         (whole nil))
+    (with-server-syntax (:length 10 :level 4)
+      (catch 'short
+        (unless (guarded (progn (funcall function stream) t) (failure) nil)
+          (return-from short-text nil))
+        (setf whole t)))
+    (let ((text (subseq (short-stream-buffer stream) 0 (short-stream-fill stream))))
+      (if whole text (concatenate 'string text "…")))))
+
+(defun value-short-text (object limit)
+  "Return OBJECT printed on one line, cut at LIMIT characters."
+  (or (short-text limit (lambda (stream) (prin1 object stream)))
+      (format nil "#<unprintable ~A>" (type-name-text (class-name-of object)))))
+
+;;; Calls
+
+(defconstant +max-call-text-length+ 200
+  "The most characters of a call with its arguments, of its values, or of an error's report.")
+(defstruct (traced-call (:conc-name call-of-) (:copier nil) (:predicate nil)
+                        (:constructor make-traced-call (number depth thread name)))
+  "A recorded call."
+  (number 0 :type sb-ext:word :read-only t)
+  (depth 0 :type index :read-only t)
+  (thread nil :read-only t)
+  ;; The function's name; the arguments as text, or as a list that KEPT-OBJECTS returned.
+  (name nil :read-only t)
+  (arguments '() :type (or list string))
+  ;; The *PACKAGE* of its thread, in which the call is printed.
+  (package *package* :read-only t)
+  ;; How the call ended: :RETURNED, :FAILED, or :LEFT by a non-local exit; NIL while it runs.
+  (end nil :type symbol)
+  ;; The values, kept like the arguments, or the text of the error.
+  (result "" :type (or list string))
+  (nanoseconds 0 :type (unsigned-byte 62))
+  ;; The nanoseconds that recording the calls within this one took, which do not count.
+  (overhead 0 :type (unsigned-byte 62))
+  ;; The number of calls within this one that were too deep to be recorded.
+  (deeper 0 :type sb-ext:word)
+  ;; The start time in nanoseconds.
+  (start 0 :type (unsigned-byte 62)))
+
+(defstruct (tracer (:copier nil) (:predicate nil) 
+                   (:constructor make-tracer (depth limit locals
+                                              &aux (activations (and locals
+                                                                     (make-hash-table :synchronized t :weakness :key))))))
+  "The record of the calls of some functions."
+  (depth 5 :type index :read-only t)
+  (limit 200 :type index :read-only t)
+  (active t :type boolean)
+  ;; The recorded calls, in no order.
+  (calls '() :type list)
+  ;; The number of calls, without those that were too deep.
+  (count 0 :type sb-ext:word)
+  ;; A cons of the condition that was printed last and its text.
+  (failure '() :type list)
+  ;; If local functions are traced: a table from threads to lists of ACTIVATIONs, innermost first.
+  (activations nil :type (or null hash-table))
+  ;; True once local functions are no longer traced, because another thread was started.
+  (stopped nil :type boolean))
+
+(defvar *traced-call* nil
+  "The innermost recorded call in this thread.")
+
+(defvar *recording-call* nil
+  "True while a call is being recorded. Calls that the printing of arguments makes are not recorded.")
+
+(declaim (inline nanoseconds))
+(defun nanoseconds ()
+  "Return a monotonic time in nanoseconds."
+  (multiple-value-bind (seconds nanoseconds) (sb-unix:clock-gettime sb-unix:clock-monotonic)
+    (declare (type (unsigned-byte 32) seconds nanoseconds))
+    (the (unsigned-byte 62) (+ (* 1000000000 seconds) nanoseconds))))
+
+(defun failure-text (tracer condition)
+  "Return CONDITION's type and report. The condition is printed only once, however many calls it ends."
+  (let ((known (tracer-failure tracer)))
+    (if (eq (car known) condition)
+        (cdr known)
+        (let* ((*recording-call* t)
+               (type (type-name-text (class-name-of condition)))
+               ;; Too little stack is left to print the report.
+               (report (unless (typep condition 'storage-condition)
+                         (short-text +max-call-text-length+ (lambda (stream)
+                                                              (let ((*print-escape* nil)) (princ condition stream))))))
+               (text (format nil "~A~@[: ~A~]" type report)))
+          (setf (tracer-failure tracer) (cons condition text))
+          text))))
+
+(defun call-text (name arguments)
+  "Return the text of the call of NAME, a function name, with ARGUMENTS."
+  (or (short-text +max-call-text-length+ (lambda (stream) (format stream "(~S~{ ~S~})" name arguments)))
+      (value-short-text (list name (make-symbol "…")) +max-call-text-length+)))
+
+(defun values-text (values)
+  "Return the text of the list VALUES."
+  (or (short-text +max-call-text-length+ (lambda (stream) (format stream "~{~S~^, ~}" values)))
+      "#<unprintable>"))
+
+;;; Printing is the slowest part of recording a call, so objects that will still print alike later are kept and printed
+;;; later.
+
+(defconstant +max-kept-objects+ 10
+  "The most arguments or values of a call that are kept unprinted.")
+
+(defun kept-objects (objects)
+  "Return a copy of the list OBJECTS that will print later as OBJECTS prints now. The second value is false if that is
+impossible."
+  (declare (type list objects) (optimize speed))
+  (let ((kept '()))
+    (dotimes (count +max-kept-objects+ (values '() nil))
+      (when (null objects)
+        (return (values (nreverse kept) t)))
+      (let ((object (pop objects)))
+        (typecase object
+          ((or fixnum symbol character number) (push object kept))
+          (simple-string
+           (when (> (length object) +max-call-text-length+)
+             (return (values '() nil)))
+           (push (copy-seq object) kept))
+          (t (return (values '() nil))))))))
+
+(defun kept-arguments (name arguments)
+  "Return ARGUMENTS of a call of NAME in the form that a TRACED-CALL keeps."
+  (multiple-value-bind (kept whole) (kept-objects arguments)
+    (if whole kept (call-text name arguments))))
+
+(defun kept-values (values)
+  "Return the list VALUES in the form that a TRACED-CALL keeps."
+  (multiple-value-bind (kept whole) (kept-objects values)
+    (if whole kept (values-text values))))
+
+(defun shown-call (call)
+  "Return the text of CALL with its arguments."
+  (let ((arguments (call-of-arguments call)))
+    (if (stringp arguments)
+        arguments
+        (let ((*package* (call-of-package call)))
+          (call-text (call-of-name call) arguments)))))
+
+(defun shown-result (call)
+  "Return the text of CALL's values, or of its error."
+  (let ((result (call-of-result call)))
+    (if (stringp result)
+        result
+        (let ((*package* (call-of-package call)))
+          (values-text result)))))
+
+(defun end-call (call end now result)
+  "Record that CALL ended by END at NOW, in nanoseconds, with RESULT, a text or a value of KEPT-VALUES."
+  (declare (type (unsigned-byte 62) now))
+  (setf (call-of-nanoseconds call) (max 0 (- now (call-of-start call) (call-of-overhead call)))
+        (call-of-result call) result
+        (call-of-end call) end))
+
+(defun note-overhead (parent call begun)
+  "Add to PARENT, a call or NIL, the time that it took to record CALL, beginning at BEGUN."
+  (declare (type (unsigned-byte 62) begun))
+  (when parent
+    (incf (call-of-overhead parent) (max 0 (- (nanoseconds) begun (call-of-nanoseconds call))))))
+
+(defun record-call (tracer name function arguments number depth parent)
+  "Call FUNCTION, the definition of NAME, with ARGUMENTS. Record this as call NUMBER of TRACER, at DEPTH among the recorded
+calls, within the call PARENT, if there is one."
+  (declare (type tracer tracer) (type function function) (type list arguments))
+  (let* (;; What is done here may call functions that are traced; FUNCTION is called with this being NIL.
+         (*recording-call* t)
+         (begun (nanoseconds))
+         (call (make-traced-call number depth sb-thread:*current-thread* name))
+         (failure nil))
+    (setf (call-of-arguments call) (kept-arguments name arguments))
+    (sb-ext:atomic-push call (tracer-calls tracer))
+    (flet ((finish (end now result)
+             (end-call call end now result)
+             (note-overhead parent call begun)))
+      (unwind-protect
+           (let ((values (handler-bind ((serious-condition (lambda (condition)
+                                                             (unless *recording-call*
+                                                               (setf failure (failure-text tracer condition))))))
+                           (setf (call-of-start call) (nanoseconds))
+                           (let ((*traced-call* call) (*recording-call* nil))
+                             (multiple-value-list (apply function arguments))))))
+             (finish :returned (nanoseconds) (kept-values values))
+             (values-list values))
+        (unless (call-of-end call)
+          (finish (if failure :failed :left) (nanoseconds) (or failure "")))))))
+
+(defun number-call (tracer parent)
+  "Count a call within the call PARENT, or NIL. Return its number and depth, or NIL if it is not to be recorded."
+  (declare (type tracer tracer))
+  (let ((depth (if parent (1+ (call-of-depth parent)) 0)))
+    (if (and parent (>= depth (tracer-depth tracer)))
+        (progn (sb-ext:atomic-incf (call-of-deeper parent)) nil)
+        (let ((number (sb-ext:atomic-incf (tracer-count tracer))))
+          (and (< number (tracer-limit tracer))
+               (values number depth))))))
+
+(defun call-traced (tracer name function arguments)
+  "Call FUNCTION, the definition of NAME, with ARGUMENTS. Record the call unless a limit of TRACER forbids it."
+  (declare (type tracer tracer) (type function function) (type list arguments))
+  (if (or *recording-call* (not (tracer-active tracer)))
+      (apply function arguments)
+      (let ((parent (innermost-call tracer)))
+        (multiple-value-bind (number depth) (number-call tracer parent)
+          (if number
+              (record-call tracer name function arguments number depth parent)
+              (apply function arguments))))))
+
+;;; Calls of local functions. These begin and end at breakpoints, so nothing can be bound around them.
+
+(defstruct (activation (:copier nil) (:predicate nil) (:constructor make-activation (call recorded parent within begun)))
+  "An activation of a local function that has not ended."
+  ;; The call that is the parent of calls made in this one: this call itself if it is recorded, else its own parent.
+  (call nil :read-only t)
+  (recorded nil :read-only t)
+  (parent nil :read-only t)
+  ;; The value of *TRACED-CALL* at the start.
+  (within nil :read-only t)
+  (begun 0 :type (unsigned-byte 62) :read-only t)
+  ;; SBCL's cookie for the call.
+  (cookie nil))
+
+(defmacro activations (tracer)
+  "The activations of local functions in this thread, innermost first."
+  `(the list (gethash sb-thread:*current-thread* (tracer-activations ,tracer))))
+
+(defun close-activation (activation end now result)
+  "Record that ACTIVATION's call ended by END at NOW with RESULT, as for END-CALL."
+  (let ((call (activation-call activation)))
+    (when (activation-recorded activation)
+      (end-call call end now result)
+      (note-overhead (activation-parent activation) call (activation-begun activation)))))
+
+(defun close-exited-calls (tracer frame)
+  "Record the end of those local calls that are no longer on the stack at FRAME: a non-local exit left them."
+  (loop for activation = (first (activations tracer))
+        while (and activation
+                   (not (and (activation-cookie activation)
+                             (sb-di:fun-end-cookie-valid-p frame (activation-cookie activation)))))
+        do (pop (activations tracer))
+           (close-activation activation :left (nanoseconds) "")))
+
+(defun innermost-call (tracer)
+  "Return the innermost recorded call in this thread, or NIL."
+  (when (and (tracer-activations tracer) (activations tracer))
+    (let ((*recording-call* t))
+      (close-exited-calls tracer (sb-di:top-frame)))
+    (let ((activation (first (activations tracer))))
+      (when (and activation (eq (activation-within activation) *traced-call*))
+        (return-from innermost-call (activation-call activation)))))
+  *traced-call*)
+
+(defun open-local-call (tracer name frame)
+  "Record that a call of the local function NAME begins in FRAME."
+  (let ((begun (nanoseconds)))
+    (close-exited-calls tracer frame)
+    (let ((parent (innermost-call tracer)))
+      (multiple-value-bind (number depth) (number-call tracer parent)
+        (let ((call (if number
+                        (make-traced-call number depth sb-thread:*current-thread* name)
+                        parent)))
+          (when number
+            (setf (call-of-arguments call)
+                  (kept-arguments name (guarded (nth-value 1 (sb-debug::frame-call frame)) (failure) '()))
+                  (call-of-start call) begun)
+            (sb-ext:atomic-push call (tracer-calls tracer)))
+          (push (make-activation call (and number t) parent *traced-call* begun) (activations tracer)))))))
+
+(defun begin-local-call (tracer cookie)
+  "Record that COOKIE identifies the call that was opened last, and that its body begins."
+  (let ((activation (first (activations tracer))))
+    (when (and activation (null (activation-cookie activation)))
+      (setf (activation-cookie activation) cookie)
+      (when (activation-recorded activation)
+        (setf (call-of-start (activation-call activation)) (nanoseconds))))))
+
+(defun end-local-call (tracer cookie values)
+  "Record that the call that COOKIE identifies returns the list VALUES."
+  (let ((now (nanoseconds)))
+    (when (find cookie (activations tracer) :key #'activation-cookie)
+      (loop for activation = (pop (activations tracer))
+            until (eq cookie (activation-cookie activation))
+            do (close-activation activation :left now "")
+            finally (close-activation activation :returned now (kept-values values))))))
+
+(defun close-all (tracer)
+  "Close this thread's calls of local functions: the traced code has ended."
+  (when (tracer-activations tracer)
+    (loop while (activations tracer)
+          do (close-activation (pop (activations tracer)) :left (nanoseconds) ""))))
+
+;;; The result
+
+(defun push-traced-calls (tracer functions shown)
+  "Push what TRACER has recorded of FUNCTIONS functions: this thread's calls first, each thread's in order, at most SHOWN
+calls. Printing and pushing a call takes several times as long as recording it."
+  (let* ((calls (sort (copy-list (tracer-calls tracer)) #'< :key #'call-of-number))
+         (threads (remove-duplicates (mapcar #'call-of-thread calls) :from-end t)))
+    (push-record "trace" :functions functions :calls (tracer-count tracer)
+                         :recorded (length calls)
+                         :omitted (max 0 (- (tracer-count tracer) (length calls)))
+                         :stopped (tracer-stopped tracer))
+    (dolist (thread (cons sb-thread:*current-thread* (remove sb-thread:*current-thread* threads)))
+      (dolist (call calls)
+        (when (eq thread (call-of-thread call))
+          (when (minusp (decf shown))
+            (return-from push-traced-calls))
+          (push-record "call"
+                       :thread (unless (eq thread sb-thread:*current-thread*)
+                                 (let ((name (sb-thread:thread-name thread)))
+                                   (if (stringp name) name "unnamed")))
+                       :depth (call-of-depth call)
+                       :text (shown-call call)
+                       :end (string-downcase (or (call-of-end call) :running))
+                       :result (shown-result call)
+                       :nanoseconds (call-of-nanoseconds call)
+                       :deeper (and (plusp (call-of-deeper call)) (call-of-deeper call))))))))
