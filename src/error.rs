@@ -218,7 +218,7 @@ pub enum EvaluationError {
 pub enum HoldError {
     /// No evaluation is held.
     #[error(
-        "No evaluation is held: one is held when it fails with on-error \"debug\", until it is resumed or the next \
+        "No evaluation is held: one is held when it fails with on-error \"debug\" until it is resumed or the next \
          evaluation begins."
     )]
     NothingHeld,

@@ -94,7 +94,10 @@ impl Recorder {
             return Err(format!("cannot record to {}: it is not a regular file", path.display()));
         }
         if data.len() > 0 && read_header(&mut BufReader::new(&file)).is_none() {
-            return Err(format!("{} contains something other than a recording: name another file", path.display()));
+            return Err(format!(
+                "cannot record to {}: it contains something other than a recording; name another file",
+                path.display()
+            ));
         }
         file.set_len(0).and_then(|()| file.set_permissions(PermissionsExt::from_mode(0o600))).map_err(reason)?;
         // Opened again to append: reading the header has moved the offset of the first descriptor.

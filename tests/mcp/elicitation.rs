@@ -228,7 +228,7 @@ fn unanswered_elicitation_expires_with_hold_and_the_queue_continues(mode: Mode) 
     next_question(&mut server);
     assert!(server.outcome(first).1);
     let (text, is_error) = server.outcome(second);
-    assert!(!is_error && text.contains("has been released") && text.ends_with("=> 3"), "{text}");
+    assert!(!is_error && text.contains("was released") && text.ends_with("=> 3"), "{text}");
 }
 
 #[apply(both_modes)]

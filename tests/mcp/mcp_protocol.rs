@@ -383,12 +383,12 @@ fn malformed_tool_calls_and_unknown_tools_are_invalid_params(mode: Mode) {
         ("Evaluate_Lisp", " Did you mean evaluate-lisp"),
         ("get_backtrace", " Did you mean get-backtrace? "),
         ("describe-sybmol", " Did you mean describe-symbol"),
-        ("frobnicate", " There are: "),
+        ("frobnicate", " Tools: "),
     ] {
         let answer = server.request("tools/call", json!({"name": name, "arguments": {}}));
         let message = answer["error"]["message"].as_str().expect("a sentence");
         assert!(message.starts_with(&format!("There is no tool \"{name}\".{near}")), "{message}");
-        assert!(message.contains(" There are: evaluate-lisp, load-system, run-tests, "), "{message}");
+        assert!(message.contains(" Tools: evaluate-lisp, load-system, run-tests, "), "{message}");
     }
     server.assert_works();
 }
@@ -404,7 +404,7 @@ fn invalid_tool_arguments_are_refused_with_the_allowed_values(mode: Mode) {
         ("evaluate-lisp", json!({"code": true}), vec!["code must be a string", "not true"]),
         ("evaluate-lisp", json!({"code": ["(+ 1 2)"]}), vec!["code must be a string"]),
         ("evaluate-lisp", json!({"code": "1", "package": []}), vec!["package must be a string"]),
-        ("evaluate-lisp", json!({"code": "1", "timeout": -1}), vec!["timeout", "-1", "0 (for none)", "86400"]),
+        ("evaluate-lisp", json!({"code": "1", "timeout": -1}), vec!["timeout", "-1", "0 (no limit)", "86400"]),
         ("evaluate-lisp", json!({"code": "1", "timeout": 1e9}), vec!["timeout", "86400"]),
         ("evaluate-lisp", json!({"code": "1", "timeout": "soon"}), vec!["timeout must be a number", "86400", "soon"]),
         ("evaluate-lisp", json!({"code": "1", "capture-time": "yes"}), vec!["capture-time must be true or false"]),

@@ -224,17 +224,17 @@ fn record_option_overwrites_only_earlier_recordings(mode: Mode) {
         let output = command.stdin(Stdio::null()).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.starts_with(&format!("sbcl-mcp: {path} ")) && said.contains(reason), "{said}");
+        assert!(said.starts_with(&format!("sbcl-mcp: cannot record to {path}: ")) && said.contains(reason), "{said}");
     };
     std::fs::write(&recording.file, "(defun precious ())\n").unwrap();
-    refused(recording.path(), "contains something other than a recording");
+    refused(recording.path(), "it contains something other than a recording; name another file");
     assert_eq!(std::fs::read_to_string(&recording.file).unwrap(), "(defun precious ())\n");
     std::fs::remove_file(&recording.file).unwrap();
     assert!(Command::new("mkfifo").arg(&recording.file).status().unwrap().success());
-    refused(recording.path(), "cannot be recorded to");
+    refused(recording.path(), "it is not a regular file");
     std::fs::remove_file(&recording.file).unwrap();
     refused("/dev/full", "it is not a regular file");
-    refused("/nonexistent/file", "cannot record to /nonexistent/file: No such file");
+    refused("/nonexistent/file", "No such file");
     // An earlier recording is replaced, and its mode excludes other users.
     for _ in 0..2 {
         let mut server = recorded(&recording);

@@ -126,7 +126,7 @@ fn second_server_of_a_session_is_refused() {
     assert!(answer["error"]["message"].as_str().unwrap().contains(&reason), "{answer}");
     let output = state.sessions(&["delete", "only"]);
     assert!(!output.status.success());
-    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot be deleted meanwhile"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot be deleted while it is served by process"));
     assert!(server.finish().status.success());
     // No evaluation means nothing to save, so the session is free.
     state.await_free("only");

@@ -596,8 +596,8 @@ fn worker_crash_loop_ends_the_server_with_a_message() {
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(answer["id"], 1);
     let message = answer["error"]["message"].as_str().unwrap();
-    assert!(message.contains("lost 5 times") && message.contains("gives up"), "{message}");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("gives up"));
+    assert!(message.contains("lost 5 times") && message.contains("the server stops"), "{message}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the server stops"));
 }
 
 // ---- Random kills
