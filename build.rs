@@ -75,7 +75,7 @@ fn declare_inputs(recipe: &Recipe) {
     }
 }
 
-/// Embeds both files, or only the library, in the rlib.
+/// Embeds the library, and the plain core if it is wanted, in the rlib.
 fn embed(built: &Built) {
     let core = wants_core().then_some(built.core.as_path());
     let metadata = |key: &str, path: &Path| println!("cargo::metadata={key}={}", path.display());

@@ -15,7 +15,7 @@
 /* Version of this contract. A core with another version is refused at boot. */
 #define SBCL_HOST_CONTRACT 17u
 
-/* Kinds of Lisp threads. Each pulls its own jobs. */
+/* Lanes: the kinds of Lisp threads. The threads of each lane pull the jobs of that lane. */
 enum sbcl_lane {
   SBCL_LANE_EVALUATION = 0, /* runs the user's code, in as many threads as the host requests */
   SBCL_LANE_INSPECTION = 1, /* answers read-only questions; may run the user's print methods */
@@ -125,12 +125,12 @@ enum sbcl_event {
                                     0 if unknown */
   SBCL_EVENT_WARNING_FORM = 33,  /* text: name of the top-level form around the warning, as in (DEFUN F) */
   SBCL_EVENT_FRAME_CODE = 34,    /* text: the source line at the frame begun last */
-  SBCL_EVENT_FRAME_MACHINERY = 35, /* text: the library whose machinery that frame belongs to, as in "ASDF" */
+  SBCL_EVENT_FRAME_MACHINERY = 35, /* text: the library, as in "ASDF", to whose machinery the frame begun last belongs */
   SBCL_EVENT_RECORD = 36,        /* begin: kind of a record, which an operation returns */
   SBCL_EVENT_FIELD = 37,         /* begin: name of a field of the record begun last; number: its value if no text follows */
   SBCL_EVENT_FIELD_TEXT = 38,    /* continue */
-  SBCL_EVENT_UNHANDLED = 39,     /* number: index, from 0, among the errors with SBCL_JOB_SIGNALLED, of the one that
-                                    nothing handled: the job fails with it */
+  SBCL_EVENT_UNHANDLED = 39,     /* number: index, from 0, of the error that nothing handled among the errors with
+                                    SBCL_JOB_SIGNALLED; the job fails with this error */
   SBCL_EVENT_FOREGROUND = 40,    /* asked when all forms are evaluated; returns 1 if the evaluation is in the foreground,
                                     and stays there; 0 if it has gone into the background */
   SBCL_EVENT_THREAD_ENDED = 41,  /* of job 0: this evaluation thread ends */
@@ -236,8 +236,9 @@ struct sbcl_library {
    * next call on this thread whose count does not include it. */
   int32_t (*call)(uint64_t function, const uint64_t *words, uint64_t count, struct sbcl_message *answer);
   /* Set by Lisp before its first call. Calls a Lisp function by its handle, with the objects in a message of COUNT words,
-   * on a Lisp thread that has called the program. Returns an sbcl_call_status; the answer stays valid until the next
-   * call in either direction on this thread. */
+   * on a Lisp thread that has called the program. SHAPE is the depth to which Lisp writes out the values (Shape in
+   * src/embedding/convert.rs). Returns an sbcl_call_status; the answer stays valid until the next call in either
+   * direction on this thread. */
   int32_t (*gate)(uint64_t function, uint64_t shape, const uint64_t *words, uint64_t count, struct sbcl_message *answer);
 };
 
@@ -285,8 +286,8 @@ void sbcl_host_give_actions(int32_t (*take)(int32_t signal, const void *action))
 /* In the shim, to be called before initialize_lisp: sets the file in which SBCL looks for a core. PATH must stay valid. */
 void sbcl_host_set_runtime_path(const char *path);
 
-/* In the shim: lets processes that fork(3) makes from here on allocate, whatever other threads do at the fork. To be called
- * once per process. Returns 0 or an error number. */
+/* In the shim: makes SBCL's allocator usable in processes that fork(3) creates from here on, whatever other threads do
+ * during the fork. To be called once per process. Returns 0 or an error number. */
 int32_t sbcl_host_guard_forks(void);
 
 #endif

@@ -135,11 +135,11 @@ bool __wrap_maybe_gc(os_context_t *context) {
   return collected;
 }
 
-/* Forking the process for a checkpoint: see lisp/core/checkpoint.lisp. This code must run with glibc 2.31, whatever version it
- * is built with. */
+/* Forking the process for a checkpoint: see lisp/core/checkpoint.lisp. This code must run with glibc 2.31, whatever version
+ * it is built with. */
 
 #define SBCL_HOST_IN_THE_WAY (-0x10000)
-/* Longest pause of a thread. */
+/* Maximum duration of a thread's pause. */
 #define SBCL_HOST_PAUSE_MILLISECONDS 3000
 
 extern void sb_posix_after_fork(void);
@@ -189,9 +189,9 @@ int32_t sbcl_host_pause(uint32_t number) {
 /* Forks this process while the world is stopped, provided that every thread may be cut off where it is: anywhere but in
  * Lisp code that must not be interrupted, which may be changing data that the collector or another thread relies on. With
  * CALM, no thread may be in C code that Lisp has called with interrupts enabled either, since it may hold a lock of malloc.
- * Returns the result of sbcl_host_fork, or SBCL_HOST_IN_THE_WAY. In the latter case THREADS receives the Lisp objects of
- * the threads that have to move on and a 0, then those of these and all other threads in Lisp and a 0: COUNT words at
- * most. */
+ * Returns the result of sbcl_host_fork, or SBCL_HOST_IN_THE_WAY. In the latter case THREADS, an array of COUNT words,
+ * receives the Lisp objects of the threads that have to move on and a 0, then the Lisp objects of these threads and of all
+ * others in Lisp and a 0. */
 int32_t sbcl_host_fork_stopped(int32_t calm, lispobj *threads, uint32_t count) {
   struct thread *self = get_sb_vm_thread(), *thread;
   lispobj *last = threads + count - 1;
@@ -225,8 +225,8 @@ int32_t sbcl_host_fork_stopped(int32_t calm, lispobj *threads, uint32_t count) {
   return process;
 }
 
-/* Takes and releases the locks of the C library that a process needs to save an image. Never returns if one is held by a
- * thread that this process does not have. */
+/* Takes and releases the locks of the C library that a process needs to save an image. Never returns if a thread that is
+ * missing in this process holds one of them. */
 void sbcl_host_take_c_locks(void) {
 #ifdef __GLIBC__
   /* Takes the lock of every arena. */

@@ -149,14 +149,14 @@ b| ()) (defvar *changed* 1))"))
 ;;; Probes
 
 (defun probe (beginning)
-  "Return why the assumption whose name begins with BEGINNING does not hold, or NIL if it does."
+  "Return the problem of the assumption whose name begins with BEGINNING, or NIL if the assumption holds."
   (loop for (name holds-p) in *assumptions*
         when (eql 0 (search beginning name))
           return (assumption-problem name holds-p)
         finally (error "no assumption ~S" beginning)))
 
 (defun probe-with (beginning function wrapper)
-  "True when the assumption whose name begins with BEGINNING holds, but not with WRAPPER around FUNCTION."
+  "Return true when the assumption whose name begins with BEGINNING holds, but not with WRAPPER around FUNCTION."
   (and (null (probe beginning))
        (unwind-protect (progn (encapsulate function 'probe wrapper)
                               (stringp (probe beginning)))

@@ -22,7 +22,7 @@ pub struct ImageConfig {
     pub core_dir: Option<PathBuf>,
     /// A core that a running image of this program has saved, to boot instead of the plain core.
     pub image: Option<PathBuf>,
-    /// Load the user's `~/.sbclrc` once the image is up.
+    /// True to load the user's `~/.sbclrc` after the boot.
     pub user_init: bool,
     /// A directory that replaces the home directory if the user has none, or cannot write to it: ASDF keeps compiled
     /// files there. It need not exist; the caller removes it. `None` leaves SBCL's own behaviour.
@@ -65,7 +65,7 @@ pub enum OnError {
 }
 
 impl OnError {
-    /// All variants.
+    /// All variants, in the order of their declaration.
     pub const ALL: [Self; 3] = [Self::Abort, Self::Debug, Self::Ask];
 
     /// Returns the name, as clients write it.
@@ -79,7 +79,7 @@ impl OnError {
     }
 }
 
-/// The limits of an evaluation and its report. All values are within their ranges.
+/// The limits of an evaluation and of the report on it. All values are within their ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub struct Limits {
@@ -166,7 +166,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Returns how long a failed evaluation is held for debugging before it is released. Default ten minutes.
+    /// Returns the time for which a failed evaluation is held for debugging before it is released. Default ten minutes.
     #[must_use]
     pub fn hold(&self) -> Duration {
         self.hold
@@ -182,7 +182,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Returns the grace period of cleanup forms: how long those of an interrupted evaluation may take before they are
+    /// Returns the grace period: the time that the cleanup forms of an interrupted evaluation may take before they are
     /// interrupted, too. Default 5 s.
     #[must_use]
     pub fn cleanup(&self) -> Duration {
@@ -199,7 +199,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Returns the limit of captured output in characters, stdout and stderr together. Default 1,000,000.
+    /// Returns the maximum length of captured output in characters, stdout and stderr together. Default 1,000,000.
     #[must_use]
     pub fn max_output(&self) -> u64 {
         self.max_output
@@ -215,7 +215,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Returns the limit of one answer of the server in characters; longer answers are cut. Default 9,500.
+    /// Returns the maximum length of an answer of the server in characters; longer answers are cut. Default 9,500.
     #[must_use]
     pub fn max_answer(&self) -> u64 {
         self.max_answer
@@ -231,25 +231,25 @@ impl Limits {
         Ok(())
     }
 
-    /// Returns the limit of all values together in characters: 50,000.
+    /// Returns the maximum length of all values of an evaluation together in characters: 50,000.
     #[must_use]
     pub fn max_value(&self) -> u64 {
         self.max_value
     }
 
-    /// Returns the limit of a message in characters: 10,000.
+    /// Returns the maximum length of the message of an error or a warning in characters: 10,000.
     #[must_use]
     pub fn max_message(&self) -> u64 {
         self.max_message
     }
 
-    /// Returns the limit of a frame in characters: 300.
+    /// Returns the maximum length in characters of a frame's call, a restart's description and a slot's value: 300.
     #[must_use]
     pub fn max_frame(&self) -> u64 {
         self.max_frame
     }
 
-    /// Returns the number of warnings that are recorded: 200.
+    /// Returns the maximum number of warnings that an outcome records: 200.
     #[must_use]
     pub fn max_warnings(&self) -> u64 {
         self.max_warnings

@@ -1,4 +1,5 @@
-//! The library's errors. A Lisp error is not one of them: it is part of an [`Outcome`](crate::Outcome).
+//! The errors of booting, of inspections and of requests about evaluations. An error in evaluated code is part of an
+//! [`Outcome`](crate::Outcome).
 
 use crate::tool_names;
 use std::ops::RangeInclusive;
@@ -72,7 +73,7 @@ pub enum BootError {
     Library {
         /// The library's file.
         path: PathBuf,
-        /// The loader's message, or what is wrong with the library.
+        /// The loader's message, or the reason why the library was refused.
         reason: String,
     },
     /// The core cannot be used: it does not exist, is incomplete, or belongs to another build of SBCL.
@@ -80,7 +81,7 @@ pub enum BootError {
     Core {
         /// The core's file.
         path: PathBuf,
-        /// What is wrong with the core.
+        /// The reason why the core cannot be used.
         reason: String,
     },
     /// The core was saved by a program with another SBCL, or another version of this crate. Only that program can boot
@@ -94,7 +95,7 @@ pub enum BootError {
         /// The build of this program.
         this: String,
     },
-    /// The core was saved with another heap size. Without a requested size, it boots with the saved one.
+    /// The core was saved with another heap size. Without a requested heap size, the core boots with the saved size.
     #[error(
         "the core {} was saved with a heap of {} MiB and does not boot with one of {} MiB", path.display(),
         saved >> 20, asked >> 20
@@ -107,13 +108,13 @@ pub enum BootError {
         /// The requested heap size, in bytes.
         asked: u64,
     },
-    /// This program carries no core.
+    /// This program contains no core.
     #[error(
         "this program contains no SBCL core: it was built without the feature `core`, and its build script made none \
          (sbcl-build). Name a directory with an sbcl.core"
     )]
     NoCore,
-    /// The library and the core were made for another version of this crate.
+    /// The core was built for another version of the contract between Rust and Lisp.
     #[error(
         "the SBCL core has version {found} of the host contract, but this program needs {expected}: rebuild the core \
          from this version's sources, or do not pass your own core"
@@ -173,7 +174,7 @@ pub enum EvaluationError {
          longer kept."
     )]
     NoneSince {
-        /// The number of the newest evaluation before that.
+        /// The number of the newest evaluation before the reset, replacement or loss.
         last: u64,
     },
     /// No evaluation has this number.
@@ -200,14 +201,14 @@ pub enum EvaluationError {
         /// The evaluation's number.
         id: u64,
     },
-    /// The background is full, counting the evaluations that wait to begin there.
+    /// The background is full: evaluations that wait to begin there count, too.
     #[error(
         "Background limit reached: {count} evaluations. Wait for one, cancel one{}, or evaluate this in the \
          foreground.",
         tool_names::with(&["abort-evaluation"], " (abort-evaluation {\"id\": …})")
     )]
     TooMany {
-        /// The number of evaluations in the background.
+        /// The number of evaluations that are in the background or wait to begin there.
         count: usize,
     },
 }
@@ -222,7 +223,7 @@ pub enum HoldError {
          evaluation begins."
     )]
     NothingHeld,
-    /// The restart or frame does not exist, or SBCL cannot do this there.
+    /// The request was refused for this reason: for instance, the restart or frame does not exist.
     #[error("{0}")]
     Refused(String),
     /// The request was cancelled.

@@ -118,11 +118,11 @@ pub mod host_functions {
     //! [`Values`](crate::Values) returns multiple values. A closure that must stay on its thread can be a [local
     //! function](crate::Cx::local_function).
     //!
-    //! The evaluations of a session run one after another, so a host function called by an evaluation cannot wait for the
-    //! next one: [`Session::evaluate`](crate::Session::evaluate) immediately returns an error of kind `DEADLOCK` there.
-    //! Either call Lisp as any function does ([`Lisp::eval`](crate::Lisp::eval) evaluates on the same thread), or
-    //! [`submit`](crate::Session::submit) the code. A deadlock through another thread is not detected: a function that
-    //! waits for a thread which calls `evaluate` waits for ever.
+    //! The evaluations of a session run one after another, so a host function called by an evaluation cannot wait for
+    //! the next one: [`Session::evaluate`](crate::Session::evaluate) immediately returns an error of kind `DEADLOCK`
+    //! there. Either call Lisp as any function does ([`Lisp::eval`](crate::Lisp::eval) evaluates on the same thread),
+    //! or [`submit`](crate::Session::submit) the code. A deadlock through another thread is not detected: a function
+    //! that waits for a thread which calls `evaluate` waits forever.
     //!
     //! A non-local exit in Lisp (`throw`, `return-from`, a restart) passes through a Rust function that Lisp has called
     //! as [`Error::Unwinding`](crate::Error::Unwinding). Return that error to the caller, so that destructors run as
@@ -158,9 +158,10 @@ pub mod threads {
     //! Threads, time limits, interruption and futures.
     //!
     //! A [`Lisp`](crate::Lisp) may be cloned, sent and used on any thread. Calls run in parallel on the program's Lisp
-    //! [`threads`](crate::Builder::threads). While a call is inside Rust, a [spare thread](crate::Builder::spare_threads)
-    //! can run another one in its place, so Rust code may wait there for threads that call Lisp. Calls from within
-    //! `enter`, and from a function that Lisp has called, run on the current thread.
+    //! [`threads`](crate::Builder::threads). While a call is inside Rust, a [spare
+    //! thread](crate::Builder::spare_threads) can run another call in its place, so Rust code may wait there for
+    //! threads that call Lisp. Calls from within `enter`, and from a function that Lisp has called, run on the current
+    //! thread.
     //!
     //! Options such as a time limit belong to a handle and to the functions that it looks up, not to a thread.
     //!
@@ -228,14 +229,14 @@ pub mod output {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! [`trace_output`](crate::Builder::trace_output) turns each printed line into a `tracing` event, as warnings already
-    //! are, so that all of it appears in a service's log.
+    //! [`trace_output`](crate::Builder::trace_output) turns each printed line into a `tracing` event, like each
+    //! warning, so that a service's log has both.
     //!
     //! A thread of the library writes output in order, and a Lisp thread that prints waits for it, so the output of a
     //! call has been written when the call returns. An interrupted call, including one past its time limit, does not
-    //! wait: a stream that blocks cannot hold it up, and what it prints from then on is written later, up to 1 MiB. A
-    //! stream that calls Lisp gets [`Error::CalledByStream`](crate::Error::CalledByStream), since Lisp may be waiting for
-    //! it; a stream that calls [`Session::evaluate`](crate::Session::evaluate) gets an outcome of kind `DEADLOCK`.
+    //! wait: a stream that blocks cannot delay the call, and up to 1 MiB of its further output is written later. A
+    //! stream that calls Lisp gets [`Error::CalledByStream`](crate::Error::CalledByStream), since Lisp may be waiting
+    //! for it; a stream that calls [`Session::evaluate`](crate::Session::evaluate) gets an outcome of kind `DEADLOCK`.
     //!
     //! To get the output of one call, capture it in Lisp:
     //!
@@ -249,9 +250,10 @@ pub mod output {
 pub mod own_core {
     //! A program that contains its own Lisp code.
     //!
-    //! The crate `sbcl-build`, called by the program's build script, compiles an ASDF system or a directory of Lisp into
-    //! a core that the program contains: see the example `bundled`. Disable the default feature `core` to leave out the
-    //! plain core. [`Builder::core`](crate::Builder::core) boots a core from a directory in place of either.
+    //! The crate `sbcl-build`, called by the program's build script, compiles an ASDF system or a directory of Lisp
+    //! into a core that the program contains: see the example `bundled`. Disable the default feature `core` to leave
+    //! out the plain core. [`Builder::core`](crate::Builder::core) boots a core from a directory instead of these
+    //! cores.
 }
 
 pub mod saving {
@@ -283,10 +285,10 @@ pub mod saving {
     //! | calls on other threads | cut off where they were, without cleanup forms; their locks are free |
     //! | threads, timers, files, sockets, foreign memory | gone |
     //!
-    //! A copy of the process (`fork`) does the saving. The copy has one thread, a Lisp thread; no code of the host runs
-    //! in it, and it waits for no lock of the host. The program may continue with any work. But an object that a call is
-    //! changing at that moment, such as a hash table, may be saved half changed: hold a lock while changing it and while
-    //! saving.
+    //! A copy of the process (`fork`) saves the image. The copy has a single thread, a Lisp thread; the copy runs no
+    //! code of the host and waits for none of its locks. The program may continue with any work. But an object that a
+    //! call is changing at that moment, such as a hash table, may be saved half changed: hold a lock while changing it
+    //! and while saving.
     //!
     //! Saving without a copy would end the process, because of the host's threads and the Rust frames on the stacks of
     //! Lisp threads. Where the process cannot be copied, `save` therefore fails.
@@ -312,10 +314,10 @@ pub mod safety {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! The same holds for `(safety 0)` and false declarations under it, `sb-alien`, symbols of SBCL's internal packages
-    //! (`sb-kernel`, `sb-sys`, `sbcl-host`), and threads that change one object at once without a lock, where SBCL itself
-    //! promises nothing. Evaluate only code that you trust, as you link only code that you trust: the image is no
-    //! sandbox. Ordinary Lisp is checked by SBCL: a wrong index, type or number of arguments signals a condition.
+    //! Also unsafe are `(safety 0)` with false declarations, `sb-alien`, symbols of SBCL's internal packages
+    //! (`sb-kernel`, `sb-sys`, `sbcl-host`), and threads that change an object at the same time without a lock, where
+    //! SBCL itself promises nothing. Evaluate only code that you trust, as you link only code that you trust: the image
+    //! is no sandbox. Ordinary Lisp is checked by SBCL: a wrong index, type or number of arguments signals a condition.
 }
 
 pub mod what_ends_the_process {
@@ -337,7 +339,7 @@ pub mod what_ends_the_process {
     //! | SBCL detects that its memory is corrupted (by `(safety 0)` or foreign code) | the process ends with status 86 |
     //! | a panic in a Rust function that Lisp calls | a `rust:host-panic` in Lisp |
     //! | a panic in the closure of `enter` | continues in the caller |
-    //! | a panic in the destructor of a host function's argument, result or error; of a function or handler that is replaced or dropped; or of a restart's argument | is contained |
+    //! | a panic in the destructor of a host function's argument, result or error; of a function or handler that is replaced or dropped; or of a restart's argument | the panic is caught and ignored |
     //! | a panic in the destructor of a value captured by a closure that is called once (`enter`, a reply), while the closure's own panic unwinds | Rust ends the process, as always |
     //! | an invalid address in Lisp | `sb-sys:memory-fault-error` |
     //! | an invalid address in Rust, on any thread | the program's own handler of SIGSEGV runs if it has one; otherwise the process ends |

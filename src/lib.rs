@@ -23,9 +23,9 @@
 //!
 //! # Features
 //!
-//! - `mcp` (default): the MCP server and the command line. Without it the library has few dependencies.
-//! - `core` (default): the program contains the plain core. Without it, the program contains a core of its own with its
-//!   Lisp compiled in, which the crate `sbcl-build` makes in a build script.
+//! - `mcp` (default): the MCP server and the command line. Without this feature the library has few dependencies.
+//! - `core` (default): the program contains the plain core. Without this feature, the program contains a core of its
+//! own, in which the crate `sbcl-build` has compiled the program's Lisp code.
 //! - `num-bigint`: conversions of integers of any size.
 
 #![deny(unsafe_code)]

@@ -4,7 +4,7 @@ use std::thread;
 
 use rustix::process::{Resource, getrlimit};
 
-/// The stack size in bytes that the command needs. `ulimit -s` may leave the main thread less.
+/// The stack size in bytes that the command needs. The main thread has less if `ulimit -s` is lower.
 const STACK_SIZE: u64 = 8 << 20;
 
 fn main() {

@@ -1,14 +1,14 @@
 //! The kinds of failure that the server reports itself, in place of the type of a Lisp condition.
 
-/// The evaluation reached its time limit.
+/// The kind of an evaluation that reached its time limit.
 pub(crate) const TIMEOUT: &str = "TIMEOUT";
-/// The evaluation was cancelled or aborted, or ended with its image.
+/// The kind of an evaluation that was cancelled or aborted, or ended with its image.
 pub(crate) const CANCELLED: &str = "CANCELLED";
-/// The evaluation filled the heap.
+/// The kind of an evaluation that filled the heap.
 pub(crate) const HEAP_EXHAUSTED: &str = "HEAP-EXHAUSTED";
-/// The evaluation ended its own thread.
+/// The kind of an evaluation that ended its own thread.
 pub(crate) const THREAD_TERMINATED: &str = "THREAD-TERMINATED";
-/// The Lisp process ended during the evaluation.
+/// The kind of an evaluation during which the Lisp process ended.
 #[cfg(feature = "mcp")]
 pub(crate) const IMAGE_LOST: &str = "IMAGE-LOST";
 

@@ -5,10 +5,10 @@ use parking_lot::RwLock;
 /// The names of the listed tools; `None` in a process that is not a server, where messages may name every tool.
 static LISTED: RwLock<Option<Vec<String>>> = RwLock::new(None);
 
-/// The tools for a held evaluation. Conditions refer to them together as [`DEBUGGER`].
+/// The tools for a held evaluation. The condition [`DEBUGGER`] in a text stands for any of these tools.
 const DEBUGGER_TOOLS: [&str; 3] = ["invoke-restart", "eval-in-frame", "resume-from-frame"];
 
-/// A name in conditions for any of the tools for a held evaluation.
+/// The condition that stands for any of the tools for a held evaluation.
 pub(crate) const DEBUGGER: &str = "debugger";
 
 /// Sets the listed tools of the process.
@@ -34,7 +34,7 @@ pub(crate) fn debugger() -> impl Iterator<Item = &'static str> {
     look.into_iter().chain(act).filter(|(tool, _)| has(tool)).map(|(_, text)| text)
 }
 
-/// Returns true if `has` knows the tool; for [`DEBUGGER`], any of its tools.
+/// Returns true if `has` returns true for the tool; for [`DEBUGGER`], if it does for any tool for a held evaluation.
 pub(crate) fn is_among(tool: &str, has: impl Fn(&str) -> bool) -> bool {
     if tool == DEBUGGER { DEBUGGER_TOOLS.into_iter().any(has) } else { has(tool) }
 }

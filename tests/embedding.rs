@@ -846,7 +846,7 @@ fn assert_host_function_is_missing(lisp: &Lisp, code: &str) {
     let error = lisp.eval::<Value>(code).expect_err("it is not there");
     let condition = error.condition().expect("a condition");
     assert!(condition.is("rust:host-error"), "{condition}");
-    assert!(condition.message().contains("not yet defined in this one"), "{condition}");
+    assert!(condition.message().contains("this program has not defined it yet"), "{condition}");
 }
 
 #[test]

@@ -65,7 +65,7 @@ struct Lexer<'a> {
     text: &'a [u8],
     at: usize,
     line: Line,
-    /// A position whose column is known, and that column.
+    /// A position and its column, from which later columns are computed.
     column_cache: (usize, u32),
 }
 

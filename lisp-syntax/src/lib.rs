@@ -69,7 +69,7 @@ type Stop<'a> = &'a dyn Fn() -> bool;
 type Position = (usize, usize);
 
 /// Checks that the lines are balanced. Calls `visit` with the positions of each closing parenthesis and of its opening
-/// one.
+/// parenthesis.
 fn balance(lines: &[&str], mut visit: impl FnMut(Position, Position)) -> Result<(), Imbalance> {
     let mut open: Vec<Position> = Vec::new();
     let mut mode = Mode::Code;
@@ -152,7 +152,8 @@ pub fn check(text: &str, known: &[String]) -> Checked {
     }
 }
 
-/// Returns true if a reader would need more text: it ends within parentheses, a string or a comment, or after a quote.
+/// Returns true if a reader would need more text, because `text` ends within parentheses, a string or a comment, or
+/// after a quote.
 pub fn is_unfinished(text: &str) -> bool {
     let lines = lines_of(text);
     match balance(&lines, |_, _| {}) {
@@ -322,7 +323,7 @@ fn open_at(lines: &[&str], place: Position) -> Option<Position> {
     open.last().copied()
 }
 
-/// Returns the finding that a reader would report, for lack of a better one.
+/// Returns the finding that a reader would report, for text whose repair is unknown.
 fn plain_finding(lines: &[&str], imbalance: Imbalance) -> Finding {
     let (line, at, message) = match imbalance {
         Imbalance::Unmatched(line, at) => (line, at, "unmatched close parenthesis"),

@@ -11,7 +11,7 @@ const MAX_DEPTH: usize = 500;
 /// Sub-characters of SBCL's dispatching macros (CLHS 2.4.8).
 const DISPATCH_CHARACTERS: &str = "'(*+-.:=#ABCOPRSX\\|";
 
-/// Operators that define a package, or name one that others define. Without package prefix.
+/// Operators, without package prefix, that define a package or name a package that is defined elsewhere.
 const DEFINING_OPERATORS: [&str; 4] = ["DEFPACKAGE", "DEFINE-PACKAGE", "MAKE-PACKAGE", "DEFSYSTEM"];
 
 /// Operators that load or create packages named like their arguments, exactly or approximately.
@@ -127,7 +127,7 @@ fn is_near(name: &str, other: &str) -> bool {
     }
 }
 
-/// A problem at a position.
+/// A problem found in balanced text.
 enum Problem {
     /// Standard syntax does not allow the text, for this reason.
     Refused(String),
@@ -407,7 +407,7 @@ fn bare_name(token: &str) -> String {
     token.rsplit(':').next().unwrap_or_default().to_uppercase()
 }
 
-/// Returns the name of a string designator: `:foo`, `#:foo`, `foo` or `"FOO"`.
+/// Returns the name that a string designator denotes: `:foo`, `#:foo`, `foo` or `"FOO"`.
 fn designated(text: &str) -> String {
     match text.strip_prefix('"') {
         // Names of systems are in lower case.

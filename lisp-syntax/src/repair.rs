@@ -15,10 +15,10 @@ use super::lexer::{Line, Mode, Token, TokenKind, is_blank, lex};
 /// Cost of an edit.
 const EDIT_COST: u32 = 24;
 /// Cost of each additional parenthesis of an edit.
-const FURTHER_COST: u32 = 5;
+const EXTRA_PAREN_COST: u32 = 5;
 /// Cost of a line whose first form begins at, or left of, the innermost open parenthesis.
 const OUTSIDE_COST: u32 = 10;
-/// Cost of such a line at the left margin, which probably begins a top-level form.
+/// Cost of a list at the left margin, within an open form. Such a list probably is a top-level form.
 const AT_MARGIN_COST: u32 = 16;
 /// Cost of a line that is indented too deeply.
 const TOO_DEEP_COST: u32 = 5;
@@ -26,7 +26,7 @@ const TOO_DEEP_COST: u32 = 5;
 const UNALIGNED_COST: u32 = 2;
 /// Cost of an improbable feature, such as a line within a symbol between bars, or a quote in an unusual position.
 const UNLIKELY_COST: u32 = 6;
-/// Maximum cost of a state above the cheapest one.
+/// Maximum difference between the cost of a state and the lowest cost.
 const MAX_COST_ABOVE_BEST: u32 = 90;
 /// Maximum number of edits.
 const MAX_EDITS: u8 = 4;
@@ -48,12 +48,13 @@ const MAX_LINE_LENGTH: usize = 4_000;
 /// A change of one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Edit {
-    /// Line, from 0, and byte in it.
+    /// Line, from 0.
     pub(super) line: usize,
+    /// Position in the line, in bytes.
     pub(super) at: usize,
-    /// Number of bytes removed there.
+    /// Number of bytes removed at the position.
     pub(super) removed: usize,
-    /// Text inserted there.
+    /// Text inserted at the position.
     pub(super) inserted: String,
 }
 
@@ -74,7 +75,7 @@ struct Stacks {
     known: HashMap<(OpenParen, usize), usize>,
 }
 
-/// The empty stack, whose entry stands for the file.
+/// Index of the empty stack, whose node stands for the file.
 const BOTTOM: usize = 0;
 
 impl Stacks {
@@ -125,7 +126,7 @@ struct LineVariant {
     edit: Option<Edit>,
 }
 
-/// Returns the edits that balance the lines, in order. Returns `None` if there would be too many, none are found, or
+/// Returns the edits that balance the lines, in order. Returns `None` if too many edits are needed, none are found, or
 /// `stop` ended the search.
 pub(super) fn edits(lines: &[&str], stop: Stop<'_>) -> Option<Vec<Edit>> {
     let region = unbalanced_region(lines, stop);
@@ -496,7 +497,7 @@ fn variants_of(lines: &[&str], number: usize, mode: Mode, may_edit: bool, stop: 
         let mut inserted = String::new();
         for count in 0..if last { MAX_CLOSING } else { 4 } {
             inserted.push(')');
-            add(end, 0, &inserted, EDIT_COST + FURTHER_COST * u32::try_from(count).unwrap_or(0));
+            add(end, 0, &inserted, EDIT_COST + EXTRA_PAREN_COST * u32::try_from(count).unwrap_or(0));
         }
     }
     // From the end: of several equal candidates, the last parenthesis is the one to remove.

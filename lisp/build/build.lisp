@@ -9,14 +9,15 @@
 
 (defvar *systems* (remove-if-not (lambda (name) (eql 0 (search "sbcl-host/" name)))
                                  (asdf:system-depends-on (asdf:find-system "sbcl-host")))
-  "The names of the Lisp side's systems, each after those that it depends on.")
+  "The names of the Lisp side's systems, each after the systems on which it depends.")
 
 (defvar *contribs* (set-difference (asdf:system-depends-on (asdf:find-system "sbcl-host")) *systems* :test #'string=)
   "The contribs in the core. contribs.lisp lists the omitted ones.")
 
 (mapc #'require *contribs*)
 
-;;; Check first: it names each internal name of SBCL that has changed, before code that relies on it fails.
+;;; Check the table first, to report each internal name of SBCL that has changed before code that relies on the name
+;;; fails.
 (load (merge-pathnames "sbcl-internals.lisp" *load-truename*))
 (handler-case (funcall (intern "CHECK-TABLE" "SBCL-INTERNALS") (merge-pathnames "sbcl-internals.sexp" *load-truename*))
   (error (failure)
@@ -38,7 +39,8 @@
       (with-open-file (file source :direction :output)
         (format file "(in-package \"COMMON-LISP-USER\")~%(mapc #'require '~S)~%" *contribs*))
       (push (compile-file source) compiled))
-    ;; Not by ASDF, and each file is a compilation unit of its own, so that a use of a later file's names is a warning.
+    ;; Compile without ASDF, and each file as a compilation unit of its own, so that a use of a later file's names is a
+    ;; warning.
     (dolist (system *systems*)
       (dolist (component (asdf:component-children (asdf:find-system system)))
         (let* ((folder (subseq system (length "sbcl-host/")))

@@ -8,9 +8,9 @@
 
 (in-package "SBCL-INTERNALS")
 
-;;; The description of a name is a list of facets. Each facet is a list of a kind and strings; strings, so that reading
-;;; the table interns nothing. For the kinds in *DETAILED-FACETS*, the last element is a detail that depends on the
-;;; processor: a type or a number of values.
+;;; The description of a name is a list of facets. A facet is one use of the name, such as a function or a type, as a
+;;; list of a kind and strings. They are strings so that reading the table interns nothing. For the kinds in
+;;; *DETAILED-FACETS*, the last element is a detail that depends on the processor: a type or a number of values.
 
 (defparameter *detailed-facets* '(:function :open-coded :slot :special :global :constant :type)
   "The kinds of facets whose last element is compared only on the kind of processor on which the table was written.")
@@ -30,13 +30,14 @@
         (prin1-to-string (bare object))))))
 
 (defun full-name (name)
-  "Return the text of NAME, a symbol or a list; a symbol with its package."
+  "Return the text of NAME, a symbol or a list. A symbol is printed with its package, a list without packages."
   (if (symbolp name)
       (format nil "~A::~A" (package-name (symbol-package name)) (symbol-name name))
       (specifier-text name)))
 
 (defun value-count (type)
-  "Return the number of values of functions of TYPE; :ANY when it is unknown, and :NONE when they do not return."
+  "Return the number of values of functions of TYPE; :ANY when the number is unknown, and :NONE when the functions do
+not return."
   (let ((returns (if (typep type 'sb-kernel:fun-type) (sb-kernel:fun-type-returns type) sb-kernel:*wild-type*)))
     (cond ((eq returns sb-kernel:*wild-type*) :any)
           ((eq returns sb-kernel:*empty-type*) :none)
@@ -110,8 +111,8 @@
             (unless (eq :unknown (sb-int:info :alien-type :kind symbol)) '((:alien-type))))))
 
 (defun included-slot-facets (symbol slots)
-  "Return the facets of SLOTS, the names of slots of the structure SYMBOL to which a structure of ours gives other initial
-values."
+  "Return the facets of SLOTS, the names of slots of the structure SYMBOL to which a structure of the Lisp side gives
+other initial values."
   (let ((description (sb-kernel:find-defstruct-description symbol nil)))
     (loop for name in slots
           for slot = (and description
@@ -141,7 +142,7 @@ values."
     slots))
 
 (defvar *condition-slots* nil
-  "The value of CONDITION-SLOTS, cached while many names are described.")
+  "The value of the function CONDITION-SLOTS, cached while many names are described.")
 
 (defun word-facets (symbol)
   "Return the facets of SYMBOL as a word of another kind: a policy quality, a lambda list keyword, or a slot name."
@@ -151,8 +152,8 @@ values."
             (when conditions `((:slot-name ,@(sort (copy-list conditions) #'string<)))))))
 
 (defun describe-symbol (symbol included)
-  "Return the facets of SYMBOL. INCLUDED lists the names of slots to which a structure of ours that includes SYMBOL gives
-other initial values."
+  "Return the facets of SYMBOL. INCLUDED lists the names of slots to which a structure of the Lisp side that includes
+SYMBOL gives other initial values."
   (or (append (function-facets symbol) (setf-facets symbol) (variable-facets symbol) (type-facets symbol)
               (included-slot-facets symbol included) (word-facets symbol))
       '((:symbol))))
@@ -214,13 +215,14 @@ the feature expression under which the sources use the name, and its facets."
     (t (first facet))))
 
 (defun comparable-part (facet same-machine)
-  "Return the part of FACET to compare: all of it on the SAME-MACHINE, else without the detail."
+  "Return the part of FACET to compare: the whole facet when SAME-MACHINE is true, else the facet without its detail."
   (if (and (not same-machine) (or (member (first facet) *detailed-facets*) (eq :read-only-slot (first facet))))
       (butlast facet)
       facet))
 
 (defun name-problems (entry same-machine)
-  "Return a list of texts that describe how a name differs from ENTRY of the table."
+  "Return a list of texts that describe the differences of a name from ENTRY of the table. SAME-MACHINE is true when
+this machine is of the kind on which the table was written."
   (destructuring-bind (package name features &rest facets) entry
     (declare (ignore features))
     (handler-case

@@ -16,13 +16,15 @@
 (defparameter *documented-packages*
   '("COMMON-LISP" "SB-EXT" "SB-THREAD" "SB-ALIEN" "SB-MOP" "SB-GRAY" "SB-POSIX" "SB-BSD-SOCKETS" "SB-CLTL2" "SB-COVER"
     "SB-SPROF" "SB-INTROSPECT" "SB-CONCURRENCY")
-  "Packages whose exported symbols SBCL's manual or a standard documents, so that they do not change without notice.")
+  "The packages whose exported symbols are documented by SBCL's manual or a standard, so that the symbols do not change
+without notice.")
 
 (defvar *name-uses* nil
   "The internal names found so far: a hash table from lists of package and name to lists of feature expressions.")
 
 (defvar *included-slots* nil
-  "A hash table from structures of SBCL's to the names of slots to which structures of ours give other initial values.")
+  "A hash table from structures of SBCL's to the names of slots to which structures of the Lisp side, which include
+them, give other initial values.")
 
 (defconstant +conditional+ '+conditional+
   "The first element of a list that represents a form after #+ or #-; the feature expression and the form follow.")
@@ -118,7 +120,7 @@ values."
                (record-names form t)))))
 
 (defun use-features (features)
-  "Return the feature expression that holds when any of FEATURES does."
+  "Return the feature expression that holds when any expression of the list FEATURES holds."
   (cond ((member t features) t)
         ((rest features) `(:or ,@(sort (copy-list features) #'string< :key #'prin1-to-string)))
         (t (first features))))

@@ -1,6 +1,6 @@
-;;;; Changes on disk. ASDF compares only dates, in whole seconds. It therefore misses an edit within the second in which
-;;;; the fasl was made, and a file that was restored with an older date. This file compares dates to the nanosecond, and
-;;;; compares files with their state when this image compiled or loaded them.
+;;;; Changes on disk. ASDF compares only dates, in whole seconds. ASDF therefore misses an edit within the second in
+;;;; which the fasl was made, and a file that was restored with an older date. This file compares dates to the
+;;;; nanosecond, and compares files with their state when this image compiled or loaded them.
 
 (in-package "SBCL-HOST")
 
@@ -9,7 +9,7 @@
 (defstruct (file-state (:copier nil) (:predicate nil))
   "A file's dates, size and inode at a certain time."
   ;; The dates, in nanoseconds of universal time: of the last change of the content (mtime), and of the last change of
-  ;; anything about the file (ctime), which no program can set.
+  ;; the file in any respect (ctime), which no program can set.
   (written 0 :type integer :read-only t)
   (changed 0 :type integer :read-only t)
   (size 0 :type integer :read-only t)
@@ -50,9 +50,9 @@ the last change of the file itself comes from another clock."
   (min (file-state-written state) (file-state-changed state)))
 
 (defun file-changed-p (before namestring)
-  "Return true when the file NAMESTRING, native, no longer has the state BEFORE. Programs that copy files set the date of
-the content, but the inode and the date of the last change differ. A file counts as changed when its mode was changed, or
-when the image was moved to another machine; then it is loaded once more than necessary."
+  "Return true when the file NAMESTRING, native, no longer has the state BEFORE. Programs that copy files set the date
+of the content, but the inode and the date of the last change differ. A file also counts as changed after a change of
+its mode, or after the image was moved to another machine; the file is then loaded once more than necessary."
   (let ((now (file-state namestring)))
     (not (and now
               (= (file-state-written before) (file-state-written now))
@@ -75,8 +75,8 @@ when the image was moved to another machine; then it is loaded once more than ne
 ;;; Source files as this image loaded them
 
 (defglobal **loaded-states** (make-hash-table :test 'equal :synchronized t)
-  "The FILE-STATE of each source file, by native namestring, when it was last loaded or when the fasl that was loaded was
-made.")
+  "The FILE-STATE of each loaded source file, by native namestring: its state when it was last loaded, or when the
+loaded fasl was made.")
 
 (defun note-loaded-state (namestring state)
   "Record STATE, a FILE-STATE or NIL, as the state of the source file NAMESTRING, native, that this image loads."
@@ -94,7 +94,7 @@ made.")
 
 (defun source-changed-p (namestring created date)
   "Return true when the source file NAMESTRING, native, written at DATE, is not the version, written at CREATED, from
-which the code was compiled. Both are universal times. Within the same second, this image's own record decides."
+which the code was compiled. Both are universal times. If both are the same second, this image's own record decides."
   (or (not (eql created date))
       (let ((loaded (gethash namestring **loaded-states**)))
         (and loaded
@@ -118,8 +118,8 @@ operation, and an alist from native namestrings to FILE-STATEs.")
           collect (sb-ext:native-namestring (merge-pathnames (translate-logical-pathname pathname)))))
 
 (defun action-files (operation component)
-  "Return the native namestrings of the files that OPERATION on COMPONENT reads, beginning with the one that it compiles,
-if any. A load operation includes the source, which the fasl stands for."
+  "Return the native namestrings of the files that OPERATION on COMPONENT reads, beginning with the file that OPERATION
+compiles, if any. For a load operation, include the source from which the fasl was made."
   (remove-duplicates
    (native-names (append (asdf:input-files operation component)
                          (and (typep operation 'asdf/lisp-action:basic-load-op)
@@ -157,8 +157,8 @@ if any. A load operation includes the source, which the fasl stands for."
                               always (> (content-date made) (file-state-changed read))))))))
 
 (defun changed-files (operation component files)
-  "Return those of FILES, native namestrings, that have changed since OPERATION on COMPONENT, or any operation on it if
-OPERATION is NIL, was performed."
+  "Return the members of FILES, native namestrings, that have changed since OPERATION on COMPONENT was performed; if
+OPERATION is NIL, since any operation on COMPONENT was performed."
   (loop for (name . states) in (gethash component **action-states**)
         when (or (null operation) (eq name (type-of operation)))
           append (loop for (file . state) in states
@@ -224,7 +224,7 @@ performed it. Return NIL and NIL when the action is stale."
           (t (values stamp done)))))
 
 (defun exact-file-stamp (namestring)
-  "Return ASDF's time stamp of the file NAMESTRING, the date of its content in nanoseconds; or NIL when there is no such
-file."
+  "Return the time stamp of the file NAMESTRING for ASDF, the date of its content in nanoseconds; or NIL when there is
+no such file."
   (let ((state (guarded (file-state (first (native-names (list (parse-namestring namestring))))) (failure) nil)))
     (and state (content-date state))))

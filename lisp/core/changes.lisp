@@ -1,6 +1,6 @@
-;;;; The changes that a form makes: the names that the form defines and removes, as SBCL makes the definitions; the form's
-;;;; role; and the modules that its symbols belong to. The host records the changes with the form, and can tell later which
-;;;; forms replace others.
+;;;; The changes that a form makes: the names that the form defines and removes, as SBCL makes the definitions; the
+;;;; form's role; and the modules that its symbols belong to. The host records the changes with the form, to determine
+;;;; later which forms replace others.
 
 (in-package "SBCL-HOST")
 

@@ -6,7 +6,8 @@
   "True in the process that saves the image, which has one thread and serves no host.")
 
 (defglobal **saved-repl-state** '()
-  "Values that saving removes from the image and booting restores: those of * ** *** + ++ +++ / // /// - and *SAVE-HOOKS*.")
+  "The values that saving removes from the image and booting restores: the values of * ** *** + ++ +++ / // /// - and
+*SAVE-HOOKS*.")
 
 (defglobal **missing-objects** '()
   "The names of the shared objects that could not be reopened when this image was booted.")
@@ -63,11 +64,12 @@ that they protect are inconsistent."
 (define-c-function fork-stopped-process ("sbcl_host_fork_stopped" (signed 32) (wait-for-c (signed 32))
                                                                   (threads system-area-pointer)
                                                                   (count (unsigned 32)))
-  "Fork while the world is stopped, if every other thread can be cut off where it is. Else return +FORK-BLOCKED+ and fill
-THREADS.")
+  "Fork while the world is stopped, if every other thread can be cut off where it is. Else return +FORK-BLOCKED+ and
+store at THREADS, as COUNT words at most, the threads that block the fork, a 0, the threads that can be interrupted, and
+a 0. With WAIT-FOR-C 1, a thread in C code that was called with interrupts enabled blocks the fork, too.")
 
 (define-c-function begin-pause ("sbcl_host_begin_pause" (unsigned 32))
-  "Begin a pause and return its number.")
+  "Begin a pause, during which threads wait for a fork, and return its number.")
 
 (define-c-function end-pause ("sbcl_host_end_pause" void)
   "End the current pause.")
@@ -85,13 +87,14 @@ process holds one. A process that saves needs no other locks.")
 ;;; Forking
 
 (defconstant +fork-blocked+ (- #x10000)
-  "SBCL_HOST_IN_THE_WAY of ffi/shim.c: a thread is where it must not be cut off.")
+  "The result of FORK-STOPPED-PROCESS when a thread is where it must not be cut off: SBCL_HOST_IN_THE_WAY of ffi/shim.c.")
 
 (defun fork-image (mutexes &optional wait-for-c)
   "Stop all other threads and fork, unless one of MUTEXES is held or a thread is where it must not be cut off. With
-WAIT-FOR-C, that includes a thread in C code that was called with interrupts enabled. Return the child's process number; 0
-in the child, which has this thread only; or a negative error number. When the fork is blocked, return NIL, the mutex or a
-thread that blocks it, and in the latter case a list of the threads that can be interrupted. Call without interrupts."
+WAIT-FOR-C, a thread must not be cut off in C code that was called with interrupts enabled, either. Return the child's
+process number; 0 in the child, which has this thread only; or a negative error number. When the fork is blocked, return
+NIL, the mutex or a thread that blocks it, and in the latter case a list of the threads that can be interrupted. Call
+without interrupts."
   (let ((words (make-array 1024 :element-type '(unsigned-byte 64) :initial-element 0))
         (process nil)
         (obstacle nil)
@@ -120,16 +123,16 @@ thread that blocks it, and in the latter case a list of the threads that can be 
   "The maximum duration of a pause. SBCL_HOST_PAUSE_MILLISECONDS of ffi/shim.c is larger.")
 
 (defun fork-paused-image (mutexes wait-for-c threads)
-  "Do as FORK-IMAGE does while THREADS pause. Each pauses where an interruption finds it in Lisp code, which is never in
-code that must not be interrupted. With WAIT-FOR-C, wait during twelve attempts for a thread that stays in C code; then
-cut it off there."
+  "Fork as FORK-IMAGE does, while THREADS pause. Each thread pauses where an interruption finds it in Lisp code, and so
+never in code that must not be interrupted. With WAIT-FOR-C, wait during twelve attempts for a thread that stays in C
+code; then cut the thread off there."
   (let ((end (+ (monotonic-milliseconds) +pause-milliseconds+))
         (pause (begin-pause))
         (requests '()))
     (flet ((request-pause (thread)
              (let ((entry (or (assoc thread requests :test #'eq)
                               (first (push (cons thread nil) requests)))))
-               ;; Ask again if the interruption found C code.
+               ;; Interrupt the thread again if the last interruption found it in C code.
                (unless (cdr entry)
                  (setf (cdr entry) t)
                  (handler-case (sb-thread:interrupt-thread thread
@@ -160,8 +163,7 @@ cut it off there."
 
 (defun child-ready-p (descriptor process)
   "Return true once an octet can be read from DESCRIPTOR, to which the child PROCESS writes. Return false when PROCESS
-sleeps, because then it waits for a lock of a thread that it does not have, or when it has written nothing for five
-seconds."
+sleeps, because it then waits for a lock that a missing thread holds, or when it has written nothing for five seconds."
   (loop repeat 250
         for slept = nil then sleeps
         for ready = (sb-unix:unix-simple-poll descriptor :input 20)
@@ -178,10 +180,10 @@ seconds."
   (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int)) process (int-sap 0) 0))
 
 (defun fork-when-unblocked (mutexes seconds wait)
-  "Repeat FORK-IMAGE until nothing blocks the fork and, in the child, no lock of the C library is held by a missing
+  "Repeat FORK-ONCE until nothing blocks the fork and, in the child, no lock of the C library is held by a missing
 thread; for SECONDS at most. Call WAIT between attempts. Return the child's process number, 0 in the child, a negative
-error number, or NIL; the milliseconds for which the last attempt stopped the other threads; and, after NIL, the obstacle:
-a mutex, a thread, or :C-LOCK. Call without interrupts."
+error number, or NIL; the milliseconds for which the last attempt stopped the other threads; and, after NIL, the
+obstacle: a mutex, a thread, or :C-LOCK. Call without interrupts."
   (declare (type function wait))
   (find-c-functions)
   (loop with end = (+ (monotonic-milliseconds) (* 1000 seconds))
@@ -237,8 +239,8 @@ FORK-WHEN-UNBLOCKED returned after SECONDS."
                   seconds (title obstacle))))))
 
 (defun forget-threads ()
-  "Mark the threads that do not exist in this process as dead, and free all mutexes, which those threads would never
-release."
+  "Mark the threads that do not exist in this process as dead, and free all mutexes, because missing threads would never
+release theirs."
   (dolist (thread (sb-thread::avltree-filter #'sb-thread::avlnode-data sb-thread::*all-threads*))
     (unless (eq thread sb-thread:*current-thread*)
       (setf (sb-thread::thread-%visible thread) -1
@@ -270,11 +272,11 @@ on_exit(3) added last is called first, and this one ends the process."
                  (sb-sys:foreign-symbol-sap "_exit") 0))
 
 (defglobal **saving-seconds** 300
-  "The maximum time for saving an image.")
+  "The maximum number of seconds that saving an image may take.")
 
 (defun set-save-alarm ()
-  "Make the kernel end this process after **SAVING-SECONDS**. Nobody else may be left to do that if the process hangs, in
-C code that waits for a missing thread."
+  "Make the kernel end this process after **SAVING-SECONDS**. If this process hangs in C code that waits for a missing
+thread, no other process might be left to end it."
   (let ((signals (make-array 128 :element-type '(unsigned-byte 8) :initial-element 0)))
     ;; SIGALRM (14), set to SIG_DFL and unblocked (SIG_UNBLOCK).
     (setf (aref signals 1) #x20)
@@ -292,7 +294,8 @@ C code that waits for a missing thread."
 
 (defun changed-settings ()
   "Return the settings that the session has changed, in the form of **SETTINGS**. A directory that the session did not
-change is not saved: the next image takes that of its own process, because a persistent session may continue elsewhere."
+change is not saved: the next image keeps the directory of its own process, because a persistent session may continue
+elsewhere."
   (loop for (key now before) in (append (mapcar #'list '(:directory :defaults) (current-directories) **start-directories**)
                                         (list (list :nursery (nursery-set-by-user) nil)))
         unless (equal now before)
@@ -351,13 +354,14 @@ on the process's standard error. Called in the child."
 
 (defun exec-finisher (arguments lock errors)
   "Replace this process by the program in ARGUMENTS, the address of a C array of strings, with the descriptor LOCK as
-number 3 and ERRORS as standard error. Return in a child of this process, which is killed when its parent ends."
+number 3 and ERRORS as standard output and standard error. Return in a child of this process, which is killed when its
+parent ends."
   (flet ((put (descriptor number)
            (alien-funcall (extern-alien "dup2" (function int int int)) descriptor number)))
     (put errors 1)
     (put errors 2)
     (alien-funcall (extern-alien "setsid" (function int)))
-    ;; When the fork fails, the finisher finds no child and reports that.
+    ;; When the fork fails, the finisher finds no child and reports the failure.
     (unless (eql 0 (fork-process))
       (put lock 3)
       (close-descriptors 4)
@@ -369,18 +373,19 @@ number 3 and ERRORS as standard error. Return in a child of this process, which 
     (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)))
 
 (defconstant +session-pause-seconds+ 10
-  "How long to wait until nothing blocks a fork of the session's image. The session evaluates nothing meanwhile.")
+  "The maximum number of seconds to wait until nothing blocks a fork of the session's image. The session evaluates
+nothing meanwhile.")
 
 (defconstant +last-pause-seconds+ 5
-  "How long to wait for the same at the end of the server, which does not wait longer than LAST_SAVE of
-src/recovery/checkpoint/save.rs.")
+  "The maximum number of seconds to wait until nothing blocks a fork of the session's image at the end of the server.
+The server waits no longer than LAST_SAVE of src/recovery/checkpoint/save.rs.")
 
 (define-query :save-image (&key path name finisher lock errors)
-  "Make a child process save the image to the file PATH, which must not exist. The child ends with status 0 once the file
-is complete. The image is the checkpoint NAME from then on. Push a record `saving` with the child's `process`, the
+  "Make a child process save the image to the file PATH, which must not exist. The child ends with status 0 once the
+file is complete. The image is the checkpoint NAME from then on. Push a record `saving` with the child's `process`, the
 microseconds for which this process was `stopped`, and the number of `timers` that the core will lack; and a record
-`thread` with the `name` of each thread that it will lack. Run by the evaluating thread while that is idle.
-With FINISHER, the child outlives this process: it becomes the program that FINISHER names, as EXEC-FINISHER does with
+`thread` with the `name` of each thread that it will lack. Run by the evaluating thread while it evaluates nothing. With
+FINISHER, the child outlives this process: it becomes the program that FINISHER names, as EXEC-FINISHER does with
 FINISHER, LOCK and ERRORS, and a child of its own saves the image."
   (let* ((threads (user-threads))
          (before **checkpoint**)
@@ -416,10 +421,10 @@ FINISHER, LOCK and ERRORS, and a child of its own saves the image."
 ;;; For a program that embeds the image
 
 (defglobal **saving-lock** (sb-thread:make-mutex :name "saving")
-  "Held while the process is forked for saving, one fork at a time.")
+  "The lock held while the process is forked for saving, so that only one fork runs at a time.")
 
 (defconstant +pause-seconds+ 30
-  "How long to wait until nothing blocks a fork of the program's image.")
+  "The maximum number of seconds to wait until nothing blocks a fork of the program's image.")
 
 (defun reset-signals ()
   "In the child, where the program's handlers are of no use, reset signals to their default actions and unblock all. The
@@ -462,14 +467,14 @@ and so lose that status. Killing this process, which SIGALRM does after **SAVING
              (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int))
                             saver (vector-sap status) 0)
              (sb-unix:unix-write 2 status 0 4))))
-    ;; Nobody uses this status. A process of SAVE-FOR-PARENT that gets here has saved nothing.
+    ;; No process uses this status. A process of SAVE-FOR-PARENT that reaches this form has saved nothing.
     (alien-funcall (extern-alien "_exit" (function void int)) 9)))
 
 (defun save-for-program (path report)
   "Make a child process save the image to the file PATH, a native namestring, and report to the descriptor REPORT as
-SAVE-AND-REPORT does. Return the child's process number; a caller that is interrupted before that has no child. Any thread
-of the program may call this while others run; in the child, their work is cut off. None of them may be compiling,
-interning, or defining a class at the fork: wait up to +PAUSE-SECONDS+ for that, then signal an error."
+SAVE-AND-REPORT does. Return the child's process number. If the caller is interrupted before the return, kill the child.
+Any thread of the program may call this while others run; in the child, their work is cut off. No thread may be
+compiling, interning, or defining a class at the fork: wait up to +PAUSE-SECONDS+ until none is, then signal an error."
   (let ((process nil)
         (obstacle nil)
         (returned nil))
@@ -499,7 +504,7 @@ interning, or defining a class at the fork: wait up to +PAUSE-SECONDS+ for that,
 (define-query :image-name (&key collect)
   "Push a record `image` with the `name` of the checkpoint that this image was booted from, if any, and the session's
 `package`; then a record `definitions` with `count` and `kind` for each kind of definition of the session. With COLLECT,
-collect all garbage first, because damage from threads that were cut off while saving may only show in a collection."
+collect all garbage first, because damage from threads that were cut off for saving might only appear in a collection."
   (when collect
     (sb-ext:gc :full t))
   (push-record "image" :name **checkpoint** :package (package-name (current-package)))
@@ -519,8 +524,8 @@ collect all garbage first, because damage from threads that were cut off while s
       (push-record "definitions" :count (length systems) :kind "system"))))
 
 (defun reopen-or-skip (reopen object)
-  "Reopen OBJECT, a shared object that was open when the image was saved, by REOPEN. If that fails, record it and skip the
-object; otherwise the image could not be booted."
+  "Reopen OBJECT, a shared object that was open when the image was saved, by REOPEN. If reopening fails, record OBJECT
+and skip it; otherwise the image could not be booted."
   (handler-bind ((error (lambda (failure)
                           (declare (ignore failure))
                           (push (sb-alien::shared-object-namestring object) **missing-objects**)
@@ -541,7 +546,7 @@ missing."
   (destructuring-bind (a b c d e f g h i j hooks) **saved-repl-state**
     (setf * a ** b *** c + d ++ e +++ f / g // h /// i - j
           sb-ext:*save-hooks* hooks))
-  ;; The clients of those connections no longer exist.
+  ;; The clients of the saved connections no longer exist.
   (clrhash **connections**)
   (setf *saving* nil
         **saved-repl-state** '())

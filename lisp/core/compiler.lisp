@@ -2,14 +2,15 @@
 
 (in-package "SBCL-HOST")
 
-;;; The policy of evaluated code prevents tail calls from losing callers, keeps locals visible, and makes a frame keep its
-;;; closure, at no cost in speed: of debug 3, only the step conditions would cost something, and they are off. The policy
-;;; applies lexically, so that it does not leak into a nested COMPILE-FILE or LOAD. Where the user asks for more speed
-;;; than debugging, it would cost something, because SBCL makes self-calls of a function local then, but not under debug
-;;; 3. There the user's own policy applies.
+;;; The policy of evaluated code prevents tail calls from losing callers, keeps locals visible, and makes a frame keep
+;;; its closure, at no cost in speed: of debug 3, only the step conditions would cost something, and they are off. The
+;;; policy applies lexically, so that it does not leak into a nested COMPILE-FILE or LOAD. Where the user asks for more
+;;; speed than debugging, the policy would slow the code down: SBCL then makes a function's calls of itself local, but
+;;; not under debug 3. There the user's own policy applies.
 
 (defstruct (cached-lexenv (:copier nil) (:predicate nil))
-  "A lexical environment for evaluation, and the values that it was made from. It is valid while these are the same."
+  "A lexical environment for evaluation, and the values that it was made from. The environment is valid while these
+values are current."
   (policy nil :read-only t)
   (handled-conditions nil :read-only t)
   (disabled-package-locks nil :read-only t)
@@ -17,7 +18,8 @@
 
 (declaim (type (or null cached-lexenv) *evaluation-lexenv*))
 (defvar *evaluation-lexenv* nil
-  "The CACHED-LEXENV of the form that this thread evaluates. The global value is a cache: the one made last by any thread.")
+  "The CACHED-LEXENV of the form that this thread evaluates. The global value is a cache: the last CACHED-LEXENV that
+any thread made.")
 
 (defun speed-matters-p (policy debug)
   "Return true when POLICY asks for more speed than DEBUG, the debug quality of the user's own code under POLICY."
@@ -25,7 +27,7 @@
 
 (defun make-evaluation-lexenv ()
   "Return a new lexical environment for evaluating the user's forms. Its policy is a fresh object, by which
-EVALUATED-FORM-P recognises this environment and those derived from it."
+EVALUATED-FORM-P recognises this environment and environments derived from it."
   (let* ((policy sb-c::*policy*)
          (own (or **debug-declaimed** (speed-matters-p policy (sb-c::policy-quality policy 'debug)))))
     (sb-c::make-lexenv :default (sb-kernel:make-null-lexenv)
@@ -33,8 +35,8 @@ EVALUATED-FORM-P recognises this environment and those derived from it."
                                         (if own
                                             '(optimize (sb-c::store-closure-debug-pointer 3))
                                             '(optimize (debug 3) (sb-c:insert-step-conditions 0)
-                                              ;; Has the same effect as 3, and lets POLICY-AS-DECLARED recognise this
-                                              ;; policy.
+                                              ;; The value 2 has the same effect as 3, and lets POLICY-AS-DECLARED
+                                              ;; recognise this policy.
                                               (sb-c::store-closure-debug-pointer 2)))
                                         policy)))))
 
@@ -74,15 +76,15 @@ has the debug quality that it would have under bare SBCL."
 ;; Inline, so that it adds no frame between the form and its caller.
 (declaim (inline evaluate-in-lexenv))
 (defun evaluate-in-lexenv (form)
-  "Evaluate FORM, from the user. Everything that this thread compiles meanwhile belongs to the same lexical environment,
-even if other threads change the global policy."
+  "Evaluate FORM, from the user. Everything that this thread compiles meanwhile belongs to one lexical environment, even
+if other threads change the global policy."
   (let ((*evaluation-lexenv* (evaluation-lexenv)))
     (sb-impl::eval-tlf form 0 (cached-lexenv-lexenv *evaluation-lexenv*))))
 
 ;;; Warnings
 
 (defvar *recording-warnings* nil
-  "True in a thread whose warnings are recorded.")
+  "True in a thread whose warnings are pushed to the host.")
 
 (defvar *last-recorded-condition* nil
   "The warning or compiler error that was recorded last. Handlers may signal it again.")
@@ -123,7 +125,7 @@ wrong position, because the stream has moved on by then."
     (push (list* type (or (reader-report condition) condition) place) *compile-failures*)))
 
 (defun record-warning (condition)
-  "Push CONDITION, a warning that the user's handlers have declined, the first time that it gets here. Skip warnings that
+  "Push CONDITION, a warning that the user's handlers have declined, unless it was pushed before. Skip warnings that
 SBCL muffles and mere redefinitions. Leave the control flow to the signaller: SBCL's handlers signal a warning again
 before they count it, and the compiler's verdict is based on that count."
   (unless (or (not *recording-warnings*)
@@ -136,8 +138,8 @@ before they count it, and the compiler's verdict is based on that count."
     (muffle-direct-warning condition)))
 
 (defun muffle-direct-warning (condition)
-  "Muffle CONDITION if it comes from one of SBCL's calls of WARN that bypass the function's name. Such calls do not get to
-WARN-RECORDED, which omits the text on *ERROR-OUTPUT*."
+  "Muffle CONDITION if it comes from one of SBCL's direct calls of the function behind the name WARN. Direct calls
+bypass WARN-RECORDED, which omits the text on *ERROR-OUTPUT*."
   (let ((restart (and (error-output-is-stderr-p)
                       ;; While compiling, the compiler signals the warning again and muffles it itself.
                       (not (boundp 'sb-c::*compiler-error-bailout*))
@@ -148,8 +150,9 @@ WARN-RECORDED, which omits the text on *ERROR-OUTPUT*."
       (invoke-restart restart))))
 
 (defun warn-recorded (warn class default datum arguments)
-  "Do as WARN does (src/code/warm-error.lisp), but without its text on *ERROR-OUTPUT* when that is the host's stderr and
-warnings are recorded."
+  "Signal the warning that DATUM and ARGUMENTS designate, as WARN, SBCL's function, does (src/code/warm-error.lisp), but
+without its text on *ERROR-OUTPUT* when that is the host's stderr and warnings are recorded. CLASS is the class of the
+warnings that WARN signals, and DEFAULT the class for a DATUM that is a format control."
   ;; Debug 2, because this frame represents the call of WARN in backtraces, with its arguments.
   (declare (optimize (debug 2)))
   (let ((condition (when (and *recording-warnings* (error-output-is-stderr-p))
@@ -177,7 +180,7 @@ warnings are recorded."
   "Return the hint that the report of CONDITION adds to the condition's own text, or NIL.")
 
 (defun record-compiler-error (condition)
-  "Push CONDITION, an error that the compiler turns into a run-time error, the first time that it gets here."
+  "Push CONDITION, an error that the compiler turns into a run-time error, unless it was pushed before."
   (let ((cause (sb-int:encapsulated-condition condition)))
     (when (and *recording-warnings* (boundp 'sb-c::*compiler-error-bailout*) (not (eq cause *last-recorded-condition*)))
       (setf *last-recorded-condition* cause)
@@ -199,8 +202,8 @@ warnings are recorded."
          (eq (sb-c::lexenv-policy lexenv) (sb-c::lexenv-policy (cached-lexenv-lexenv cached))))))
 
 (defun call-in-unit (lexenv compile)
-  "Call COMPILE, which compiles a form in LEXENV. If the form is part of the submitted code, do so in the evaluation's one
-compilation unit. When that code calls COMPILE or ASDF at run time, they have units of their own, and give the same
+  "Call COMPILE, which compiles a form in LEXENV. If the form is part of the submitted code, compile it in the
+evaluation's single compilation unit. Calls of COMPILE or ASDF at run time have units of their own, and give the same
 verdict as under bare SBCL."
   (declare (type function compile))
   (if (and *recording-warnings* (null sb-c::*compilation-unit*) (evaluated-form-p lexenv))

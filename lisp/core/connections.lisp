@@ -4,7 +4,7 @@
 (in-package "SBCL-HOST")
 
 (defparameter *repl-variables* '(*package* * ** *** + ++ +++ / // /// -)
-  "The variables of which an evaluation that may go to the background has its own copies.")
+  "The variables that are copied for an evaluation that may move to the background.")
 
 (defparameter *connection-variables*
   (append *repl-variables*
@@ -12,7 +12,7 @@
             *print-level* *print-lines* *print-miser-width* *print-pprint-dispatch* *print-pretty* *print-radix*
             *print-readably* *print-right-margin* *read-base* *read-default-float-format* *read-eval* *read-suppress*
             *readtable*))
-  "The variables of which each connection has its own values.")
+  "The variables with separate values in each connection.")
 
 (defglobal **user-variables** '()
   "An alist from printer and reader variables to their values at the start of a session.")
@@ -48,12 +48,12 @@
           (funcall function)))))
 
 (defun keep-variables ()
-  "Store the current values of the variables as those of this thread's connection."
+  "Store the current values of *CONNECTION-VARIABLES* as the values of this thread's connection."
   (when *connection*
     (map-into *connection* #'symbol-value *connection-variables*)))
 
 (define-query :forbid-resets (&key)
-  "Stop messages from mentioning the tool reset-session, which is not listed."
+  "Stop messages from mentioning the tool reset-session, because the server does not list it."
   (setf **resets-available** nil))
 
 (define-query :forget-connection (&key connection)
@@ -71,8 +71,8 @@
         (guarded (format nil "~:[~S~;~A~]" (eq kind :package) name) (failure) "(unprintable name)"))))
 
 (defun announce-definitions ()
-  "Send other connections, if there are any, a message about the definitions that this evaluation has made since the last
-one."
+  "Send other connections, if there are any, a message about the definitions that this evaluation has made since its
+last announcement."
   (let ((defined (reverse (evaluation-defined *evaluation*))))
     (when defined
       (setf (evaluation-defined *evaluation*) '())
@@ -88,7 +88,7 @@ one."
                              (mapcar #'definition-text old)
                              (>= (length defined) +max-announced-definitions+))))))))))
 
-;;; For the checker of source text
+;;; Package names, for the checker of source text
 
 (define-query :packages (&key)
   "Push a record `package` with a `name` for each package and each of its nicknames."

@@ -28,7 +28,8 @@ the token \";\"."
       (nreverse tokens)))
 
   (defun header-integer (tokens)
-    "Return the integer that TOKENS denote: a number, or a parenthesised left shift of one. Return NIL for anything else."
+    "Return the integer that TOKENS denote: a number, or a parenthesised left shift of a number. Return NIL for anything
+else."
     (flet ((parse (token) (parse-integer token :junk-allowed t)))
       (cond ((null tokens) nil)
             ((null (rest tokens)) (parse (first tokens)))

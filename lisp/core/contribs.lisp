@@ -18,8 +18,8 @@
   "The contribs that the core does not contain, each with the reason.")
 
 (defun omitted-contrib-reason (name)
-  "Return a sentence that says why this image lacks the system NAME, a string designator, if NAME is, or looks like, the
-name of a contrib; else NIL."
+  "Return a sentence that says why this image lacks the system NAME, a string designator, if NAME is the name of an
+omitted contrib or begins with SB-; else NIL."
   (when (typep name '(or string symbol character))
     (let ((reason (cdr (assoc name **omitted-contribs** :test #'string-equal))))
       (when (or reason (eql 3 (mismatch "sb-" (string name) :test #'char-equal)))
@@ -31,8 +31,8 @@ name of a contrib; else NIL."
                 **contribs**)))))
 
 (defun refuse-omitted-contrib (name)
-  "Signal an error that says why the module NAME is missing, if it is a contrib. The last member of
-SB-EXT:*MODULE-PROVIDER-FUNCTIONS*."
+  "Signal an error that says why the module NAME is missing, if NAME looks like a contrib. This function is the last
+member of SB-EXT:*MODULE-PROVIDER-FUNCTIONS*."
   (let ((reason (omitted-contrib-reason name)))
     (when reason
       (error 'sb-int:extension-failure :format-control "~A" :format-arguments (list reason) :references '()))))
@@ -64,8 +64,9 @@ SB-EXT:*MODULE-PROVIDER-FUNCTIONS*."
         (append sb-ext:*module-provider-functions* '(refuse-omitted-contrib))))
 
 (defun build-directories ()
-  "Return an alist from logical namestrings to directories of the build machine: those of the contribs' sources, of loaded
-files, and of this file, which methods combined while it is loaded are named after."
+  "Return an alist from logical namestrings to directories of the build machine: the directories of the contribs'
+sources, of loaded contrib files, and of the file being loaded, after which SBCL names the methods that it combines
+meanwhile."
   (list (cons "SYS:CONTRIB;" (directory-namestring (translate-logical-pathname "SYS:CONTRIB;X.LISP")))
         (cons "SYS:CONTRIB;" (directory-namestring (merge-pathnames "contrib/" (sb-int:sbcl-homedir-pathname))))
         (cons "SYS:SRC;" (directory-namestring *load-truename*))))
@@ -85,7 +86,7 @@ files, and of this file, which methods combined while it is loaded are named aft
 (defun forget-build-paths ()
   "Rename the source files of the contribs to logical pathnames of the host SYS, as SBCL names its own, wherever reports
 show them: in names of functions that are named after their file, and in the sources of definitions in .asd files. SYS
-leads nowhere until SB-EXT:SET-SBCL-SOURCE-LOCATION sets the location of the sources."
+is translated to directories that do not exist until SB-EXT:SET-SBCL-SOURCE-LOCATION sets the location of the sources."
   (let ((directories (build-directories)))
     (labels ((logical-name (name)
                (loop for (logical . directory) in directories

@@ -1,4 +1,4 @@
-;;;; The session's definitions, observed where SBCL makes definitions. Forms are not parsed for this.
+;;;; The session's definitions, recorded when SBCL makes them. Forms are not parsed for this purpose.
 
 (in-package "SBCL-HOST")
 
@@ -59,8 +59,8 @@ object that has it."
                                 (cons entry defined))))))
 
 (defun note-definition (kind name &optional (file-kind (and (not (eq kind :other)) kind)))
-  "Record that the session defined NAME (a symbol, function name or package name) as KIND, and that the file being loaded
-did so as FILE-KIND, unless that is NIL."
+  "Record that the session defined NAME (a symbol, function name or package name) as KIND, and that the file being
+loaded did so as FILE-KIND, unless FILE-KIND is NIL."
   (when *evaluation*
     (sb-ext:atomic-incf (evaluation-definitions *evaluation*)))
   (unless (or (and (eq kind :other) (null file-kind))
@@ -98,7 +98,7 @@ debug quality from the user."
 
 (declaim (type list **methods**))
 (defglobal **methods** '()
-  "The methods that the session defined, on any generic function.")
+  "The methods that the session has defined, on the system's generic functions too.")
 
 (defun defined-p (kind name)
   "Return true when NAME is still defined as KIND."
@@ -116,7 +116,7 @@ debug quality from the user."
 (defun map-definitions (function)
   "Call FUNCTION with the kind, name and system (or NIL) of each definition of the session that still exists."
   (let ((entries '()))
-    ;; The lock is for the copy only: other threads may make definitions at the same time.
+    ;; The lock is held only for the copy. Other threads may make definitions meanwhile.
     (sb-ext:with-locked-hash-table (**definitions**)
       (maphash (lambda (entry system) (push (cons system entry) entries)) **definitions**))
     (loop for (system kind name) in entries
@@ -125,7 +125,7 @@ debug quality from the user."
                     (defined-p kind name))
             do (funcall function kind name system))))
 
-;;; Removing them
+;;; Removing definitions
 
 (defun remove-methods-of-session (generic-function)
   "Remove the methods of GENERIC-FUNCTION that specialise on classes of the session."
@@ -161,7 +161,7 @@ debug quality from the user."
        (setf (compiler-macro-function name) nil))
      (when (and (symbolp name) (eq :macro (sb-int:info :variable :kind name)))
        (unintern name (symbol-package name))))
-    ;; A special proclamation cannot be undone, so the symbol is uninterned and a new one will replace it.
+    ;; A special proclamation cannot be undone, so the symbol is uninterned and a new symbol will replace it.
     (:variable (unintern name (symbol-package name)))
     (:class (remove-class name))
     (:type (sb-int:clear-info :type :expander name)

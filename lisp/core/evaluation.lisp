@@ -17,9 +17,10 @@
   ;; that have ended are dropped.
   (threads '() :type list)
   (thread-count 0 :type index)
-  ;; The process groups of the programs that the evaluation started, as far as their processes may still run.
+  ;; The process groups of the programs that the evaluation started. Groups without processes are dropped when the next
+  ;; program starts.
   (groups '() :type list)
-  ;; True once the evaluation has been warned that a program's output is not captured.
+  ;; True once the user has been notified that a program's output is not captured.
   (output-warning-given nil))
 
 (declaim (type (or null evaluation) *evaluation*))
@@ -27,7 +28,7 @@
   "The evaluation to which this thread belongs, or NIL.")
 
 (defglobal **evaluation-threads-lock** (sb-thread:make-mutex :name "threads of an evaluation")
-  "Held while the list of an evaluation's threads is changed.")
+  "The lock held while the list of an evaluation's threads is changed.")
 
 (defun live-threads (evaluation)
   "Return the threads of EVALUATION that have not ended, newest first."
@@ -48,7 +49,7 @@
 ;;; The user's threads, whichever evaluation started them
 
 (defglobal **evaluation-threads** '()
-  "The threads that evaluate, in the foreground and in the background.")
+  "The server's threads that run evaluations, in the foreground and in the background.")
 
 (defun user-threads ()
   "Return the threads that are neither the server's nor the system's."
@@ -58,8 +59,8 @@
              (sb-thread:list-all-threads)))
 
 (defun interrupt-once (thread function)
-  "Interrupt THREAD with FUNCTION, unless an earlier interruption with the same FUNCTION is still pending there. SBCL ends
-the process when nine are pending for one thread."
+  "Interrupt THREAD with FUNCTION, unless an earlier interruption with FUNCTION is still pending there. SBCL ends the
+process when nine interruptions are pending for one thread."
   (unless (find function (sb-thread::thread-interruptions thread) :test #'eq)
     (ignore-errors (sb-thread:interrupt-thread thread function))))
 
@@ -99,4 +100,5 @@ the process when nine are pending for one thread."
 ;;; Files
 
 (defglobal **scratch-directory** nil
-  "The native namestring of a directory that the host removes at the end, and that may not exist before; or NIL.")
+  "The native namestring of a directory for temporary files, which might not exist yet and which the host removes at the
+end; or NIL.")

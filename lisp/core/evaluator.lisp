@@ -5,10 +5,10 @@
 ;;; The end of an evaluation
 
 (defvar *hold-errors* nil
-  "True when an error of this evaluation is to be held where it happened.")
+  "True when this evaluation is to be held where an error occurs.")
 
 (defun abort-evaluation ()
-  "Fail the evaluation on behalf of the restart ABORT."
+  "Fail the evaluation because the code invoked the restart ABORT."
   (let ((hook (frame-pointer-here)))
     (capture "ABORTED"
              (lambda ()
@@ -45,9 +45,9 @@ their source."
        (evaluate-in-lexenv form)))))
 
 (defun call-with-form-restarts (function)
-  "Call FUNCTION, which reads and evaluates a form, with exactly the two restarts that code evaluated here always has.
-They are allocated on the heap, because code may return them. RETRY's name is an internal symbol that no user code finds:
-bare SBCL has no restart of that name here."
+  "Call FUNCTION, which reads and evaluates a form, with exactly two restarts, RETRY and ABORT. The restarts are
+allocated on the heap, because code may return them. RETRY's name is an internal symbol that no user code finds: bare
+SBCL has no restart of that name here."
   (declare (type function function))
   (loop
     (block retry
@@ -69,8 +69,8 @@ read and files are found."
      ,@body))
 
 (defun push-defining-form (form code start end package &optional (role (form-role form (subseq code start end))))
-  "Push FORM, which changed something that a restored image must have too. FORM extends from START to END in CODE and was
-read in PACKAGE. ROLE is as in CHANGES-TEXT."
+  "Push FORM, whose changes a restored image must contain too. FORM extends from START to END in CODE and was read in
+PACKAGE. ROLE is as in CHANGES-TEXT."
   (event *job-id* (event-code :defined) start
          (with-server-syntax (:length nil)
            (format nil "~D~%~A~%@~A" end (changes-text form role) (package-name package)))))
@@ -79,13 +79,14 @@ read in PACKAGE. ROLE is as in CHANGES-TEXT."
   "True when only the first form of the submitted code is evaluated.")
 
 (defvar *push-unfinished* nil
-  "A function that pushes the current form as one that failed if it has defined something since it was last pushed; NIL
-while no form is evaluated.")
+  "A function that pushes the current form as a failed form, if the form has defined something since it was last pushed;
+NIL while no form is evaluated.")
 
 (defun evaluate-next-form (stream start)
-  "Read a form from STREAM, which is at position START, and evaluate it. Return a list of its values and true; or NIL and
-NIL at the end of the stream. Push the form if it defined something or changed how forms are read or files are found,
-because a restored image must evaluate it again. Push a form that failed, too, if it had defined something by then."
+  "Read a form from STREAM, which is at position START, and evaluate it. Return a list of its values and true; or NIL
+and NIL at the end of the stream. Push the form if it defined something or changed how forms are read or files are
+found, because a restored image must evaluate the form again. Push a failed form, too, if it defined something before
+the failure."
   (let* ((definitions (evaluation-definitions *evaluation*))
          (pushed definitions)
          (end 0)
@@ -153,7 +154,7 @@ because a restored image must evaluate it again. Push a form that failed, too, i
     (evaluate)))
 
 (defun run-operation (text code)
-  "Run the operation in TEXT with CODE, the code sent along. Return a list of the values to print. If the operation
+  "Run the operation in TEXT with CODE, the code sent with it. Return a list of the values to print. If the operation
 defined something without evaluating CODE, push CODE as the form that makes these definitions again."
   (declare (type text text code))
   (multiple-value-bind (name arguments) (read-operation text)
@@ -193,7 +194,7 @@ defined something without evaluating CODE, push CODE as the form that makes thes
         (funcall function))))
 
 (defun usable-stream-p (symbol target)
-  "Return true when SYMBOL holds an open stream that supports the direction of TARGET, one of SBCL's own stream variables."
+  "Return true when SYMBOL holds an open stream with the direction of TARGET, one of SBCL's own stream variables."
   (let ((stream (symbol-value symbol)))
     (guarded (and (streamp stream)
                   (open-stream-p stream)
@@ -233,8 +234,8 @@ CHECK-STANDARD-STREAMS does."
                             symbol (eq 'sb-sys:*stdin* symbol))))))))
 
 (defun check-standard-streams ()
-  "Notify the user, once each, of the standard stream variables that the user's code has redirected, which stay so. Reset
-those that hold no usable stream."
+  "Notify the user, once each, of the standard stream variables that the user's code has redirected, and leave them
+redirected. Reset the variables that hold no usable stream."
   (check-system-streams)
   (dolist (variable **standard-variables**)
     (unless (standard-variable-unchanged-p variable)
@@ -293,7 +294,7 @@ empty, is the text of the operation to run with CODE."
   (monotonic-milliseconds))
 
 (defun run-timed (function)
-  "Return the value of FUNCTION, and push its run times and the bytes that it allocated."
+  "Call FUNCTION, push its run times and the bytes that it allocated, and return its value."
   (declare (type function function))
   (let ((real (monotonic-milliseconds))
         (run (get-internal-run-time))
@@ -311,7 +312,7 @@ empty, is the text of the operation to run with CODE."
   "The objects that ANSWER returns next, in order.")
 
 (defvar *saved-tty* nil
-  "The value of SB-SYS:*TTY* while that is replaced by a stream with input for a restart; else NIL.")
+  "The original value of SB-SYS:*TTY* while a stream with input for a restart replaces it; else NIL.")
 
 (defun forget-answers ()
   "Discard input for a restart that was not read from *QUERY-IO*."
@@ -320,11 +321,11 @@ empty, is the text of the operation to run with CODE."
           sb-sys:*tty* (shiftf *saved-tty* nil))))
 
 (define-hook call-recording-errors (function)
-  "Return the values of FUNCTION, and record the errors that it signals."
+  "Call FUNCTION, record the errors that it signals, and return its values."
   (funcall (the function function)))
 
 (defun call-detached (function)
-  "Return the value of FUNCTION, called with copies of the connection's variables. Store the copies as the connection's
+  "Call FUNCTION with copies of the connection's variables and return its value. Store the copies as the connection's
 values if the host replies that this evaluation is still in the foreground."
   (declare (type function function))
   (current-package)

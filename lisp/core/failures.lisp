@@ -3,7 +3,8 @@
 (in-package "SBCL-HOST")
 
 (defglobal **error-details** '()
-  "The names of the functions that push further details of an error report, in order. Each is called with the condition.")
+  "The names of the functions that push further details of an error report, in order. Each function is called with the
+condition.")
 
 (defun add-error-details (function)
   "Make error reports include what FUNCTION, a symbol, pushes. Called by packages that build on this one."
@@ -15,7 +16,7 @@
     (funcall (the symbol function) condition)))
 
 (define-hook push-unhandled (condition)
-  "If CONDITION was recorded where it was signalled, push that no handler handled it.")
+  "Report to the host that no handler handled CONDITION, if CONDITION was recorded when it was signalled.")
 
 (define-hook hold (condition frames)
   "Report to the host that this evaluation failed with CONDITION and is held, and run the host's jobs for it. Return when
@@ -118,8 +119,8 @@ src/code/debug.lisp). When the hook itself fails, notify the user and continue w
                (end-failed-thread condition (frame-pointer-here)))))))
 
 (defun interrupt-evaluation (job-id reason)
-  "End the evaluation of JOB-ID, if this thread still runs it, for REASON, an sbcl_interrupt; or hold it. Called in the
-thread by an interruption. Unwinds without a condition, because the user's handlers would swallow one."
+  "End or hold the evaluation of JOB-ID, if this thread still runs it, for REASON, an sbcl_interrupt. Called in the
+thread by an interruption. Unwind without signalling a condition, because the user's handlers might handle it."
   (when (and *abandon* (eql job-id *job-id*))
     (let ((hook (frame-pointer-here)))
       ;; A second interruption abandons the capture that the first one began.

@@ -15,7 +15,7 @@ captured.")
   '(sap-int (sb-vm::current-fp)))
 
 (defmacro with-boundary (() &body body)
-  "Evaluate BODY with its frames, and none of those that called it, counted as the user's."
+  "Evaluate BODY, and count its frames as the user's, but not the frames of its callers."
   `(let ((*boundary* (frame-pointer-here)))
      ,@body))
 
@@ -32,7 +32,7 @@ captured.")
 
 (defun begins-with-p (prefix text)
   "Return true when the string TEXT begins with the string PREFIX. MISMATCH and STRING= take ten times as long, and this
-is called for every frame."
+function is called for every frame."
   (declare (type simple-string prefix text))
   (let ((end (length prefix)))
     (macrolet ((compare ()
@@ -61,12 +61,12 @@ is called for every frame."
     (and file (begins-with-p "SYS:HOST;" file))))
 
 (defun stand-in-frame-p (frame)
-  "Return true when FRAME is a call of one of our functions that replaces one of SBCL's. DISPLAYED-CALL returns the call
-to show for it."
+  "Return true when FRAME is a call of a function of the Lisp side that replaces a function of SBCL's. DISPLAYED-CALL
+returns the call to show for FRAME."
   (member (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '(enter-debugger warn-recorded)))
 
 (defun shown-frame-p (frame)
-  "Return true when FRAME is not the host's own, or is shown as a call of SBCL's function."
+  "Return true when FRAME is not the Lisp side's own, or is shown as a call of a function of SBCL's."
   (or (not (host-frame-p frame))
       (stand-in-frame-p frame)))
 
@@ -100,7 +100,7 @@ to show for it."
         finally (return frame)))
 
 (defun frame-below (address)
-  "Return the frame that called the one at ADDRESS. Both must be Lisp frames."
+  "Return the frame that called the frame at ADDRESS. Both must be Lisp frames."
   (let ((frame (int-sap address)))
     ;; As TOP-FRAME does (src/code/debug-int.lisp), without walking the frames in between.
     (sb-di::compute-calling-frame (sap-ref-sap frame 0) (sap-ref-sap frame 8) nil)))
@@ -114,8 +114,8 @@ to show for it."
           return candidate))
 
 (defun resolve-hint (frame)
-  "Return the frame that SBCL's stack top hint gives as the place of the error, at FRAME or older, or NIL. The hint is
-that frame or the name of the function that was called to report the error, such as ERROR, whose frame is shown too."
+  "Return the frame that SBCL's stack top hint gives as the place of the error, at FRAME or older, or NIL. The hint is a
+frame, or the name of the function that was called to report the error, such as ERROR, whose frame is shown too."
   (let ((hint sb-debug:*stack-top-hint*))
     (cond ((sb-di:frame-p hint) hint)
           ;; ERROR within RESTART-CASE compiles to a call of this function.
@@ -124,8 +124,8 @@ that frame or the name of the function that was called to report the error, such
           ((and hint (symbolp hint)) (named-frame hint frame)))))
 
 (defun error-frame (hook)
-  "Return the frame of the error that was reported to the function with frame pointer HOOK. An error in a handler inherits
-the hint of the outer error, so user frames above the hint count as well."
+  "Return the frame of the error that was reported to the function with frame pointer HOOK. An error in a handler
+inherits the hint of the outer error, so user frames that are more recent than the hint count too."
   (let* ((frame (if sb-debug:*stack-top-hint*
                     (frame-below hook)
                     ;; The code called the debugger itself, and the hook's frame represents that call.
@@ -141,7 +141,7 @@ the hint of the outer error, so user frames above the hint count as well."
                               (< (frame-address frame) limit)
                               (system-frame-p frame))))
           do (shiftf skipped frame (sb-di:frame-down frame)))
-    ;; An interruption inherits a hint, too. Then the call that reports the error is nearer than the hint says.
+    ;; An interruption inherits a hint, too. The call that reports the error is then nearer than the hint says.
     (if (and skipped frame limit
              (< (frame-address frame) limit)
              (member (sb-di:debug-fun-name (sb-di:frame-debug-fun skipped)) '(error cerror break)))
@@ -155,7 +155,7 @@ the hint of the outer error, so user frames above the hint count as well."
 
 (defun frame-below-trap (frame)
   "Return the frame that trapped if FRAME belongs to what the runtime calls for a trap (a signal, an exhausted stack or
-heap), which means that only system frames lie between it and a foreign frame. Else return FRAME."
+heap), which means that only system frames lie between FRAME and a foreign frame. Else return FRAME."
   (let ((foreign (loop with last = nil
                        for candidate = frame then (sb-di:frame-down candidate)
                        repeat 40
@@ -180,8 +180,9 @@ heap), which means that only system frames lie between it and a foreign frame. E
     (frame-below-trap frame)))
 
 (defun saved-frame-pointers (address)
-  "Follow the saved frame pointers from the frame at ADDRESS, which is not counted, to the boundary. Return their number,
-and the last half of +MAX-FULL-FRAMES+ of them as a list of conses of frame pointer and return address."
+  "Follow the saved frame pointers from the frame at ADDRESS, which is not counted, to the boundary. Return the number
+of frames; and a list of conses of frame pointer and return address for the outermost frames, at most half of
++MAX-FULL-FRAMES+."
   (declare (type (unsigned-byte 64) address))
   (let* ((size (floor +max-full-frames+ 2))
          ;; Do not allocate per frame: there may be millions.
@@ -206,8 +207,8 @@ and the last half of +MAX-FULL-FRAMES+ of them as a list of conses of frame poin
 
 (defun map-user-backtrace (map-backtrace function &rest options
                            &key (start 0) (from :debugger-frame) (count sb-debug:*backtrace-frame-count*))
-  "Do as MAP-BACKTRACE, SBCL's function, does with FUNCTION and the other arguments, but only for the frames of the user's
-code if the host called that."
+  "Call FUNCTION with the frames of a backtrace as MAP-BACKTRACE, SBCL's function, does, with its keyword arguments. If
+the host called the user's code, call FUNCTION with the frames of that code only."
   (declare (type function function))
   (if (zerop *boundary*)
       (apply (the function map-backtrace) function options)
@@ -224,7 +225,8 @@ code if the host called that."
             finally (return result))))
 
 (defvar *incomplete-frames* nil
-  "True when the stack was exhausted while a frame was being built, which SBCL then takes for a foreign frame.")
+  "True when the stack may have been exhausted while a frame was being built. SBCL takes an incomplete frame for a
+foreign frame.")
 
 (defun user-frames (frame)
   "Return the frames from FRAME to the boundary, innermost first, as a list of conses of number and frame; and their total
@@ -255,16 +257,17 @@ number. The middle of a stack deeper than +MAX-FULL-FRAMES+ is omitted from the 
 ;;; Describing frames
 
 (defstruct (call (:copier nil) (:predicate nil))
-  "The description of a frame that is shown."
+  "The description of a shown frame as a call."
   (number 0 :type index)
   name
   arguments
   location
   ;; True when the function is SBCL's own.
   (system nil)
-  ;; The machinery to which the frame belongs, a string as FRAME-MACHINERY returns it; or NIL.
+  ;; The machinery (the reader, the compiler and so on) to which the frame belongs, as FRAME-MACHINERY returns it; or
+  ;; NIL.
   (machinery nil :type (or null string))
-  ;; What LOCALS returns.
+  ;; The local variables, as LOCALS returns them.
   (locals '() :type list))
 
 (defconstant +frames-with-locals+ 50
@@ -279,7 +282,7 @@ number. The middle of a stack deeper than +MAX-FULL-FRAMES+ is omitted from the 
 
 (defun locals (frame)
   "Return the local variables of FRAME as lists of symbol, validity (:VALID; :INVALID when dead at this point; or
-:UNKNOWN) and value. Return none for frames of SBCL's own. When SBCL keeps several variables of one name, return only the
+:UNKNOWN) and value. Return NIL for frames of SBCL's own. When SBCL keeps several variables of one name, return only the
 innermost that has a value."
   (let ((function (sb-di:frame-debug-fun frame))
         (location (sb-di:frame-code-location frame))
@@ -318,7 +321,7 @@ innermost that has a value."
          (sort-locals locals (guarded (location-place (sb-di:frame-code-location frame)) (failure) nil)))))
 
 (defun undefined-function-frame-p (frame)
-  "Return true when FRAME is the one that SBCL puts in place of a call of an undefined function."
+  "Return true when FRAME is the frame that SBCL shows in place of a call of an undefined function."
   (equal "undefined function" (sb-di:debug-fun-name (sb-di:frame-debug-fun frame))))
 
 (defun standard-syntax-p (character &optional sub-character)
@@ -361,7 +364,8 @@ innermost that has a value."
                      (t (setf last character)))))))
 
 (defvar *machinery-directories* '()
-  "Directories of further machinery: conses of a native namestring and a phrase as FRAME-MACHINERY returns it.")
+  "The directories of further machinery, such as a test framework: conses of a native namestring and the phrase for
+FRAME-MACHINERY to return.")
 
 (defun local-function-of (name)
   "Return the name of the function that contains the local function NAME, a name from a frame; else NAME."
@@ -394,7 +398,7 @@ NIL."
            (not (member (call-name call) '(eval sb-int:simple-eval-in-lexenv))))))
 
 (defun dispatching-call-p (call)
-  "Return true when CALL is one that SBCL puts between two functions."
+  "Return true when CALL is a call that SBCL inserts between two functions."
   (or (member (call-name call)
               '(funcall apply sb-int:simple-eval-in-lexenv sb-impl::call-with-loader-package-names
                 sb-impl::%with-standard-io-syntax error sb-kernel::%signal))
@@ -406,8 +410,8 @@ NIL."
                         (call-name call))))))
 
 (defun extend-signal-handling (calls)
-  "Count the foreign frames of the C runtime that handle a signal as signal handling, too: outwards from SBCL's frames of
-signal handling to the first frame, which the kernel called and which has no name."
+  "Mark the foreign frames in CALLS in which the C runtime handles a signal as signal handling, too: the frames that
+follow SBCL's frames of signal handling, up to a nameless frame, which the kernel called."
   (loop with within = nil
         for call in calls
         for name = (call-name call)
@@ -421,7 +425,8 @@ signal handling to the first frame, which the kernel called and which has no nam
                  (t (setf within nil)))))
 
 (defun extend-machinery (calls)
-  "Count the frames between frames of a machinery as that machinery's, too, and the frames that report its error."
+  "Mark the frames in CALLS between frames of a machinery, and the frames that report its error, as that machinery's,
+too."
   (extend-signal-handling calls)
   (let* ((front (or (position-if #'call-machinery calls) 0))
          (machinery (and calls (call-machinery (nth front calls)))))
@@ -436,7 +441,8 @@ signal handling to the first frame, which the kernel called and which has no nam
                  (loop for between on rest
                        until (eq between next)
                        do (setf (call-machinery (first between)) (call-machinery (first next)))))))
-  ;; The reader counts as part of the loader or compiler that calls it; these count as part of ASDF.
+  ;; The reader counts as part of the loader or compiler that calls it. A loader or compiler that ASDF calls counts as
+  ;; ASDF.
   (let ((order '("the reader" "the compiler" "the loader" "ASDF")))
     (loop for (caller call) on (reverse calls)
           while call
@@ -446,15 +452,16 @@ signal handling to the first frame, which the kernel called and which has no nam
                (setf (call-machinery call) (call-machinery caller))))))
 
 (defun heap-argument (argument)
-  "Return ARGUMENT of a call; if it is on the stack, and so will not outlive the call, a placeholder that names its class."
+  "Return ARGUMENT of a call; if ARGUMENT is on the stack, and so will not outlive the call, return a placeholder that
+names its class."
   (if (sb-debug::stack-allocated-p argument)
       (sb-debug::make-unprintable-object
        (format nil "dynamic-extent ~A" (type-name-text (class-name-of argument))))
       argument))
 
 (defun frame-call (number frame condition &key outlives)
-  "Return the CALL for FRAME, number NUMBER of the backtrace of CONDITION. With OUTLIVES, it stays valid when FRAME no
-longer exists."
+  "Return the CALL for FRAME, number NUMBER of the backtrace of CONDITION. With OUTLIVES, the CALL stays valid when
+FRAME no longer exists."
   (multiple-value-bind (name arguments)
       (guarded (sb-debug::frame-call frame :argument-limit 100)
           (failure)
@@ -521,8 +528,8 @@ longer exists."
                      (push-local (event-code :local) (event-code :local-text) symbol validity value)))))))
 
 (defvar *shown-values* nil
-  "A hash table from large values, already shown as locals, to conses of frame number and printed name; :NONE before there
-is any; NIL outside a report.")
+  "A hash table from large values that were shown as locals to conses of frame number and printed variable name; :NONE
+before the first such value; NIL outside a report.")
 
 (defun large-value-p (value)
   "Return true when VALUE is likely to be long when printed."
@@ -572,7 +579,8 @@ a text to push in place of a value."
                          collect restart))))
 
 (defconstant +max-restarts+ 100
-  "The maximum number of restarts that are shown. Of more, the first ones and the last two, RETRY and ABORT, are shown.")
+  "The maximum number of restarts that are shown. If there are more, the first restarts and the last two, RETRY and
+ABORT, are shown.")
 
 (defun numbered-restarts (restarts)
   "Return the restarts among RESTARTS that are shown, as a list of conses of number, from 1, and restart."
@@ -593,7 +601,7 @@ a text to push in place of a value."
 ;;; Capturing an error
 
 (defun push-slots (condition)
-  "Push the slots of CONDITION, except those that make up its report."
+  "Push the slots of CONDITION, except the slots that make up its report."
   (with-server-syntax (:length 20 :level 5)
     (dolist (slot (sb-mop:class-slots (class-of condition)))
       (let ((name (sb-mop:slot-definition-name slot)))
@@ -606,7 +614,7 @@ a text to push in place of a value."
               (push-text (event-code :slot-text) (lambda (stream) (print-argument value stream))))))))))
 
 (defmacro with-quiet-debugger (() &body body)
-  "Evaluate BODY, in the middle of an error, as if there were no error."
+  "Evaluate BODY, while an error is handled, as if there were no error."
   `(let ((*debugger-hook* nil)
          (sb-debug:*stack-top-hint* nil)
          (sb-kernel::*current-error-depth* 0)
@@ -616,7 +624,7 @@ a text to push in place of a value."
 (defvar *form-number* 0
   "The number, from 1, of the submitted form being read or evaluated; 0 outside an evaluation.")
 (defvar *form-start* 0
-  "The position in the submitted code at which that form begins.")
+  "The position in the submitted code at which the form being read or evaluated begins.")
 (defvar *form-stream* nil
   "The stream of the submitted code while a form is read from it, else NIL.")
 
@@ -631,8 +639,8 @@ a text to push in place of a value."
 
 (defun capture (type report condition find-frame)
   "Push an error of TYPE, a string: the message that REPORT, a function, pushes; the restarts for CONDITION; and the
-frames from the one that FIND-FRAME returns. Return the frames as USER-FRAMES does, and a function that pushes them if
-that must wait until the stack has been unwound, else NIL."
+frames from the frame that FIND-FRAME returns. Return the frames as USER-FRAMES does, and, if pushing the frames must
+wait until the stack has been unwound, a function that pushes them; else NIL."
   (declare (type function report find-frame) (dynamic-extent report find-frame))
   (let ((frame (funcall find-frame))
         (*package* (report-package)))

@@ -1,6 +1,6 @@
 ;;;; Limits on heap use. What fills the heap is stopped and its garbage collected. The thread that caused a collection
-;;;; checks the heap after it. The host checks it too while evaluations run, to see the heap between collections and
-;;;; threads that do not take interrupts.
+;;;; checks the heap after it. The host checks the heap too while evaluations run: between collections, and when threads
+;;;; do not accept interrupts.
 
 (in-package "SBCL-HOST")
 
@@ -29,7 +29,8 @@ heap: most of that is memory never touched before, and page faults cost more tha
   "The bytes between two collections that the user requested, if fewer than +MINIMUM-NURSERY+; else NIL.")
 
 (defun read-nursery (read)
-  "Return the value of READ, SBCL's BYTES-CONSED-BETWEEN-GCS, or the value that the user set if it was raised."
+  "Return the value of READ, SBCL's BYTES-CONSED-BETWEEN-GCS; or the value that the user requested, if SET-NURSERY
+raised it."
   (let ((bytes (funcall (the function read))))
     (or (and (eql bytes +minimum-nursery+) **requested-nursery**)
         bytes)))
@@ -51,13 +52,14 @@ heap: most of that is memory never touched before, and page faults cost more tha
   "The number of bytes in use when a user thread last started while there were no others.")
 
 (defun heap-limit (&optional (kept **kept-before-user-threads**))
-  "Return how many bytes the user's threads, or work that started with KEPT bytes in use, may keep. The host computes the
-limit of an evaluation in the same way."
+  "Return the maximum number of bytes in use while the user's threads run, or work that started with KEPT bytes in use.
+The host computes the limit of an evaluation by the same formula."
   (let ((size (sb-ext:dynamic-space-size)))
     (max (* 2 (floor size 5)) (+ kept (floor size 6)))))
 
 (defglobal **collection-lock** (sb-thread:make-mutex :name "collecting")
-  "Held by COLLECT-RECENT-GARBAGE, because SBCL's GC does nothing when another thread has just finished a collection.")
+  "The lock held by COLLECT-RECENT-GARBAGE, because SBCL's GC does nothing when another thread has just finished a
+collection.")
 
 (defun collect-generations (oldest)
   "Collect the generations up to OLDEST (0 to 5) without promoting survivors."
@@ -70,10 +72,10 @@ limit of an evaluation in the same way."
         (setf limit before)))))
 
 (defun collect-recent-garbage (kept)
-  "Collect what was allocated since KEPT bytes were in use. The first two generations are collected unconditionally, since
-most garbage is there and goes before more is copied. Older generations, into which earlier collections may have promoted
-garbage, follow as long as there is room to copy what is in use. Each collection of them copies everything that the
-session keeps."
+  "Collect what was allocated since KEPT bytes were in use. The first two generations are collected unconditionally,
+since most garbage is there and goes before more is copied. Older generations, into which earlier collections may have
+promoted garbage, follow as long as there is room to copy what is in use. Each collection of older generations copies
+everything that the session keeps."
   (sb-thread:with-mutex (**collection-lock**)
     (sb-ext:gc :gen 2)
     (let ((size (sb-ext:dynamic-space-size)))
@@ -86,25 +88,26 @@ session keeps."
   (ceiling bytes 1000000))
 
 (defglobal **ending-threads** '()
-  "The threads that END-THREADS-FOR-HEAP has ended and whose garbage may not be collected yet.")
+  "The threads that END-THREADS-FOR-HEAP has ended and whose garbage might not have been collected yet.")
 
 (defglobal **collected-after-threads** '()
   "The value of **ENDING-THREADS** for which COLLECT-AFTER-THREADS last ran.")
 
 (defun nursery-for (kept)
-  "Return the right number of bytes between two collections after one that left KEPT bytes. At first they are few. From
-+NURSERY+ kept bytes on they are SBCL's own choice, as otherwise the kept objects would be copied too often. While threads
-that fill the heap are being ended, they are the whole rest of the heap: there may be no room to copy what these threads
-keep until they have unwound, and a collection without room ends the process."
+  "Return the number of bytes to allocate before the next collection, after a collection that left KEPT bytes. The
+number is small while KEPT is less than +NURSERY+; above, it is SBCL's own choice, because kept objects would otherwise
+be copied too often. While threads that fill the heap are being ended, it is the whole rest of the heap: there may be no
+room to copy what these threads keep until they have unwound, and a collection without room ends the process."
   (cond ((and **ending-threads** (> kept (heap-limit))) (max +minimum-nursery+ (- (sb-ext:dynamic-space-size) kept)))
         ((< kept +nursery+) (min +nursery+ **largest-nursery**))
         (t **largest-nursery**)))
 
 (defglobal **nursery-lock** (sb-thread:make-mutex :name "nursery")
-  "Held, with interrupts off, by ADAPT-NURSERY: several threads may run it, and each may be ended at any time.")
+  "The lock that ADAPT-NURSERY holds, with interrupts off: several threads may run that function, and each may be ended
+at any time.")
 
 (defun adapt-nursery ()
-  "Set the trigger of the next collection to suit the bytes in use now. A value that the user has set stays."
+  "Set the trigger of the next collection to suit the bytes in use now. Leave a value that the user has set."
   (sb-thread::with-system-mutex (**nursery-lock**)
     (let* ((kept (sb-kernel:dynamic-usage))
            (size (nursery-for kept)))
@@ -116,7 +119,8 @@ keep until they have unwound, and a collection without room ends the process."
               (extern-alien "auto_gc_trigger" (unsigned 64)) (+ kept size))))))
 
 (defun end-threads-for-heap ()
-  "End the user's threads because the heap is nearly full and no one can tell which thread fills it. Notify the user."
+  "End the user's threads because the heap is nearly full and the thread that fills it cannot be identified. Notify the
+user."
   (let ((threads (set-difference (user-threads) **ending-threads**))
         (used (sb-kernel:dynamic-usage)))
     (when threads
@@ -128,13 +132,14 @@ keep until they have unwound, and a collection without room ends the process."
                        (megabytes used) (megabytes (sb-ext:dynamic-space-size)) (thread-list threads))))
       (let ((self sb-thread:*current-thread*))
         (end-threads (remove self threads))
-        ;; Notify the finalizer thread again: it may already have looked, and the next collection is far off.
+        ;; The finalizer thread runs COLLECT-AFTER-THREADS. Notify it again, because it may have checked before these
+        ;; threads were ended, and the next collection is far off.
         (sb-impl::finalizer-thread-notify 1)
         (when (find self threads)
           (sb-thread:abort-thread))))))
 
 (defun heap-full-p ()
-  "Return true when the evaluation of this thread keeps more than it may."
+  "Ask the host whether the evaluation of this thread keeps more than its heap limit. Return true if it does."
   (event *job-id* (event-code :heap)))
 
 (defun heap-cleared-p ()
@@ -150,8 +155,8 @@ collected, since there may be no room to copy what it keeps."
              (not (heap-full-p))))))
 
 (defun collect-and-report (kept part)
-  "Collect the garbage of an evaluation that was filling the heap and before which KEPT bytes were in use; push how much
-is still in use. PART names the part of the evaluation that filled it, a string, or is NIL."
+  "Collect the garbage of an evaluation that was filling the heap and before which KEPT bytes were in use; push the
+amount that is still in use. PART is the name of the part of the evaluation that filled the heap, a string, or NIL."
   (let ((used (sb-kernel:dynamic-usage)))
     (await-threads **ending-threads**)
     (collect-recent-garbage kept)
@@ -163,8 +168,8 @@ is still in use. PART names the part of the evaluation that filled it, a string,
                      (megabytes (sb-kernel:dynamic-usage)))))))
 
 (defvar *end-part-for-heap* nil
-  "A function of the caller's frame pointer that ends the current part of the evaluation, such as a test, when the heap is
-nearly full. It returns only while that part is already being ended. NIL to end the whole evaluation.")
+  "A function of the caller's frame pointer that ends the current part of the evaluation, such as a test, when the heap
+is nearly full. It returns only if that part is already being ended. NIL when the whole evaluation is to be ended.")
 
 (defvar *ended-part* nil
   "The name of the part of the evaluation that was ended without freeing the heap, a string, or NIL.")
@@ -228,8 +233,8 @@ nested in the previous one, and SBCL supports eight of these.")
   (collect-recent-garbage (or *kept-before-call* 0)))
 
 (defun watch-heap ()
-  "End what fills the heap: the user's threads, and this thread's evaluation. Called after each collection in the thread
-that caused it. If this is a user thread itself, it ends last, and in this function."
+  "End what fills the heap: the user's threads, and this thread's evaluation. Called after each collection, in the
+thread that caused the collection. If this thread is a user thread, it ends last, in this function."
   (adapt-nursery)
   ;; COLLECT-RECENT-GARBAGE may need more than one collection; do not check between them.
   (unless (sb-thread:holding-mutex-p **collection-lock**)

@@ -51,7 +51,7 @@
   "Flag of :INTERRUPT: the heap is nearly used up.")
 
 (defconstant +job-signalled+ (declared-number "SBCL_JOB_SIGNALLED")
-  "SBCL_JOB_SIGNALLED: added to the job number in events about a signalled error, which the code may still handle.")
+  "The flag that is added to the job number in events about a signalled error, which the code may still handle.")
 
 (defparameter *exported-functions* (exported-functions)
   "The functions that a core exports, defined in start.lisp.")
@@ -71,8 +71,9 @@
   (plusp **event**))
 
 (defmacro with-host-float-modes (form)
-  "Evaluate FORM, a call of the host, with float traps masked: foreign code would die of Lisp's traps. On x86-64 the host
-masks them itself, because SBCL also sets those of the x87 coprocessor, which takes longer than the rest of a call."
+  "Evaluate FORM, a call of the host, with float traps masked, because Lisp's traps would make foreign code fail. On
+x86-64 the host masks them itself, because SBCL also masks the traps of the x87 coprocessor, which takes longer than the
+rest of a call."
   #+x86-64 form
   #-x86-64 `(with-float-traps-masked (:overflow :invalid :divide-by-zero :inexact)
               ,form))
@@ -83,8 +84,8 @@ host's frames would be undefined behaviour."
   `(without-interrupts (with-host-float-modes ,form)))
 
 (defun call-event (job kind number address length)
-  "Push an event whose text is LENGTH characters at ADDRESS. Return true when the host wants no more of the text. Do
-nothing when this image serves no host."
+  "Push an event of KIND, an event code, for the job numbered JOB, with NUMBER and a text: the LENGTH characters at
+ADDRESS. Return true when the host wants no more of the text. Do nothing when this image serves no host."
   (declare (type (unsigned-byte 64) job length) (type (unsigned-byte 32) kind)
            (type (signed-byte 64) number) (type system-area-pointer address))
   (and (plusp **event**)

@@ -3,8 +3,8 @@
 (in-package "SBCL-HOST")
 
 (defun note-core-contents ()
-  "Check the assumptions about SBCL, and record which systems and packages are part of the core. Everything loaded later
-is the user's."
+  "Check the assumptions about SBCL, register the contribs, remove the paths of the build machine, and record the
+systems and packages of the core. Everything loaded later is the user's."
   (check-assumptions)
   (preload-contribs)
   (forget-build-paths)
@@ -13,7 +13,7 @@ is the user's."
 
 (defun prepare-core ()
   "Turn a stock SBCL with this system, and perhaps others, into the image to save."
-  ;; The running image must not look for what ASDF found on the build machine.
+  ;; The running image must not look for systems where ASDF found them on the build machine.
   (asdf:clear-configuration)
   (setf uiop:*user-cache* nil
         *compile-verbose* nil

@@ -9,8 +9,8 @@
 
 (declaim (type (member nil :error :interrupted) *failure-reason*))
 (defvar *failure-reason* nil
-  "How this evaluation failed: :ERROR for an error that reached the debugger, :INTERRUPTED, or NIL if it has not failed.
-Cleanup forms that stop the unwinding do not reset it.")
+  "The reason for this evaluation's failure: :ERROR for an error that reached the debugger, :INTERRUPTED, or NIL if the
+evaluation has not failed. Cleanup forms that stop the unwinding do not reset it.")
 
 (defvar *after-unwinding* nil
   "A function to call once a failed evaluation has unwound, or NIL.")
@@ -70,8 +70,8 @@ FINISH, unless it is NIL."
 
 (defun unwind-from-stack-end ()
   "End the evaluation, or the thread if it runs none, because the control stack is exhausted again while the first
-exhaustion is being handled. There is little room on the stack; cleanup forms may use that up too, and then this function
-is called again."
+exhaustion is being handled. The room on the stack is small. If cleanup forms use it up too, this function is called
+again."
   (unless *abandon*
     (sb-thread:abort-thread))
   (if *failure-reason*
@@ -94,7 +94,7 @@ is called again."
 for the interruption. Return the values of CAPTURE."
   (let ((*on-debugger* nil)
         (*capturing-interruption* t))
-    ;; Printing an argument may not terminate; then the next interruption does not capture anything.
+    ;; Printing an argument might never end. The next interruption then captures nothing.
     (with-interrupts
       (capture (cond ((eql reason +interrupt-timeout+) "TIMEOUT")
                      ((eql reason +interrupt-cancel+) "CANCELLED")

@@ -21,10 +21,11 @@
 
 (defvar *reloaded-files* nil
   "A cons whose car is the list of files that were loaded again, each a list of namestring, previous LOADED-FILE, new
-LOADED-FILE, and the variables of the previous one that were bound before the load; or NIL when reloads are not recorded.")
+LOADED-FILE, and the variables of the previous LOADED-FILE that were bound before the load; or NIL when reloads are not
+recorded.")
 
 (defstruct (class-part (:copier nil))
-  "Describes a function or method that a class definition brings with it."
+  "A function or method that a class definition makes, such as an accessor."
   ;; The name of the class.
   (class nil :read-only t)
   ;; The method, or NIL for a function.
@@ -88,7 +89,8 @@ is being loaded or compiled, record evaluated code as the definer."
                                  and collect `(setf ,accessor)))))))
 
 (defun slot-functions (class)
-  "Return the names of the reader functions of CLASS's direct slots, and as a second value those of the writers."
+  "Return the names of the reader functions of CLASS's direct slots, and as a second value the names of the writer
+functions."
   (typecase class
     (sb-pcl::condition-class
      (let ((slots (sb-kernel::condition-classoid-slots (sb-kernel:find-classoid (class-name class)))))
@@ -100,8 +102,8 @@ is being loaded or compiled, record evaluated code as the definer."
                (mapcan (lambda (slot) (copy-list (sb-mop:slot-definition-writers slot))) slots))))))
 
 (defun map-class-parts (function name)
-  "Call FUNCTION with the key of each function and method that the definition of the class NAME brings with it, and with
-its CLASS-PART."
+  "Call FUNCTION with the key and the CLASS-PART of each function and method that the definition of the class NAME
+makes."
   (declare (type function function))
   (let ((class (find-class name nil)))
     (labels ((call (kind key &optional method)
@@ -177,8 +179,8 @@ DEFINITIONS."
     (make-loaded-file :definitions definitions :variables (variable-forms namestring definitions))))
 
 (defun merge-loaded-files (now before)
-  "Return a LOADED-FILE with the definitions of NOW, the part of a file that was loaded, and those of BEFORE, its previous
-version or NIL, that NOW does not contain."
+  "Return a LOADED-FILE with the definitions of NOW, the part of a file that was loaded, and the definitions of BEFORE,
+its previous version or NIL, that NOW does not contain."
   (flet ((merged (now before)
            (let ((known (make-hash-table :test 'equal)))
              (loop for (key) in now do (setf (gethash key known) t))
@@ -189,8 +191,8 @@ version or NIL, that NOW does not contain."
         now)))
 
 (defun call-noting-definitions (namestring function)
-  "Return the values of FUNCTION, which loads the source file NAMESTRING (native) or its fasl, and record the file's
-definitions. If FUNCTION does not return, record those made so far."
+  "Call FUNCTION, which loads the source file NAMESTRING (native) or its fasl, record the file's definitions, and return
+the values of FUNCTION. If FUNCTION does not return, record the definitions made so far."
   (declare (type function function))
   (let* ((*loaded-file* namestring)
          (*file-definitions* (make-hash-table :test 'equal))

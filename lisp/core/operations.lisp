@@ -1,6 +1,6 @@
 ;;;; Requests of the host: jobs, found by kind, and queries and operations, found by name. The inspection lane answers
-;;;; queries while the user's code may run. Operations run as evaluations. Both answer with records of named fields. The
-;;;; other half is src/session/operation.rs.
+;;;; queries, even while the user's code runs. Operations run as evaluations. Queries and operations answer with records
+;;;; of named fields. The Rust side of both is src/session/operation.rs.
 
 (in-package "SBCL-HOST")
 
@@ -23,7 +23,7 @@ everything else without interrupts."
            ,@body)))
 
 (defun run-guarded-inspection (function)
-  "Call FUNCTION, which answers a question, and return true. When it fails, push the error and return false."
+  "Call FUNCTION, which answers a query, and return true. When FUNCTION fails, push the error and return false."
   (nth-value 1 (call-until-abandoned
                 (lambda ()
                   (with-interrupts
@@ -38,7 +38,8 @@ everything else without interrupts."
 (defmacro define-operation (name (evaluate &rest lambda-list) documentation &body body)
   "Define the operation NAME, a keyword: a function of LAMBDA-LIST (keyword parameters only) that runs as an evaluation
 and may push records. EVALUATE is the name of a local function without parameters that reads and evaluates the code sent
-along and returns a list of the values of its last form. The operation returns a list of the values to print."
+with the operation and returns a list of the values of its last form. The operation returns a list of the values to
+print."
   `(setf (gethash ,name **operations**)
          (sb-int:named-lambda (operation ,name) (,evaluate ,@lambda-list)
            ,documentation
@@ -48,8 +49,8 @@ along and returns a list of the values of its last form. The operation returns a
              ,@body))))
 
 (defun read-operation (text)
-  "Return the name and the list of arguments of the query or operation in TEXT, which comes from the host, not from the
-user."
+  "Return the name and the list of arguments of the query or operation in TEXT. The text comes from the host, not from
+the user."
   (declare (type text text))
   (destructuring-bind (name &rest arguments)
       (with-standard-io-syntax
@@ -98,8 +99,8 @@ kinds and their fields; other names do not compile."
                  collect `(push-field ,name ,value))))))
 
 (define-operation :restore-form (evaluate &key package)
-  "Evaluate again a form that was first read in PACKAGE, a name. PACKAGE becomes the session's package. Without that
-package the form is not evaluated: in any other, its names would be different symbols."
+  "Evaluate again a form that was first read in PACKAGE, a name. PACKAGE becomes the session's package. If PACKAGE does
+not exist, signal an error: in any other package, the form's names would be different symbols."
   (setf *package* (or (find-package package)
                       (error 'sb-kernel:simple-package-error
                              :package package

@@ -1,22 +1,22 @@
-;;;; Changes to SBCL itself, and assumptions about it: the macros that declare both, and those that this package needs.
-;;;; Packages that build on this one have a patches.lisp of their own. The build checks all of them, so an SBCL in which
-;;;; something has changed fails the build with the name of the assumption.
+;;;; Changes to SBCL itself, and assumptions about it: the macros that declare both, and the declarations that this
+;;;; package needs. Packages that build on this one have a patches.lisp of their own. The build checks all of them, so
+;;;; an SBCL in which something has changed fails the build with the name of the assumption.
 
 (in-package "SBCL-HOST")
 
 ;;; Assumptions
 
 (defvar *assumptions* '()
-  "The assumptions about SBCL, newest first: lists of a name, a function that returns true where the assumption holds, and
-true if testing it may corrupt memory where it does not.")
+  "The assumptions about SBCL, newest first: lists of a name, a function that returns true where the assumption holds,
+and true if the function may corrupt memory where the assumption does not hold.")
 
 (defmacro define-assumption (name &body body)
-  "Make the build check that BODY returns true. NAME, a string, says what is assumed."
+  "Make the build check that BODY returns true. NAME is a string that describes the assumption."
   `(push (list ,name (lambda () ,@body) nil) *assumptions*))
 
 (defmacro define-dangerous-assumption (name &body body)
-  "Define an assumption as DEFINE-ASSUMPTION does, whose test may corrupt memory where it does not hold. The build tests
-it after all others."
+  "Define an assumption as DEFINE-ASSUMPTION does, with a BODY that may corrupt memory where the assumption does not
+hold. The build tests dangerous assumptions after all others."
   `(push (list ,name (lambda () ,@body) t) *assumptions*))
 
 (defun assumption-problem (name holds-p)
@@ -79,10 +79,11 @@ passes all arguments on unchanged."
 ;;; Definitions
 
 (defmacro define-definers (&rest definers)
-  "Record what the functions that make definitions define. DEFINERS are lists of a function's name; the kind of what it
-defines, or a list of the kinds that it removes; the name of the parameter that holds the definition's name; and
-optionally a different kind under which a loaded file records it. Definitions that SBCL makes on the way do not count as
-the file's, because it does not make them every time."
+  "Patch functions that make or remove definitions, so that the session's definitions are recorded. DEFINERS are lists
+of a function's name; the kind of definition that the function makes, or a list of the kinds that it removes; the name
+of the parameter that holds the definition's name; and optionally a different kind under which a loaded file records the
+definition. Definitions that SBCL makes along the way do not count as the file's, because SBCL does not make them every
+time."
   `(progn
      ,@(loop for (function kind parameter . file-kind) in definers
              collect `(define-assumption ,(format nil "the parameter ~A of ~S" parameter function)
@@ -160,7 +161,7 @@ the file's, because it does not make them every time."
   (sb-ext:unlock-package :other package)
   (makunbound :other symbol))
 
-;; A reset removes the methods themselves.
+;; Record the method objects, which a reset removes.
 (define-patch sb-pcl::load-defmethod (class name quals specls ll initargs source-location)
   (lambda (load-defmethod &rest arguments)
     (let ((method (apply load-defmethod arguments)))
@@ -404,8 +405,8 @@ the file's, because it does not make them every time."
   (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))
 
 (defun frames-at-error (function &optional (key #'frame-name))
-  "Call FUNCTION, which ends with an error. Return the values of KEY, a function of a frame, for the innermost frames at
-that error; and the stack top hint there."
+  "Call FUNCTION, which ends with an error. Return a list of the values of KEY, a function of a frame, for the 30
+innermost frames at the error; and the stack top hint there."
   (declare (type function function key))
   (block probe
     (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)

@@ -3,7 +3,8 @@
 (in-package "SBCL-HOST")
 
 (defmacro with-server-syntax ((&key (length 20) (level 6)) &body body)
-  "Evaluate BODY with known printer and reader variables, whatever the user has set. *PACKAGE* stays."
+  "Evaluate BODY with known values of the printer and reader variables, whatever the user has set: LENGTH and LEVEL for
+*PRINT-LENGTH* and *PRINT-LEVEL*. *PACKAGE* keeps its value."
   `(let ((*package* (current-package)) (*print-array* t) (*print-base* 10) (*print-case* :upcase)
          (*print-circle* nil) (*print-escape* t) (*print-gensym* t) (*print-length* ,length) (*print-level* ,level) (*print-lines* nil)
          (*print-miser-width* nil) (*print-pprint-dispatch* sb-pretty::*standard-pprint-dispatch-table*)
@@ -37,8 +38,8 @@ pointer and the current handlers; or NIL.")
   "A function of a condition that never returns and replaces entering the debugger in this thread; or NIL.")
 
 (defun call-guarded (function failure)
-  "Return the values of FUNCTION. When FUNCTION signals a serious condition or enters the debugger, return the values of
-FAILURE, called with the condition."
+  "Call FUNCTION and return its values. When FUNCTION signals a serious condition or enters the debugger, call FAILURE
+with the condition and return the values of FAILURE."
   (declare (type function function failure) (dynamic-extent function failure))
   (let ((condition
           (block guard
@@ -55,7 +56,8 @@ FAILURE, called with the condition."
     (funcall failure condition)))
 
 (defmacro guarded (form (condition) &body failure)
-  "Return the values of FORM; when it fails, the values of FAILURE with CONDITION bound to the failure."
+  "Evaluate FORM and return its values. When FORM fails, return the values of FAILURE with CONDITION bound to the
+condition."
   `(call-guarded (lambda () ,form)
                  (lambda (,condition) (declare (ignorable ,condition)) ,@failure)))
 
@@ -97,7 +99,7 @@ no more text. Return NIL; or the condition when FUNCTION fails; or :ENOUGH when 
     :enough))
 
 (defun bounded-text (limit function)
-  "Return at most LIMIT characters of what FUNCTION prints to the stream that it is called with; and the value of
+  "Call FUNCTION with a stream. Return at most LIMIT characters of the text that it prints there, and the value of
 PUSH-TEXT."
   (declare (type function function))
   (let* ((parts '())

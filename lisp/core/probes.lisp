@@ -1,5 +1,5 @@
 ;;;; Probes of SBCL's behaviour, for code that relies on more than the kind of a name, which sbcl-internals.sexp
-;;;; describes. The build runs them, and those in each patches.lisp.
+;;;; describes. The build runs these probes and the probes in each patches.lisp.
 
 (in-package "SBCL-HOST")
 
@@ -127,4 +127,4 @@
       (compile nil '(lambda () (list (car 1 2)))))
     (member '(car 1 2) forms :test #'equal)))
 
-;;; Probes of unwinding are dangerous assumptions: where SBCL's behaviour has changed, they may corrupt memory.
+;;; The probe of unwinding, which may corrupt memory where SBCL's behaviour has changed, is in embedding/patches.lisp.

@@ -6,7 +6,7 @@
   "Return true when the process group GROUP, a number, still has a process."
   (zerop (sb-unix:unix-killpg group 0)))
 
-(defun note-program (process-id)
+(defun record-process-group (process-id)
   "Record the process group of PROCESS-ID, a program that this evaluation started, and drop groups that no longer exist."
   (when *evaluation*
     (sb-ext:atomic-update (evaluation-groups *evaluation*)
@@ -29,17 +29,18 @@
 
 (defun spawn-in-group (spawn program arguments stdin &rest more)
   "Start a program by SPAWN, SBCL's function, and record its process group. SBCL makes a process group
-(src/runtime/run-program.c) except for a program that shares the standard input. Unless that is a terminal, passing it as
-an ordinary descriptor makes no difference to the program, and gives it a group."
+(src/runtime/run-program.c) except for a program that shares the standard input. Unless that is a terminal, passing the
+standard input as an ordinary descriptor makes no difference to the program, and gives the program a group. ARGUMENTS,
+STDIN and MORE are SPAWN's further arguments."
   (let ((process-id (apply (the function spawn) program arguments
                            (if (and (minusp stdin) (zerop (sb-unix:unix-isatty 0))) 0 stdin)
                            more)))
     (when (plusp process-id)
-      (note-program process-id))
+      (record-process-group process-id))
     process-id))
 
 (defun note-shared-output (options)
-  "Notify the user, once an evaluation, when a program that RUN-PROGRAM starts with OPTIONS prints to a place that Lisp
+  "Notify the user, once per evaluation, when a program that RUN-PROGRAM starts with OPTIONS prints to a place that Lisp
 does not capture."
   (when (and *evaluation* (shared-output-p options)
              (not (shiftf (evaluation-output-warning-given *evaluation*) t)))

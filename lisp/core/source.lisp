@@ -3,16 +3,17 @@
 
 (in-package "SBCL-HOST")
 
-;;; A form is represented by the position where it begins: an atom by that position, a cons by a list of the position and
-;;; the representations of its elements. This is called a map of the form. 'X is (QUOTE X), and the form after a comma is
-;;; its second element, which is how SBCL counts (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp). A form that begins
-;;; with a reader macro of the user's is represented by a list of its position alone, since it may contain anything.
+;;; A form is represented by the position where it begins: an atom by that position, a cons by a list of the position
+;;; and the representations of its elements. This representation is called a map of the form. 'X is (QUOTE X), and the
+;;; form after a comma is its second element, which is how SBCL counts (SUB-FIND-SOURCE-PATHS in
+;;; src/compiler/ir1tran.lisp). A form that begins with a reader macro of the user's is represented by a list of its
+;;; position alone, since it may contain anything.
 
 (defconstant +max-nesting+ 300
   "The maximum nesting depth at which subforms are found.")
 
 (deftype source-text ()
-  "Text to scan."
+  "A text to scan."
   '(simple-array character (*)))
 
 (defun whitespace-p (character)
@@ -24,7 +25,7 @@
   (not (or (whitespace-p character) (find character "\"'(),;`"))))
 
 (defun scan-failed ()
-  "Leave the scan: the text is not in standard syntax, or ends too early."
+  "Abort the scan, because the text is not in standard syntax or ends too early."
   (throw 'scan-failed nil))
 
 (defun block-comment-end (text position)
@@ -81,7 +82,7 @@
 
 (defun form-start (text position depth)
   "Return the start of the next form or closing parenthesis of TEXT, from POSITION on, after whitespace, comments, and
-forms excluded by feature expressions. Return the length of TEXT when there is none."
+forms excluded by feature expressions. Return the length of TEXT when there is none. DEPTH is the nesting depth, from 0."
   (declare (type source-text text) (type index position depth))
   (loop
     (let ((character (if (< position (length text)) (schar text position) (return (length text))))
@@ -122,7 +123,7 @@ its closing parenthesis."
   "The package in which the text was read, as far as known, or NIL.")
 
 (defvar *values-read* '()
-  "The lists that #. has produced so far in this form. SBCL numbers the conses of each only once.")
+  "The lists that #. has produced so far in this form. SBCL numbers the conses of each list only once.")
 
 (defun scan-read-value (text position start)
   "Return the map of the value that #. at START of TEXT reads; the form after it is at POSITION. The value is taken for an
@@ -140,7 +141,7 @@ atom, whose map is START, unless that form is a variable that holds a list now, 
                (represent value))))))
 
 (defun scan-dispatching (text start depth)
-  "Scan the form of TEXT that begins with # at START."
+  "Return the map of the form of TEXT that begins with # at START, nested DEPTH deep, and the end of the form."
   (declare (type source-text text) (type index start depth))
   (let* ((position (or (position-if-not #'digit-char-p text :start (1+ start)) (scan-failed)))
          (next (1+ position)))
@@ -195,8 +196,8 @@ atom, whose map is START, unless that form is a variable that holds a list now, 
   (if (consp form) (first form) form))
 
 (defun position-at-path (map path)
-  "Return the position of the subform of MAP at PATH, a list of indices. If there is none, return that of the innermost
-enclosing form."
+  "Return the position of the subform of MAP at PATH, a list of indices. If there is none, return the position of the
+innermost enclosing form."
   (let ((form map))
     (dolist (index path (form-position form))
       (let ((element (and (consp form) (nth index (rest form)))))
@@ -235,7 +236,7 @@ or NIL."
 ;;; Lines
 
 (defvar *submitted-code* ""
-  "The submitted code.")
+  "The code that the client submitted to this evaluation.")
 
 (defun line-and-column (text position)
   "Return the line and the column of POSITION in TEXT, both from 1."
@@ -268,7 +269,7 @@ or NIL."
                                                       (evaluated-evaluation form) (evaluated-line form))))))
   "A top-level form that was evaluated. Its definitions refer to it through SB-C::*SOURCE-PLIST*."
   (evaluation 0 :type index)
-  ;; The position at which it began in the submitted code.
+  ;; The position at which the form began in the submitted code.
   (start 0 :type index)
   (line 1 :type index)
   (text nil :type (or null simple-string))
@@ -419,9 +420,9 @@ NIL."
 
 (defun toplevel-form-p (before text map end whole)
   "Return true when TEXT can be the text of a top-level form, as it must be at a position that SBCL recorded unless the
-file has changed. Such text begins right after the previous form, hence after the character BEFORE, or NIL at the
-beginning of the file. MAP and END are the map of the first form in TEXT, or NIL, and its end. WHOLE is true when TEXT
-must contain no other form."
+file has changed. The text of a top-level form begins right after the previous form, hence after the character BEFORE,
+or NIL at the beginning of the file. MAP and END are the map of the first form in TEXT, or NIL, and its end. WHOLE is
+true when TEXT must contain no other form."
   (declare (type source-text text))
   (and (or (member before '(nil #\) #\"))
            (and (plusp (length text)) (whitespace-p (schar text 0))))
@@ -431,8 +432,8 @@ must contain no other form."
              (t (balanced-p text end)))))
 
 (defun scan-file (entry octets start end)
-  "Return the text of OCTETS from START below END, or to the end when END is NIL; the map of its first form and the end of
-that; and the value of TOPLEVEL-FORM-P. ENTRY is the file's entry in *SOURCE-FILES*, or NIL."
+  "Return the text of OCTETS from START below END, or to the end when END is NIL; the map and the end of the first form
+in the text; and the value of TOPLEVEL-FORM-P. ENTRY is the file's entry in *SOURCE-FILES*, or NIL."
   (let ((known (fourth entry)))
     (unless (and known (eql start (first known)) (eql end (second known)))
       (let ((text (octets-text octets start (or end (length octets)))))
@@ -451,7 +452,7 @@ that; and the value of TOPLEVEL-FORM-P. ENTRY is the file's entry in *SOURCE-FIL
           'source-text))
 
 (defun shown-path (namestring)
-  "Return NAMESTRING relative to the working directory if it is below that, else NAMESTRING."
+  "Return NAMESTRING relative to the working directory if the file is below that directory, else NAMESTRING."
   (let ((directory (guarded (concatenate 'string (sb-posix:getcwd) "/") (failure) nil)))
     (if (and directory (> (length namestring) (length directory))
              (string= directory namestring :end2 (length directory)))
@@ -460,7 +461,7 @@ that; and the value of TOPLEVEL-FORM-P. ENTRY is the file's entry in *SOURCE-FIL
 
 (defstruct (place (:copier nil) (:predicate nil))
   "A place in a source file or in evaluated code."
-  ;; `src/a.lisp' or `evaluation 3'
+  ;; The file or the evaluation: `src/a.lisp` or `evaluation 3`.
   (in "" :type string)
   ;; The line and the column from 1, or 0 if unknown.
   (line 0 :type index)
@@ -472,15 +473,15 @@ that; and the value of TOPLEVEL-FORM-P. ENTRY is the file's entry in *SOURCE-FIL
   (position 0 :type index))
 
 (defun changed-file-place (namestring)
-  "Return the place in the file NAMESTRING, native, for code of which the file has changed since it was compiled or
+  "Return the place in the file NAMESTRING, native, for code whose file has changed since the code was compiled or
 loaded."
   (make-place :in (concatenate 'string (shown-path namestring) " (changed since)")))
 
 (defun file-place (namestring created start end find &optional name)
-  "Return the place of a subform in the file NAMESTRING, native. The top-level form extends from START to END (or NIL), in
-octets. FIND, a function of a map, returns the position of the subform. CREATED is the write date of the version for which
-START and END are valid, or NIL when it is certainly this version; the file may have been changed within that second. NAME
-is the name of the function that contains the subform, or NIL."
+  "Return the place of a subform in the file NAMESTRING, native. The top-level form extends from START to END (or NIL),
+in octets. FIND, a function of a map, returns the position of the subform. CREATED is the write date of the version for
+which START and END are valid, or NIL when the file certainly is that version. Even if the dates are equal, the file may
+have been changed within the same second. NAME is the name of the function that contains the subform, or NIL."
   (declare (type function find))
   (multiple-value-bind (octets date entry) (file-octets namestring)
     (let ((in (shown-path namestring)))
@@ -575,9 +576,10 @@ evaluated code."
     (cons (or (name-package (car name)) (name-package (cdr name))))))
 
 (defun scan-start-positions (octets)
-  "Return a vector of the positions of the top-level forms in OCTETS. As for SBCL, each begins right after the previous
-one."
-  ;; Decode each octet to one character. The octets of non-ASCII characters become constituents, as those characters are.
+  "Return a vector of the positions of the top-level forms in OCTETS. As for SBCL, each form begins right after the
+previous form."
+  ;; Decode each octet to one character. The octets of non-ASCII characters become constituents, as the characters
+  ;; themselves are.
   (let ((text (coerce (sb-ext:octets-to-string octets :external-format :latin-1) 'source-text))
         (positions (list 0))
         (*source-package* nil))
@@ -599,9 +601,9 @@ SB-DI:DEBUG-SOURCE, contains them, unless it is of a compiled file that is still
                 positions))))))
 
 (defun source-form-place (source toplevel number name)
-  "Return the place of the form numbered NUMBER in the top-level form numbered TOPLEVEL, or NIL, of SOURCE, an
-SB-DI:DEBUG-SOURCE. NAME is the name of the function that contains it. Return NIL when the code is SBCL's own or its place
-is unknown."
+  "Return the place of the form numbered NUMBER in the top-level form numbered TOPLEVEL (NIL if unknown) of SOURCE, an
+SB-DI:DEBUG-SOURCE. NAME is the name of the function that contains the form. Return NIL when the code is SBCL's own or
+its place is unknown."
   (let ((file (sb-di:debug-source-namestring source))
         (evaluated (plist-evaluation (sb-c::debug-source-plist source)))
         (*source-package* (name-package name)))
@@ -718,9 +720,10 @@ prefix, or NIL."
                :test #'string=)))
 
 (defun definition-position (map text name &key exactly method)
-  "Return the position of the definition of NAME, a string, in MAP, of a top-level form of TEXT: that of a subform that
-looks like it, with preference for the method with the signature METHOD, if given. Otherwise, unless EXACTLY, return the
-position of the whole form if it looks like a definition that may define NAME too. Else return NIL."
+  "Return the position of the definition of NAME, a string, in MAP, of a top-level form of TEXT: the position of a
+subform that looks like the definition, with preference for the method with the signature METHOD, if given. Otherwise,
+unless EXACTLY, return the position of the whole form if it looks like a definition that may define NAME too. Else
+return NIL."
   (labels ((visit (form depth key)
              (when (and (consp form) (< depth 20))
                (when (and (defines-p form text name)
@@ -806,9 +809,9 @@ definition source from SB-INTROSPECT. Return NIL when the place is unknown."
              place)))))
 
 (defun file-definition-place (namestring number created name method)
-  "Return the place of the definition of NAME, a string, or of its method with the signature METHOD, in the top-level form
-NUMBER, or NIL, of the file NAMESTRING. CREATED is the write date of the version that was loaded, or NIL when that is
-unknown; then only a form that defines exactly NAME counts."
+  "Return the place of the definition of NAME, a string, or of its method with the signature METHOD, in the top-level
+form NUMBER, or NIL, of the file NAMESTRING. CREATED is the write date of the version that was loaded, or NIL when the
+date is unknown; then only a form that defines exactly NAME counts."
   (multiple-value-bind (octets date) (file-octets namestring)
     (if (and octets created (source-changed-p namestring created date))
         (changed-file-place namestring)
@@ -955,10 +958,10 @@ src/code/target-load.lisp), or NIL."
                (and (place-text place) (form-heading (place-text place)))))))
 
 (defconstant +max-located-warnings+ 300
-  "The maximum number of warnings of an evaluation that are located: more than are reported.")
+  "The maximum number of warnings of an evaluation whose place is determined. Fewer are reported.")
 
 (defvar *located-warnings* 0
-  "The number of warnings of this evaluation that have been located.")
+  "The number of warnings of this evaluation whose place has been determined.")
 
 (defun warning-place (condition)
   "Return the place of the compiler when it signals CONDITION, as four values: the file, or NIL for the submitted code;

@@ -27,7 +27,7 @@
   "The number of the job that this thread works for, or 0. Threads that the user's code starts inherit it.")
 
 (defvar *spare-buffer* nil
-  "A buffer of this thread that no stream uses at the moment, or NIL.")
+  "A buffer that no stream of this thread uses at the moment, or NIL.")
 
 (declaim (inline take-buffer))
 (defun take-buffer ()
@@ -59,7 +59,7 @@ their order."
 
 (declaim (type (or null thread-output) *output*))
 (defvar *output* nil
-  "The OUTPUT of this thread; NIL in a thread that works for no job, whose output is not buffered.")
+  "The THREAD-OUTPUT of this thread; NIL in a thread that works for no job, whose output is not buffered.")
 
 (defstruct (standard-stream (:include sb-kernel:ansi-stream
                              (cout #'print-character)
@@ -72,6 +72,7 @@ their order."
   "An output stream that pushes events of EVENT-KIND for the job of the thread that prints. It accepts octets too, as
 SBCL's own standard streams do."
   (event-kind 0 :type (unsigned-byte 32) :read-only t)
+  ;; The index of the column of this stream in a THREAD-OUTPUT.
   (place 0 :type (integer 0 1) :read-only t)
   ;; The column for threads without a buffer.
   (column 0 :type index))
@@ -153,7 +154,8 @@ SBCL's own standard streams do."
             ((null output)
              (setf (standard-stream-column stream)
                    (column-after (standard-stream-column stream) string start end))
-             ;; After the thread's job nobody waits for its output, except that the program (+PROGRAM-JOB+) always does.
+             ;; The thread's job may have ended, so the output is pushed for no job (0), unless it is the program's
+             ;; (+PROGRAM-JOB+).
              (event-text (if (eql *job-id* +program-job+) *job-id* 0)
                          (standard-stream-event-kind stream) 0 string start end))
             (t
@@ -173,7 +175,7 @@ SBCL's own standard streams do."
   string)
 
 (defun character-octets (octet)
-  "Return how many octets a UTF-8 character has that begins with OCTET; 1 if no character begins with OCTET."
+  "Return the number of octets in a UTF-8 character that begins with OCTET; 1 if no character begins with OCTET."
   (declare (type (unsigned-byte 8) octet))
   (cond ((<= #xC2 octet #xDF) 2)
         ((<= #xE0 octet #xEF) 3)
@@ -187,7 +189,7 @@ SBCL's own standard streams do."
         do (print-character stream character)))
 
 (defun print-unfinished-character (stream output)
-  "Print to STREAM a replacement for the incomplete character in OUTPUT, of which no more octets will come."
+  "Print to STREAM a replacement for the incomplete character in OUTPUT, whose other octets will not follow."
   (print-octets stream (nreverse (shiftf (thread-output-octets output) '()))))
 
 (defun print-octet (stream octet)
@@ -210,7 +212,8 @@ SBCL's own standard streams do."
   octet)
 
 (defun operate-standard-stream (stream operation argument)
-  "Implement the other operations of the standard streams. Closing one does nothing, since the next evaluation needs it."
+  "Implement the other operations of the standard streams. Closing a standard stream does nothing, since the next
+evaluation needs the stream."
   (declare (type standard-stream stream) (ignore argument))
   (case operation
     ((#.+force-output+ #.+finish-output+) (flush-output) nil)
@@ -231,7 +234,7 @@ SBCL's own standard streams do."
                           (misc #'operate-empty-stream))
                          (:copier nil)
                          (:predicate nil))
-  "An input stream that is always at its end, because there is nobody to ask for input.")
+  "An input stream that is always at its end, because the image has no source of input.")
 
 (defun signal-end-of-file (stream eof-error-p eof-value)
   "Implement READ-CHAR and READ-BYTE for the empty stream."
@@ -262,12 +265,12 @@ SBCL's own standard streams do."
                               (:copier nil) (:predicate nil))
   "The state of one standard stream variable."
   (symbol nil :type symbol :read-only t)
-  ;; The variable to which its initial synonym stream leads.
+  ;; The target of the variable's initial synonym stream, a variable of SBCL's.
   (target nil :type symbol :read-only t)
-  ;; Its initial synonym stream, and the MISC function of that: closing the stream replaces the function.
+  ;; The variable's initial synonym stream, and the MISC function of the stream, which closing the stream replaces.
   (stream nil)
   (misc nil)
-  ;; The user's stream that was last reported as its value, or NIL.
+  ;; The user's stream that was last reported as the variable's value, or NIL.
   (reported nil))
 
 (sb-ext:define-load-time-global **standard-variables**
@@ -275,8 +278,8 @@ SBCL's own standard streams do."
                                    (*standard-input* sb-sys:*stdin*) (*standard-output* sb-sys:*stdout*)
                                    (*error-output* sb-sys:*stderr*) (*trace-output* sb-sys:*stderr*))
           collect (make-standard-variable symbol target))
-  "The standard stream variables. They have the same values as under bare SBCL (STREAM-COLD-INIT-OR-RESET in
-src/code/stream.lisp), except for *TRACE-OUTPUT*, which goes to stderr.")
+  "The standard stream variables, a list of STANDARD-VARIABLE structures. The variables have the same values as under
+bare SBCL (STREAM-COLD-INIT-OR-RESET in src/code/stream.lisp), except for *TRACE-OUTPUT*, which goes to stderr.")
 
 (defun reset-standard-variable (variable)
   "Set VARIABLE to a fresh synonym stream for its initial target."
@@ -295,11 +298,11 @@ src/code/stream.lisp), except for *TRACE-OUTPUT*, which goes to stderr.")
 
 (declaim (type list **system-streams**))
 (sb-ext:define-load-time-global **system-streams** '()
-  "The variables that hold SBCL's own standard streams, as lists of a symbol, the stream that INSTALL-STANDARD-STREAMS set
-it to, and the user's stream that was last reported as its value, or NIL.")
+  "The variables that hold SBCL's own standard streams, as lists of a symbol, the stream that INSTALL-STANDARD-STREAMS
+set it to, and the user's stream that was last reported as the symbol's value, or NIL.")
 
 (defun install-standard-streams ()
-  "Redirect SBCL's standard streams to the host, and let nothing read from the terminal."
+  "Redirect SBCL's standard streams to the host. Every read from them, or from the terminal, finds the end of the file."
   (when (sb-sys:fd-stream-p sb-sys:*tty*)
     (close sb-sys:*tty*))
   (let ((stdin (make-empty-stream)))
@@ -327,9 +330,9 @@ it to, and the user's stream that was last reported as its value, or NIL.")
                         (:constructor make-text-stream (event-kind limited &aux (buffer (take-buffer))))
                         (:copier nil)
                         (:predicate nil))
-  "A character output stream, used by one thread, that pushes events of EVENT-KIND for its job."
+  "A character output stream, used by one thread, that pushes events of EVENT-KIND for the thread's job."
   (event-kind 0 :type (unsigned-byte 32) :read-only t)
-  ;; When true, the stream throws to ENOUGH once the host wants no more.
+  ;; True when the stream throws to ENOUGH once the host wants no more text.
   (limited nil :read-only t)
   ;; NIL once the text is complete: later output is discarded.
   (buffer nil :type (or null text))
@@ -338,8 +341,8 @@ it to, and the user's stream that was last reported as its value, or NIL.")
 
 (declaim (type (or null function) *text-sink*))
 (defvar *text-sink* nil
-  "A function of a string, a start and an end that receives the text instead of the host and returns a value as EVENT-TEXT
-does; or NIL.")
+  "A function of a string, a start and an end that receives the text of text streams instead of the host, and returns
+true when it wants no more; or NIL.")
 
 (defun push-stream-text (stream string start end)
   "Push the characters of STRING from START below END."
@@ -404,10 +407,11 @@ does; or NIL.")
     (#.+close+ t)))
 
 (defun change-job (job-id)
-  "Make this thread work for JOB-ID from now on."
+  "Push the output of this thread's current job, and make the thread work for JOB-ID from now on."
   (finish-output-of-job)
   (setf *job-id* job-id))
 
 (defun push-done (success)
-  "Push the event that ends this thread's job. Return true when the thread should end."
+  "Push the event that ends this thread's job; SUCCESS is true when the job succeeded. Return true when the thread
+should end."
   (event *job-id* (event-code :done) (if success 0 1)))

@@ -1,10 +1,11 @@
-;;;; Starting threads. Threads that the user's code starts belong to the evaluation that started them, and cannot end the
-;;;; process.
+;;;; Starting threads. A thread that the user's code starts belongs to the evaluation that started it, and cannot end
+;;;; the process.
 
 (in-package "SBCL-HOST")
 
 (defglobal **thread-variables** '()
-  "The special variables that every thread binds when it starts: those of the Lisp side, and SBCL's *INTERRUPT-HANDLER*.")
+  "The special variables that every thread binds when it starts: the special variables of the Lisp side, and SBCL's
+*INTERRUPT-HANDLER*.")
 
 (defun thread-variables ()
   "Return the value that **THREAD-VARIABLES** has in a core."
@@ -17,10 +18,10 @@
                              collect symbol))))
 
 (defun call-with-thread-variables (function)
-  "Call FUNCTION, the whole work of this thread, with **THREAD-VARIABLES** bound to their global values. BIND, UNBIND-N
-(src/compiler/x86-64/tls.lisp) and UNWIND set two words one after the other, so an interruption while the outermost
-binding of a variable begins or ends reads SBCL's marker there, not an object. Because of these bindings, an interruption
-may read any of the variables while an inner binding begins or ends."
+  "Call FUNCTION, the whole work of this thread, with **THREAD-VARIABLES** bound to their global values. SBCL writes two
+words, one after the other, when a binding begins or ends (BIND and UNBIND-N in src/compiler/x86-64/tls.lisp, and
+UNWIND). Between the two writes for the outermost binding of a variable, an interruption would read SBCL's marker for no
+value. Within FUNCTION all bindings are inner ones, so interruptions can read the variables at any time."
   (declare (type function function))
   (progv **thread-variables** (mapcar #'sb-ext:symbol-global-value **thread-variables**)
     (funcall function)))
@@ -40,8 +41,9 @@ of the starting thread."
   "The value of SIG_UNBLOCK in the system's signal.h.")
 
 (defun unblock-signals ()
-  "Unblock SBCL's signals in this thread. SBCL starts its own threads with SIGALRM blocked, and threads of timers with
-everything blocked that its SIGALRM handler blocks; none of them could be interrupted (PUT_OFF in src/image/signals.rs)."
+  "Unblock SBCL's signals in this thread. SBCL starts its own threads with SIGALRM blocked, and the threads of timers
+with all signals blocked that its SIGALRM handler blocks. Such threads could not be interrupted (see DEFERRABLE in
+src/image/signals.rs)."
   (sb-unix::unblock-deferrable-signals)
   (let ((set (make-array 128 :element-type '(unsigned-byte 8) :initial-element 0)))
     (declare (dynamic-extent set))
@@ -52,7 +54,8 @@ everything blocked that its SIGALRM handler blocks; none of them could be interr
                      +sig-unblock+ (vector-sap set) (int-sap 0)))))
 
 (defun thread-limit ()
-  "Return the maximum number of user threads. SBCL dies of too many, for lack of heap or memory mappings."
+  "Return the maximum number of user threads. With too many threads, SBCL runs out of heap or memory mappings and ends
+the process."
   (min 1000 (floor (sb-ext:dynamic-space-size) (* 512 1024))))
 
 (defun check-thread-limit ()
@@ -68,8 +71,9 @@ everything blocked that its SIGALRM handler blocks; none of them could be interr
   "Functions to call before another thread starts, for work that requires a single thread.")
 
 (defun start-thread-of-job (start thread function arguments)
-  "Start THREAD by START, SBCL's START-THREAD. Threads that an evaluation starts belong to that evaluation and are limited
-in number. Threads that the program's calls start print where the program does. Threads of timers belong to nothing."
+  "Start THREAD, which calls FUNCTION with ARGUMENTS, by START, SBCL's START-THREAD. A thread that an evaluation starts
+belongs to the evaluation and counts towards the thread limit. The output of a thread that a program's call starts is
+the program's. A timer's thread belongs to no evaluation."
   (let* ((job-id *job-id*)
          (evaluation *evaluation*)
          (observer *signal-observer*)
@@ -89,8 +93,8 @@ in number. Threads that the program's calls start print where the program does. 
                        (lambda ()
                          (if adopted
                              (call-as-thread-of-job job-id evaluation observer function arguments)
-                             ;; Threads keep printing for the program, which outlives them, but not for an evaluation's
-                             ;; job, which may be over.
+                             ;; A thread can always print for the program, which outlives the thread. An evaluation's
+                             ;; job may have ended.
                              (let ((*job-id* (if (eql job-id +program-job+) job-id 0)))
                                (with-boundary ()
                                  (apply function arguments)))))))
@@ -104,8 +108,8 @@ in number. Threads that the program's calls start print where the program does. 
   "Threads that have ended for Lisp, but were still in C code when SBCL wanted to free their memory.")
 
 (defconstant +exit-polls+ 40
-  "How often JOIN-ENDED-THREAD checks, 50 microseconds apart, whether a thread that has ended for Lisp has also ended for
-the operating system.")
+  "The maximum number of times that JOIN-ENDED-THREAD checks, 50 microseconds apart, whether a thread that has ended for
+Lisp has also ended for the operating system.")
 
 (defun os-thread-alive-p (thread)
   "Return true while the operating system still runs THREAD, which has ended for Lisp."
@@ -116,9 +120,9 @@ the operating system.")
   (progn thread nil))
 
 (defun join-ended-thread (join thread dispose)
-  "Join THREAD, which has ended for Lisp, by JOIN, SBCL's PRIMITIVE-JOIN: free its memory if DISPOSE is true, else return
-the memory. SBCL waits for the thread's last steps in C, and nobody can start a thread meanwhile. Where a program has
-thread-local destructors, these steps may never end; so a thread that takes too long is joined later."
+  "Join THREAD, which has ended for Lisp, by JOIN, SBCL's PRIMITIVE-JOIN: free its memory if DISPOSE is true, else
+return the memory. SBCL waits for the thread's last steps in C, and no thread can be started meanwhile. Thread-local
+destructors of a program can make these steps endless, so a thread that takes too long is joined later."
   (declare (type function join))
   (let ((unjoined **unjoined-threads**))
     (loop until (eq unjoined (setf unjoined (sb-ext:cas (symbol-value '**unjoined-threads**) unjoined '()))))

@@ -13,22 +13,23 @@
   (sb-di::compiled-debug-fun-compiler-debug-fun function))
 
 (defun same-code-p (function frame)
-  "True when FUNCTION runs the code of FRAME, that is, has not been redefined since."
+  "Return true when FUNCTION runs the code of FRAME, that is, has not been redefined since."
   (and (typep function '(or sb-kernel:simple-fun sb-kernel:closure))
        (eq (sb-kernel:fun-code-header (sb-kernel:%fun-fun function)) (frame-code frame))))
 
 ;;; Whether evaluation can continue from a frame
 
 (defun trapped-p (pc)
-  "True when the instruction before the address PC is SBCL's trap instruction, so that the code stopped there by itself."
+  "Return true when the instruction before the address PC is SBCL's trap instruction, so that the code stopped there by
+itself."
   (declare (type sb-ext:word pc))
   #+x86-64 (eql #xCC (sap-ref-8 (int-sap pc) -1))
   ;; No internal error is current while an interruption is being held.
   #-x86-64 (and (plusp pc) sb-di::*current-internal-error* t))
 
 (defun stable-frame-p (frame)
-  "False when FRAME may have been interrupted while its function was being entered or left, or was about to call another.
-The frame pointer may then belong to another frame, and the expected contents of this one may be missing."
+  "Return false when FRAME may have been interrupted while its function was being entered or left, or was about to call
+another function. The frame pointer may then belong to another frame, and expected contents of FRAME may be missing."
   (let ((context (sb-di::compiled-frame-escaped frame)))
     (or (null context)
         (let ((pc (sap-int (sb-vm:context-pc context)))
@@ -56,8 +57,8 @@ The frame pointer may then belong to another frame, and the expected contents of
   #-(or x86 x86-64) (* sb-vm:n-word-bytes (sb-c:sc+offset-offset place)))
 
 (defun called-directly-p (frame)
-  "True when FRAME's function was called by code of its own component as a local function, not as a function object. Such
-code relies on all that the compiler derived about the function, even that it never returns."
+  "Return true when FRAME's function was called by code of its own component as a local function, not as a function object.
+The calling code relies on everything that the compiler derived about the function, even that the function never returns."
   (let ((code (frame-code frame))
         (caller (sb-di:frame-down frame)))
     (and caller
@@ -71,7 +72,8 @@ code relies on all that the compiler derived about the function, even that it ne
                   (<= start target (+ start (sb-kernel:%code-text-size code)))))))))
 
 (defun why-not-unwindable (frame)
-  "Return why evaluation cannot continue from FRAME, as the end of a sentence, or NIL if it can."
+  "Return the reason why evaluation cannot continue from FRAME, a format control for the end of a sentence; or NIL if
+evaluation can continue."
   (cond ((undefined-function-frame-p frame)
          "it stands for the call of an undefined function: once that is defined, the restart CONTINUE calls it")
         ((bogus-frame-p frame) "it is not a call of a Lisp function")
@@ -87,8 +89,8 @@ code relies on all that the compiler derived about the function, even that it ne
           compiler derived about it")))
 
 (defun declared-to-return-p (frame values)
-  "False when FRAME's function is declaimed to return types that VALUES, a list, do not have: its callers may rely on the
-declaration."
+  "Return false when FRAME's function is declaimed to return types that VALUES, a list, do not have: its callers may rely on
+the declaration."
   (let* ((name (sb-debug::frame-call frame :argument-limit 0))
          (type (and (sb-int:legal-fun-name-p name)
                     (eq :declared (sb-int:info :function :where-from name))
@@ -104,14 +106,14 @@ declaration."
 ;;; Arguments
 
 (defun known-unsupplied-p (variable frame)
-  "True when VARIABLE, an SB-DI:DEBUG-VAR or NIL, is the supplied-p parameter of an argument that was not supplied in
+  "Return true when VARIABLE, an SB-DI:DEBUG-VAR or NIL, is the supplied-p parameter of an argument that was not supplied in
 FRAME's call."
   (and (typep variable 'sb-di:debug-var)
        (eq :valid (sb-di:debug-var-validity variable (sb-di:frame-code-location frame)))
        (null (sb-di:debug-var-value variable frame))))
 
 (defun supplied-arguments (frame arguments)
-  "Return ARGUMENTS, the value of SB-DEBUG::FRAME-CALL for FRAME, without those that are known to be defaults."
+  "Return ARGUMENTS, the value of SB-DEBUG::FRAME-CALL for FRAME, without the arguments that are known to be defaults."
   (if (or (sb-di:debug-fun-kind (sb-di:frame-debug-fun frame))
           (sb-di::all-args-available-p frame))
       arguments
@@ -129,8 +131,8 @@ FRAME's call."
             until (member kind '(:rest :more)))))
 
 (defun frame-arguments (frame unused)
-  "Return the arguments of FRAME's call and true, or NIL and NIL if SBCL no longer has all of them. SBCL does not keep
-arguments that the function does not use: they count as NIL if UNUSED is true, else as missing."
+  "Return the arguments of FRAME's call and true, or NIL and NIL if SBCL no longer has all arguments. An argument that the
+function does not use is not kept: it counts as NIL if UNUSED is true, else as missing."
   (multiple-value-bind (name arguments) (sb-debug::frame-call frame :method-frame-style :full)
     (if (listp arguments)
         (loop for argument in (let ((supplied (supplied-arguments frame arguments)))
@@ -148,7 +150,7 @@ arguments that the function does not use: they count as NIL if UNUSED is true, e
 ;;; Closures
 
 (defun stack-closure-p (address)
-  "True when ADDRESS, a word tagged as a function, refers to a closure on this thread's stack."
+  "Return true when ADDRESS, a word tagged as a function, refers to a closure on this thread's stack."
   (let ((start (sb-vm::current-sp)))
     (and (<= (sap-int start) address
              (- (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-end*) (* 2 sb-vm:n-word-bytes)))
@@ -173,8 +175,8 @@ arguments that the function does not use: they count as NIL if UNUSED is true, e
     (sb-di::debug-fun-from-pc (sb-kernel:fun-code-header entry) (sb-di::function-start-pc-offset entry)))))
 
 (defun entry-point (frame)
-  "Return the simple function of which FRAME is a call. Return NIL if it has none, or if it cannot be told from the other
-functions of its code component."
+  "Return the simple function of which FRAME is a call. Return NIL if FRAME has no code, or if the function cannot be
+distinguished from others of its code component."
   (let* ((code (frame-code frame))
          (function (and code (sb-di:frame-debug-fun frame)))
          (place (and code (sb-c::compiled-debug-fun-closure-save (compiler-debug-fun function))))
@@ -198,14 +200,14 @@ that they are calls of. Code that a macro compiles meanwhile is not marked."
     (funcall compile)))
 
 (defun closures-kept-p (frame)
-  "True when FRAME runs code of a submitted form, whose frames keep their closures."
+  "Return true when FRAME runs code of a submitted form, whose frames keep their closures."
   (let ((source (sb-di:code-location-debug-source (sb-di:frame-code-location frame))))
     (and (null (sb-di:debug-source-namestring source))
          (getf (sb-c::debug-source-plist source) :closures-kept))))
 
 (defun frame-closure (frame)
-  "Return the function object without a global name of which FRAME is a call. Return NIL if it is unknown: only frames of
-submitted code keep it."
+  "Return the function object without a global name of which FRAME is a call. Return NIL if the object is unknown: only
+frames of submitted code keep their function object."
   (let ((entry (and (not (called-directly-p frame)) (entry-point frame))))
     (when entry
       (let ((place (closure-place entry)))
@@ -218,8 +220,8 @@ submitted code keep it."
               ((closures-kept-p frame) entry))))))
 
 (defun closure-name (debug-fun-closure-name function frame)
-  "Do what SB-DI:DEBUG-FUN-CLOSURE-NAME does, except where FRAME was called without a closure: there, that function takes
-whatever is on the stack for one."
+  "Return the name of the closure that FRAME, a frame of FUNCTION, is a call of. Call DEBUG-FUN-CLOSURE-NAME, SBCL's
+function, unless FRAME was called without a closure: SBCL's function would then take any word on the stack for a closure."
   (cond ((or (not (typep function 'sb-di::compiled-debug-fun))
              (null (sb-c::compiled-debug-fun-closure-save (compiler-debug-fun function)))
              (sb-di::all-args-available-p frame))
@@ -238,7 +240,7 @@ whatever is on the stack for one."
         function)))
 
 (defun method-name-p (name)
-  "True when NAME is the name of a method's frames."
+  "Return true when NAME is the name of a method's frames."
   (typep name '(cons (member sb-pcl::fast-method sb-pcl::slow-method) cons)))
 
 (defun frame-method (name)
@@ -320,8 +322,8 @@ again. Refuse if either is unknown."
                                       'sb-pcl::long-method-combination)))))))))))))
 
 (defun why-no-function (name generic-function)
-  "Return why there is no function to call again for a frame named NAME. GENERIC-FUNCTION is that of a method's frame, or
-NIL."
+  "Return a sentence that says why no function can be called again for a frame named NAME. GENERIC-FUNCTION is the generic
+function of a method's frame, or NIL."
   (format nil "~S ~@?" name
           (cond (generic-function "is no longer a method of its generic function.")
                 ((symbolp name) "no longer has a global definition.")

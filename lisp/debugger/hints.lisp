@@ -61,7 +61,7 @@ string, then symbols with similar names that are accessible in PACKAGE."
            (suggestion (near-names (string package) (package-names)))))))
 
 (defun old-layout-p (object)
-  "True when OBJECT is an instance of a structure that was redefined after it was made."
+  "Return true when OBJECT is an instance of a structure that was redefined after it was made."
   (and (sb-kernel:%instancep object)
        (not (typep object 'standard-object))
        (sb-kernel::layout-invalid (sb-kernel:%instance-layout object))
@@ -82,7 +82,7 @@ string, then symbols with similar names that are accessible in PACKAGE."
               (second (simple-condition-format-arguments condition))))))
 
 (defun condition-hint (condition)
-  "Return the hint for CONDITION, or NIL."
+  "Return a hint that explains CONDITION or suggests similar names, or NIL."
   (typecase condition
     (undefined-function
      (let ((name (cell-error-name condition)))
@@ -121,16 +121,16 @@ string, then symbols with similar names that are accessible in PACKAGE."
                                             (sb-kernel:dd-slots (sb-kernel:find-defstruct-description name)))))))))))
 
 (defun file-hint (condition)
-  "Return the form, of a file that is being compiled or loaded, in which CONDITION was signalled; NIL if its own hint names
-the form."
+  "Return a hint that names the form, of a file that is being compiled or loaded, in which CONDITION was signalled. Return
+NIL if there is no file, or if CONDITION-HINT names the form."
   (unless (typep condition 'sb-c::input-error-in-load)
     (destructuring-bind (&optional file (line 0) column form) (or (compiler-place) (loading-place))
       (declare (ignore column))
       (and file (format nil "In ~A~:[:~D~;~*~]~@[, in ~A~]." file (zerop line) line form)))))
 
 (defun reader-position-hint (condition)
-  "Return where the reader was in the submitted code when it signalled CONDITION. Return NIL if CONDITION reports that
-itself, or is no reading error."
+  "Return a text with the position of the reader in the submitted code when it signalled CONDITION. Return NIL if CONDITION
+reports the position itself, or is not an error of the reader."
   ;; SBCL's simple reader errors report the position themselves (%REPORT-READER-ERROR in src/code/target-error.lisp).
   (when (and *form-stream*
              (typep condition '(not (and sb-int:simple-reader-error (not sb-kernel:reader-impossible-number-error)))))
@@ -145,7 +145,8 @@ itself, or is no reading error."
                 line column start-line start-column)))))
 
 (defun quicklisp-hint (condition)
-  "Return advice on loading Quicklisp if CONDITION is that one of its packages does not exist; else NIL."
+  "Return advice on loading Quicklisp if Quicklisp is not loaded and CONDITION is an error about one of its packages; else
+NIL."
   (when (and (typep condition 'package-error)
              (member (package-error-package condition) '("QL" "QL-DIST" "QL-UTIL" "QUICKLISP" "QUICKLISP-CLIENT")
                      :test #'equal)

@@ -9,7 +9,8 @@
 
 (defmacro with-protected-hold (() &body body)
   "Evaluate BODY so that nothing of the held evaluation can end the hold: none of its handlers runs, and a condition that
-its timers signal is continued if it has a CONTINUE restart, else it ends BODY, which returns NIL."
+one of its timers signals is continued if there is a CONTINUE restart. Otherwise the condition ends BODY, and the value is
+NIL."
   `(catch 'contained
      (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
            (*signal-observer* nil)
@@ -34,8 +35,9 @@ non-local exit ends here."
         (return-from contained)))))
 
 (defun next-held-job ()
-  "Wait for the next job, which brings this thread to the foreground again, and return it, or NIL when there will be none.
-Pending interruptions of this thread run before this returns: an interruption on the way out of NEXT-JOB would lose the job."
+  "Wait for the next job, which brings this thread to the foreground again, and return it, or NIL when there will be no more
+jobs. Pending interruptions of this thread run before this returns: an interruption on the way out of NEXT-JOB would lose
+the job."
   (without-interrupts
     (let ((job (next-job +evaluation-lane+ *job-id*)))
       (when job
@@ -47,8 +49,9 @@ Pending interruptions of this thread run before this returns: an interruption on
       job)))
 
 (defun hold-evaluation (condition frames)
-  "Report the failed evaluation as held, and perform the host's commands until one resumes or releases it. Return to release
-it. Nothing else ends the hold: any other non-local exit, as from a timer's function, comes back here."
+  "Report the evaluation, which failed with CONDITION, as held, and perform the host's commands until one resumes or
+releases the evaluation. FRAMES is a value of USER-FRAMES. Return if the evaluation is released. Any other non-local exit,
+as from a timer's function, is stopped here."
   (let ((*held-condition* condition)
         (*held-frames* frames)
         (sb-thread::*interrupt-handler* #'contain-held-interruption)
@@ -92,23 +95,23 @@ it. Nothing else ends the hold: any other non-local exit, as from a timer's func
   (setf *hold-errors* nil))
 
 (defun in-system-call-p (frame)
-  "True when FRAME belongs to one of SBCL's own functions for system calls, which expect interruptions at any time."
+  "Return true when FRAME belongs to one of SBCL's own functions for system calls, which expect interruptions at any time."
   (member (ignore-errors (frame-file frame))
           '("SYS:SRC;CODE;UNIX.LISP" "SYS:SRC;CODE;TARGET-THREAD.LISP" "SYS:SRC;CODE;SERVE-EVENT.LISP"
             "SYS:SRC;CODE;FD-STREAM.LISP")
           :test #'equal))
 
 (defun in-foreign-code-p (frame)
-  "True when this thread was interrupted while FRAME, the innermost Lisp frame, called foreign code other than a system
-call. Such code may hold locks of its own, such as malloc's."
+  "Return true when this thread was interrupted while FRAME, the innermost Lisp frame, called foreign code other than a
+system call. Foreign code may hold locks of its own, such as malloc's."
   (and (plusp sb-kernel:*free-interrupt-context-index*)
        (null (sb-di::code-header-from-pc
               (sb-vm:context-pc (sb-di::nth-interrupt-context (1- sb-kernel:*free-interrupt-context-index*)))))
        (not (in-system-call-p frame))))
 
 (defun holdable-frame-p (frame)
-  "True when the evaluation can be held in FRAME, its innermost frame: it is in one of its forms, and not in the server's
-code between them."
+  "Return true when the evaluation can be held in FRAME, its innermost frame: the evaluation is in one of its forms, and not
+in the server's code between forms."
   (and (plusp *form-number*)
        (< (frame-address frame) *boundary*)
        (not sb-kernel:*gc-inhibit*)
@@ -116,8 +119,8 @@ code between them."
 
 (defun hold-interrupted-evaluation (reason hook)
   "Hold the evaluation, which was interrupted for REASON, below the function whose frame pointer is HOOK, with a restart
-that continues it. Return true if it is to continue, and NIL if it cannot be held, in which case nothing was pushed. Does
-not return if it is released."
+that continues the evaluation. Return true if the evaluation is to continue, and NIL if it cannot be held, in which case
+nothing was pushed. Unwind if it is released."
   (when (and (eql reason +interrupt-timeout+)
              *hold-errors*
              (not *failure-reason*)
@@ -137,7 +140,7 @@ not return if it is released."
   (push-done success))
 
 (defun run-held-command (job)
-  "Perform JOB so that an interruption of it abandons nothing else. Return the values of HELD-COMMAND."
+  "Perform JOB so that an interruption ends only JOB, not the held evaluation. Return the values of HELD-COMMAND."
   (let* ((resume nil)
          (success (call-until-abandoned
                    (lambda ()
@@ -149,8 +152,8 @@ not return if it is released."
     (values success resume)))
 
 (defun held-command (job)
-  "Perform JOB. Return whether that succeeded, and how to proceed: a function that resumes the evaluation, :RELEASE, or NIL
-to stay held."
+  "Perform JOB. Return true if JOB succeeded, and the way to proceed: a function that resumes the evaluation, :RELEASE, or
+NIL to stay held."
   (case (job-kind job)
     (:invoke-restart (restart-command job))
     (:frame-locals (locals-command job))
@@ -178,7 +181,8 @@ is not held."
 ;;; Restarts
 
 (defun find-held-restart (number name)
-  "Return restart NUMBER, or the first restart called NAME if NUMBER is 0. Refuse if there is none."
+  "Return restart NUMBER, counted from 1, or the first restart called NAME if NUMBER is 0. Refuse if there is no such
+restart."
   (let ((restarts (restarts-for *held-condition*)))
     (or (if (plusp number)
             (nth (1- number) restarts)
@@ -253,8 +257,9 @@ Return NIL if the function fails."
           (if (eql maximum 0) "" ": give them in `values`, as Lisp expressions")))
 
 (defun restart-arguments (restart text)
-  "Return the arguments for RESTART, and true if they are valid. They are the values of the expressions in TEXT or, if there
-are none, what the interactive function of RESTART returns. If they are not valid, push why."
+  "Return the arguments for RESTART, and true if they are valid. The arguments are the values of the expressions in TEXT or,
+if TEXT has no expressions, the list that the interactive function of RESTART returns. If they are not valid, push the
+reason."
   (multiple-value-bind (minimum maximum) (argument-count (sb-kernel::restart-function restart))
     (multiple-value-bind (arguments success) (evaluate-arguments text)
       (cond ((not success)
@@ -272,7 +277,7 @@ are none, what the interactive function of RESTART returns. If they are not vali
 
 (defun assertion-places (restart)
   "Return the number of places for which RESTART asks new values if it is the CONTINUE restart of a failed ASSERT, else NIL.
-Only its report tells: `Retry assertion with new values for A, (CAR B).'"
+Only the restart's report shows the places: `Retry assertion with new values for A, (CAR B).'"
   (let* ((report (with-server-syntax ()
                    (let ((*print-escape* nil)) (guarded (princ-to-string restart) (failure) ""))))
          (places (search " for " report)))
@@ -291,8 +296,8 @@ Only its report tells: `Retry assertion with new values for A, (CAR B).'"
   (pop *answers*))
 
 (defun type-answers (answers count)
-  "Provide input on *QUERY-IO* for the next COUNT places for which ASSERT asks. The first get new values from ANSWERS, and
-the others keep their values."
+  "Provide input on *QUERY-IO* for the next COUNT places for which ASSERT asks. The first places get new values from
+ANSWERS, and the other places keep their values."
   (setf *answers* answers
         *saved-tty* sb-sys:*tty*
         sb-sys:*tty* (make-two-way-stream
@@ -303,7 +308,7 @@ the others keep their values."
 
 (defun continue-assertion (restart places text)
   "Return true and a function that invokes RESTART, the CONTINUE of an assertion, which asks for values of PLACES places.
-These get the values of the expressions in TEXT."
+The places get the values of the expressions in TEXT."
   (multiple-value-bind (new success) (evaluate-arguments text)
     (cond ((not success) nil)
           ((> (length new) places)
@@ -315,7 +320,8 @@ These get the values of the expressions in TEXT."
                      (invoke-restart restart)))))))
 
 (defun restart-command (job)
-  "Return true and a function that invokes the restart that JOB names. HOLD-EVALUATION calls that function."
+  "Return true and a function, for HOLD-EVALUATION to call, that invokes the restart that JOB names; or :RELEASE in its
+place if the restart aborts the evaluation."
   (let ((restart (find-held-restart (job-argument job) (job-name job))))
     (when restart
       (let ((places (assertion-places restart)))
@@ -351,7 +357,7 @@ flags say, at most +FRAMES-WITH-LOCALS+."
   t)
 
 (defun frame-has-variables-p (frame)
-  "True when code can be evaluated with local variables of FRAME visible."
+  "Return true when code can be evaluated with local variables of FRAME visible."
   (and (not (bogus-frame-p frame))
        (guarded (sb-debug::frame-has-debug-vars-p frame) (failure) nil)
        (guarded (locals frame) (failure) nil)
@@ -380,8 +386,8 @@ end, and the package in which it was read. Return a list of the values of the la
               (funcall defined form *form-start* end package)))))))))
 
 (defun eval-command (job)
-  "Evaluate code in a frame and push its values. This is an evaluation of its own: its definitions do not count as the held
-evaluation's."
+  "Evaluate code in a frame and push its values. This is an evaluation of its own: its definitions do not count as
+definitions of the held evaluation."
   (let ((frame (find-held-frame (job-argument job)))
         (*evaluation* (make-evaluation :number (job-evaluation job)))
         (definitions 0))
@@ -402,7 +408,7 @@ evaluation's."
              (nth-value 1 (call-until-abandoned (lambda () (mapc #'push-value values)))))))))
 
 (defun unwindable-p (frame number)
-  "True when evaluation can continue from FRAME, number NUMBER. Else refuse."
+  "Return true when evaluation can continue from FRAME, whose number is NUMBER; otherwise refuse."
   (let ((why-not (why-not-unwindable frame)))
     (or (not why-not)
         (refuse "SBCL cannot unwind to frame ~D: ~@?.~@[ The next outer frame to which it can unwind is ~D.~]" number why-not
@@ -411,7 +417,8 @@ evaluation's."
                               *held-frames*))))))
 
 (defun return-command (job)
-  "Return true and a function that returns values from a frame."
+  "Evaluate JOB's code in its frame. Return true and a function that returns the values from the frame, unless the code
+fails or SBCL cannot unwind to the frame."
   (let ((frame (find-held-frame (job-argument job))))
     (when (and frame (unwindable-p frame (job-argument job)))
       (multiple-value-bind (values success) (evaluate-in-frame (job-text job) frame)
@@ -426,7 +433,8 @@ evaluation's."
                          (sb-debug:unwind-to-frame-and-call frame (lambda () (values-list values)))))))))))
 
 (defun restart-frame-command (job)
-  "Return true and a function that calls a frame's function again with the same arguments."
+  "Return true and a function that calls the function of JOB's frame again with its arguments, unless SBCL cannot unwind to
+the frame."
   (let ((frame (find-held-frame (job-argument job))))
     (when (and frame (unwindable-p frame (job-argument job)))
       (multiple-value-bind (function arguments) (frame-function frame (job-argument job))

@@ -1,4 +1,4 @@
-;;;; Queries about the image: the session's definitions, and what a symbol means.
+;;;; Queries about the image: the session's definitions, and the meanings of a symbol.
 
 (in-package "SBCL-HOST/DEBUGGER")
 
@@ -49,7 +49,7 @@
       (prin1 (bare lambda-list) stream))))
 
 (defun push-argument (value stream)
-  "Print VALUE to STREAM in the way of an argument of a frame."
+  "Print VALUE to STREAM like an argument of a frame."
   (print-argument value stream)
   nil)
 
@@ -72,7 +72,7 @@
               append (remove-if-not #'accessors-only-p (sb-mop:slot-definition-writers slot))))))
 
 (defun accessor-method-p (method name)
-  "True when METHOD of the function NAME only reads or writes a slot. The accessors of a condition class are ordinary
+  "Return true when METHOD of the function NAME only reads or writes a slot. The accessors of a condition class are ordinary
 methods."
   (let ((class (first (last (sb-mop:method-specializers method)))))
     (or (typep method 'sb-mop:standard-accessor-method)
@@ -83,14 +83,14 @@ methods."
                       (sb-mop:class-direct-slots class))))))
 
 (defun accessors-only-p (name)
-  "True when the function NAME only reads or writes slots."
+  "Return true when the function NAME only reads or writes slots."
   (let ((function (and (fboundp name) (fdefinition name))))
     (or (not (typep function 'generic-function))
         (every (lambda (method) (accessor-method-p method name))
                (sb-mop:generic-function-methods function)))))
 
 (defun print-class-definition (name accessors stream)
-  "Print the line for the class NAME, with those of its ACCESSORS that the session defined."
+  "Print the line for the class NAME, with those of ACCESSORS, function names, that are symbols."
   (prin1 name stream)
   (let ((names (remove-if #'consp accessors)))
     (when names
@@ -113,13 +113,13 @@ methods."
       (symbol-package (function-name-symbol name))))
 
 (defun definition-sort-key (kind name)
-  "Return the key by which definitions are sorted."
+  "Return the sort key of the definition of NAME as KIND: a cons of the item code and the printed name."
   (cons (definition-item kind) (if (stringp name) name (prin1-to-string name))))
 
 (defun listed-definitions (package)
-  "Return the definitions that the session itself made, or all in PACKAGE if that is not NIL, as lists of kind and name. The
-second value is a list of the systems that made definitions: each system's name, the number of its definitions, and the
-number of packages they are in."
+  "Return the definitions that the session itself made, or all definitions in PACKAGE unless PACKAGE is NIL, as lists of
+kind and name. The second value is a list of the systems that made definitions: each system's name, the number of its
+definitions, and the number of packages they are in."
   (let ((wanted '())
         (systems (make-hash-table :test 'equal)))
     (map-definitions
@@ -139,9 +139,9 @@ number of packages they are in."
                   collect (list system (first counted) (length (rest counted)))))))
 
 (defun push-definitions (item limit package-name)
-  "Push the session's definitions whose item code is ITEM, or all if ITEM is 0; only those in the package PACKAGE-NAME,
-unless that is empty. Definitions beyond LIMIT are only counted. Accessors are listed with their class, and the definitions
-of systems are counted by system."
+  "Push the session's definitions whose item code is ITEM, or definitions of all kinds if ITEM is 0. Unless PACKAGE-NAME is
+empty, push only definitions in that package. Definitions beyond LIMIT are only counted. Accessors are listed with their
+class, and the definitions of systems are counted by system."
   (let* ((package (and (plusp (length package-name)) (find-user-package package-name)))
          (accessors (make-hash-table :test 'equal)))
     (with-inspection-syntax ()
@@ -201,9 +201,9 @@ of systems are counted by system."
         text)))
 
 (defun locate-symbol (text package-name)
-  "Find the symbol that TEXT names in the package named PACKAGE-NAME, or in *PACKAGE* if that is empty, without interning
-it. Return the symbol, whether it exists, and the name and package that were searched. Signal a package error if the package
-does not exist."
+  "Find the symbol that TEXT names in the package named PACKAGE-NAME, or in the current package if PACKAGE-NAME is empty,
+without interning it. Return the symbol, true if it exists, and the name and package that were searched. Signal a package
+error if the package does not exist."
   (let ((text (bare-name text)))
     (multiple-value-bind (name colon) (read-name text)
       (let ((package (cond ((null colon)
@@ -220,7 +220,7 @@ does not exist."
                 (values symbol (and status t) name package))))))))
 
 (defun push-detail (label function)
-  "Push a detail of the role that was pushed last."
+  "Push a detail of the role that was pushed last. LABEL and FUNCTION are as for PUSH-ITEM."
   (push-item (item-code :detail) label function))
 
 (defun push-text-detail (label text)
@@ -247,7 +247,7 @@ does not exist."
   "True when the client asked for the source text of definitions.")
 
 (defun push-source (name type)
-  "Push where NAME was defined as TYPE, if that is known, and the source text if the client asked for it."
+  "Push the place of NAME's definition as TYPE, if it is known, and the source text if the client asked for it."
   (let ((place (guarded (let ((source (first (sb-introspect:find-definition-sources-by-name name type))))
                           (and source (definition-place source (symbol-name (function-name-symbol name)))))
                    (failure)
@@ -280,11 +280,11 @@ does not exist."
                                    (write-string "()" stream)))))))
 
 (defconstant +max-listed-items+ 30
-  "The most methods of a generic function, or slots or subclasses of a class, that are listed.")
+  "Maximum number of methods of a generic function, or slots or subclasses of a class, that are listed.")
 
 (defun push-list (label items print)
-  "Push the number of ITEMS and, a line each, what PRINT, a function of an item and a stream, prints for the first
-+MAX-LISTED-ITEMS+ of them."
+  "Push a detail with LABEL: the number of ITEMS and, on a line each, the text that PRINT, a function of an item and a
+stream, prints for the first +MAX-LISTED-ITEMS+ items."
   (let ((count (length items)))
     (push-detail label
                  (lambda (stream)
@@ -315,7 +315,7 @@ does not exist."
                      (format stream "~%  ~A" (indent-lines text))))))))
 
 (defun method-text (place key)
-  "Return the text of the DEFMETHOD form at PLACE if it defines the method with KEY, else NIL."
+  "Return the text of the DEFMETHOD form at PLACE if it defines the method with the METHOD-SIGNATURE KEY, else NIL."
   (let ((text (place-form-text place)))
     (and text
          (guarded (equal key (form-signature (map-form text) text)) (failure) nil)
@@ -370,7 +370,7 @@ does not exist."
             (if (eq owner class) nil (class-name owner)))))
 
 (defun push-function-roles (symbol)
-  "Push what SYMBOL means as an operator. Return true if it has such a meaning."
+  "Push the meaning of SYMBOL as an operator. Return true if SYMBOL names an operator."
   (cond ((special-operator-p symbol)
          (push-role symbol "SPECIAL OPERATOR")
          (push-documentation symbol 'function)
@@ -386,7 +386,7 @@ does not exist."
          t)))
 
 (defun push-function (name &optional (symbol name) setf)
-  "Push what the function NAME is, under the name SYMBOL, or (SETF SYMBOL) if SETF is true."
+  "Push a description of the function NAME, under the name SYMBOL, or (SETF SYMBOL) if SETF is true."
   (let ((generic (typep (fdefinition name) 'generic-function)))
     (push-role symbol (if generic "GENERIC FUNCTION" "FUNCTION") setf)
     (push-arglist name)
@@ -402,7 +402,7 @@ does not exist."
     (push-source name (if generic :generic-function :function))))
 
 (defun push-setf-role (symbol)
-  "Push what (SETF SYMBOL) means, unless SYMBOL belongs to the system. Return true if it means something."
+  "Push the meaning of (SETF SYMBOL), unless SYMBOL belongs to the system. Return true if a meaning was pushed."
   (let ((name (list 'setf symbol)))
     (cond ((system-symbol-p symbol) nil)
           ((fboundp name)
@@ -415,12 +415,12 @@ does not exist."
            t))))
 
 (defconstant +max-previewed-parts+ 10
-  "The most entries or slots that are shown of a value whose printed representation hides them.")
+  "Maximum number of entries or slots that are shown of a value whose printed representation hides them.")
 
 (defun value-parts (value)
   "Return the first +MAX-PREVIEWED-PARTS+ parts of VALUE, their total number, and a format control for the noun. The parts
-are lists of a label and a value (none if the slot is unbound): the entries of a hash table, or the slots of an instance
-whose class is not the system's. Return NIL if VALUE has no parts."
+are lists of a label and a value, or of a label alone if the slot is unbound: the entries of a hash table, or the slots of
+an instance whose class is not the system's. Return NIL if VALUE has no parts."
   (typecase value
     (hash-table
      (values (block entries
@@ -456,7 +456,7 @@ whose class is not the system's. Return NIL if VALUE has no parts."
                          (format stream "~%... ~D more" (- count +max-previewed-parts+)))))))))
 
 (defun push-variable-roles (symbol)
-  "Push what SYMBOL means as a variable. Return true if it has such a meaning."
+  "Push the meaning of SYMBOL as a variable. Return true if SYMBOL names a variable."
   (let ((kind (sb-int:info :variable :kind symbol)))
     (when (or (member kind '(:special :constant :global :macro)) (boundp symbol))
       (push-role symbol (case kind
@@ -475,7 +475,7 @@ whose class is not the system's. Return NIL if VALUE has no parts."
       t)))
 
 (defun push-type-roles (symbol)
-  "Push what SYMBOL means as a type. Return true if it has such a meaning."
+  "Push the meaning of SYMBOL as a type. Return true if SYMBOL names a type."
   (let ((class (find-class symbol nil)))
     (cond (class
            (push-role symbol (typecase class
@@ -528,7 +528,7 @@ whose class is not the system's. Return NIL if VALUE has no parts."
             near packages)))
 
 (defun push-not-found (name package)
-  "Push that PACKAGE has no symbol NAME, with similar names."
+  "Push the NOT-FOUND-TEXT for NAME and PACKAGE."
   (push-item (item-code :not-found) "" (lambda (stream) (write-string (not-found-text name package) stream))))
 
 (defun push-package-role (package)
@@ -556,8 +556,8 @@ whose class is not the system's. Return NIL if VALUE has no parts."
         (find-package (string-upcase name)))))
 
 (defun push-description (text package-name with-source)
-  "Push what the symbol that TEXT names in the package PACKAGE-NAME means, with the source text of its definitions if
-WITH-SOURCE is true."
+  "Push the meanings of the symbol that TEXT names in the package PACKAGE-NAME, or a description of the package that TEXT
+names. If WITH-SOURCE is true, include the source text of definitions."
   (multiple-value-bind (symbol found name package)
       (handler-case (locate-symbol text package-name)
         (sb-kernel:simple-package-error (condition)

@@ -29,7 +29,7 @@
     (typep (sb-mop:method-function method) 'sb-pcl::%method-function)))
 
 (defun compiled-as-submitted (form)
-  "Return the value of FORM, compiled in the way of submitted code."
+  "Return the value of FORM, compiled like submitted code."
   (let* ((*evaluation-lexenv* nil)
          (lexenv (cached-lexenv-lexenv (evaluation-lexenv))))
     (call-with-closures-marked lexenv (lambda () (sb-impl::eval-tlf form 0 lexenv)))))

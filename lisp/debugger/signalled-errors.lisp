@@ -4,8 +4,8 @@
 (in-package "SBCL-HOST/DEBUGGER")
 
 (defun observe-signal (signal condition)
-  "Do what SBCL's %SIGNAL does (src/code/cold-error.lisp), after calling the thread's observer with CONDITION if it is an
-error."
+  "Call SIGNAL, SBCL's %SIGNAL (src/code/cold-error.lisp), with CONDITION. If CONDITION is an error, call the thread's
+observer first."
   (let ((observer *signal-observer*))
     (when (and observer
                (typep condition '(and error (not storage-condition)))
@@ -14,13 +14,13 @@ error."
     (funcall (the function signal) condition)))
 
 (defun system-function-p (function)
-  "True when FUNCTION was compiled from a file of SBCL's or of the Lisp side."
+  "Return true when FUNCTION was compiled from a file of SBCL or of the server's Lisp side."
   (let* ((code (sb-kernel:fun-code-header (sb-kernel:%fun-fun function)))
          (file (sb-di:debug-source-namestring (sb-c::debug-info-source (sb-kernel:%code-debug-info code)))))
     (and file (system-file-p file))))
 
 (defun system-handles-p (condition clusters)
-  "True when the first handler for CONDITION in CLUSTERS, a value of *HANDLER-CLUSTERS*, is one of SBCL's own."
+  "Return true when the first handler for CONDITION in CLUSTERS, a value of *HANDLER-CLUSTERS*, is one of SBCL's own."
   (loop for cluster in clusters
         do (loop for (test . handler) in cluster
                  when (if (typep test 'sb-kernel::classoid-cell)
@@ -29,8 +29,9 @@ error."
                    do (return-from system-handles-p (system-function-p (sb-kernel:%coerce-callable-to-fun handler))))))
 
 (defun call-observer (observer condition hook)
-  "Call OBSERVER with CONDITION, HOOK and the active handlers, unnoticed by the code that signals CONDITION: none of its
-handlers runs for a condition that OBSERVER signals, no observer sees such a condition, and an error only ends OBSERVER."
+  "Call OBSERVER with CONDITION, the frame pointer HOOK and the active handlers, unnoticed by the code that signals
+CONDITION: none of its handlers runs for a condition that OBSERVER signals, no observer is called for it, and an error only
+ends OBSERVER."
   (declare (type function observer))
   (let* ((clusters sb-kernel:*handler-clusters*)
          (sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
@@ -41,8 +42,8 @@ handlers runs for a condition that OBSERVER signals, no observer sees such a con
 (defun call-with-signal-observer (observer function)
   "Return the values of FUNCTION, and call OBSERVER for each error that is signalled meanwhile in this thread, or in a
 thread that its evaluation starts, before any handler runs. OBSERVER receives the condition, a frame pointer for
-ERROR-FRAME, and the active handlers, a value of *HANDLER-CLUSTERS*. Several threads may call it at once. Its own errors are
-discarded. Observing a signal costs about as much as a function call."
+ERROR-FRAME, and the active handlers, a value of *HANDLER-CLUSTERS*. Several threads may call OBSERVER at once. Errors in
+OBSERVER are discarded. Observing a signal costs about as much as a function call."
   (declare (type function observer function))
   (let ((*signal-observer* observer))
     (funcall function)))
@@ -65,8 +66,8 @@ discarded. Observing a signal costs about as much as a function call."
 
 (defun signalling-place (hook)
   "Return an object that identifies the place where an error was signalled, for comparison by EQUAL. HOOK is the frame
-pointer with which the observer was called. The place is the code component and program counter of the innermost frame that
-is not SBCL's own, among the first 50 frames if there is one."
+pointer with which the observer was called. The place is the code component and program counter of the innermost frame,
+among the first 50, that is not SBCL's own, or else of the innermost frame."
   (let* ((start (error-frame hook))
          (frame (or (loop for frame = start then (sb-di:frame-down frame)
                           repeat 50
@@ -81,9 +82,9 @@ is not SBCL's own, among the first 50 frames if there is one."
 ;;; Recording handled errors
 
 (defconstant +max-recorded-errors+ 20
-  "The most handled errors that are recorded for one evaluation.")
+  "Maximum number of handled errors that are recorded for one evaluation.")
 (defconstant +max-observed-errors+ 10000
-  "The most errors that are examined. Each takes some 50 microseconds.")
+  "Maximum number of errors of one evaluation that are examined. Examining an error takes some 50 microseconds.")
 (defconstant +report-time-limit+ 1/2
   "The time limit for the report of one error: a user's print method may not return.")
 (defconstant +capture-time-limit+ 1
@@ -97,11 +98,11 @@ is not SBCL's own, among the first 50 frames if there is one."
   (count 0 :type index)
   ;; The number of errors examined.
   (observed 0 :type sb-ext:word)
-  ;; True once the client was told that no more errors are recorded.
+  ;; True once the client was notified that no more errors are recorded.
   (limit-reported nil))
 
 (defun known-error-p (recorder condition place)
-  "True when RECORDER has CONDITION, or a condition of the same class from PLACE."
+  "Return true when RECORDER holds CONDITION, or another condition of its class from PLACE."
   (find-if (lambda (entry)
              (destructuring-bind (known class known-place) entry
                (or (eq known condition)
@@ -109,8 +110,8 @@ is not SBCL's own, among the first 50 frames if there is one."
            (recorder-entries recorder)))
 
 (defun record-signalled-error (recorder condition hook)
-  "Push CONDITION, unless RECORDER has one of its class and place. HOOK is the frame pointer with which the observer was
-called."
+  "Push CONDITION, unless RECORDER holds an error of its class and place, or a limit is reached. HOOK is the frame pointer
+with which the observer was called."
   (cond ((recorder-limit-reported recorder))
         ((or (= (recorder-count recorder) +max-recorded-errors+)
              (= (recorder-observed recorder) +max-observed-errors+))
@@ -149,7 +150,7 @@ called."
 
 (defun call-with-recorded-errors (function)
   "Return the values of FUNCTION and push the errors that it signals, at the point where they are signalled. Only the first
-error of each class and place is pushed, and none that SBCL or ASDF handles itself."
+error of each class and place is pushed, and no error that SBCL or ASDF handles itself."
   (let* ((recorder (make-recorder))
          (*recorder* recorder))
     (call-with-signal-observer
@@ -160,7 +161,8 @@ error of each class and place is pushed, and none that SBCL or ASDF handles itse
      function)))
 
 (defun push-unhandled-error (condition)
-  "Push that nothing handled CONDITION. It is reported separately as the error that ended the evaluation."
+  "Push an event that marks CONDITION, if it was recorded, as unhandled. It is reported separately as the error that ended
+the evaluation."
   (when *recorder*
     (let ((position (position condition (reverse (recorder-entries *recorder*)) :key #'first :test #'eq)))
       (when position

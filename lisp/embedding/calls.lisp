@@ -1,7 +1,7 @@
 ;;;; Calls between Lisp and the host's program, each with one message in either direction. The program calls Lisp through
 ;;;; CALL-FROM-PROGRAM, and Lisp calls the program through CALL-PROGRAM. Both nest. A non-local exit in Lisp never crosses
-;;;; the program's frames: CALL-FROM-PROGRAM stops it and reports that to the program, the program returns, and CALL-PROGRAM
-;;;; resumes the unwinding.
+;;;; the program's frames: CALL-FROM-PROGRAM stops the exit and reports it to the program, the program returns, and
+;;;; CALL-PROGRAM resumes the unwinding.
 
 (in-package "SBCL-HOST/EMBEDDING")
 
@@ -15,14 +15,14 @@
    (message :initarg :message :reader rust:host-error-message))
   (:report (lambda (condition stream)
              (format stream "~A: ~A" (rust:host-error-function condition) (rust:host-error-message condition))))
-  (:documentation "A function written in Rust returned an error."))
+  (:documentation "An error that a function written in Rust returned."))
 
 (define-condition rust:host-panic (rust:host-error)
   ()
   (:report (lambda (condition stream)
              (format stream "~A panicked: ~A"
                      (rust:host-error-function condition) (rust:host-error-message condition))))
-  (:documentation "A function written in Rust panicked."))
+  (:documentation "A panic of a function written in Rust."))
 
 ;;; Functions that every program has
 (defconstant +run+ (declared-number "SBCL_PROGRAM_RUN")
@@ -32,8 +32,8 @@
 (defconstant +read-input+ (declared-number "SBCL_PROGRAM_READ_INPUT")
   "The number of the program's function that returns the next characters of its standard input, or NIL at the end.")
 (defconstant +defined+ (declared-number "SBCL_PROGRAM_DEFINED")
-  "The number of the program's function that records a definition: the function whose number is the first argument is called
-from now on, and the function whose number is the second argument, unless it is 0, is no longer called.")
+  "The number of the program's function that records a definition. Its arguments are the number of the new function, and the
+number of the function that it replaces, or 0.")
 
 (declaim (type (unsigned-byte 64) **program**))
 (defglobal **program** 0
@@ -41,24 +41,25 @@ from now on, and the function whose number is the second argument, unless it is 
 
 (declaim (type simple-vector **program-threads**))
 (defglobal **program-threads** (make-array 0)
-  "The threads that work for the program. The first one only interrupts the others.")
+  "The threads that work for the program. The first thread only interrupts the others.")
 
 (defun program-thread-p (thread)
-  "True when THREAD works for the program."
+  "Return true when THREAD works for the program."
   (find thread (the simple-vector **program-threads**) :test #'eq))
 
 ;;; Stopping a non-local exit, and resuming it
 
 (defvar *pending-exit* nil
   "The non-local exit that is pending while the program's frames return: a list of the block to unwind to, the number of
-values that it gets, and the values. :LOST if the exit cannot be resumed; NIL if there is none.")
+values that it gets, and the values. :LOST if the exit cannot be resumed; NIL if no exit is pending.")
 
 (defconstant +room-for-program+ (* 256 1024)
-  "The bytes of control stack that must be free when the program is called: it has no handler for the end of the stack.")
+  "Number of bytes of control stack that must be free when the program is called, because the program has no handler for the
+end of the stack.")
 
 (declaim (inline check-stack-room))
 (defun check-stack-room (&optional (more 0))
-  "Signal that the control stack is exhausted unless MORE bytes, and what the program needs, are free. Where Lisp and the
+  "Signal that the control stack is exhausted unless +ROOM-FOR-PROGRAM+ bytes, and MORE bytes, are free. Where Lisp and the
 program call each other, both check."
   (declare (type index more))
   (when (< (- (sap-int (sb-vm::current-sp)) (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*))
@@ -170,7 +171,7 @@ address of the last one. A single value is stored at START itself, with a count 
         collect (class-text name)))
 
 (defun frame-text (frame condition)
-  "Return FRAME's call as source text."
+  "Return FRAME's call as source text. CONDITION, the reported error, supplies the name of an undefined function."
   (multiple-value-bind (name arguments)
       (guarded (sb-debug::frame-call frame :argument-limit 20)
           (failure)
@@ -197,8 +198,8 @@ address of the last one. A single value is stored at START itself, with a count 
         "")))
 
 (defvar *thread-restarts* '()
-  "The restart clusters that were active when this thread began to work for the program. They end the thread, so the program
-does not see them.")
+  "The restart clusters that were active when this thread began to work for the program. These restarts end the thread, so
+the program does not see them.")
 
 (defun restart-descriptions (condition)
   "Return the restarts for CONDITION that the program may invoke, as lists of a name and a description."
@@ -211,7 +212,7 @@ does not see them.")
                         (values (bounded-text 300 (lambda (stream) (princ restart stream))))))))
 
 (defconstant +max-reported-frames+ 30
-  "The number of frames of an error that the program receives.")
+  "Maximum number of frames of an error that the program receives.")
 
 (defun condition-report (condition hook)
   "Return the report of CONDITION for the program: a list of the condition, its classes, its message, its restarts (lists of
@@ -225,7 +226,7 @@ frame pointer is HOOK."
             (condition-message condition)
             (unless exhausted
               (guarded (restart-descriptions condition) (failure) '()))
-            ;; Little stack is left then.
+            ;; If EXHAUSTED is true, too little stack is left for this.
             (unless exhausted
               (guarded (let ((*known-places* nil))
                          (loop for (nil . frame) in (user-frames frame)
@@ -362,7 +363,7 @@ program, which may pass them on."
 
 (declaim (inline call-with-message))
 (defun call-with-message (function address end)
-  "Call FUNCTION, a function or the name of one, with the arguments between ADDRESS and END."
+  "Call FUNCTION, a function or a function's name, with the arguments between ADDRESS and END."
   (declare (type (unsigned-byte 62) address end))
   (let ((function (if (functionp function) function (sb-kernel:%coerce-callable-to-fun function))))
     (if (>= address end)
@@ -385,16 +386,16 @@ program, which may pass them on."
 
 (declaim (type index *handler-depth*))
 (defvar *handler-depth* 0
-  "The number of the program's handlers that this thread is in, each called for an error of the one before.")
+  "The number of nested calls of the program's handlers in this thread. Each handler is called for an error in the previous
+handler.")
 
 (defconstant +max-handler-depth+ 4
-  "The limit of *HANDLER-DEPTH*. Without it, a handler that calls Lisp through the handle whose errors it handles would be
-called for ever.")
+  "Maximum value of *HANDLER-DEPTH*. Without this limit, a handler that calls Lisp through the handle whose errors it
+handles would be called for ever.")
 
 (defun ask-handler (report)
   "Ask the program's handler about the condition in REPORT, and invoke the restart that it chooses, if any. Errors in the
-handler itself are put only to handlers of calls that it makes. Return the error of a handler that returned no choice, or
-NIL."
+handler are reported only to handlers of the calls that it makes. Return the error if the handler returned one, or NIL."
   (let* ((*ask-program* nil)
          (*handler-depth* (1+ *handler-depth*))
          (choice (guarded (call-program +ask+ (lambda (buffer) (put-report buffer report)))
@@ -459,7 +460,7 @@ SBCL_CALL_VALUES, or write the condition that it failed with and return SBCL_CAL
                     ;; The program may have called from foreign code without any Lisp frame in between. The code below may
                     ;; hold one of the host's mutexes, so stack exhaustion must not unwind it.
                     (check-stack-room)
-                    ;; An interrupted release would leak the handles that the program has given up.
+                    ;; An interrupted release would leak handles that the program no longer uses.
                     (if (and *interruptible* (/= function +release-entry+))
                         ;; Interrupts are off again while the values are written: an interruption could write a message into
                         ;; the same buffer.

@@ -26,8 +26,8 @@
       (release-message-buffer *message-buffer*))))
 
 (defun serve-program (serve number)
-  "Let the program use this thread, NUMBER, until it no longer needs the thread. SERVE is the address of the program's
-function."
+  "Let the program use this thread, whose number is NUMBER, until the program no longer needs the thread. SERVE is the
+address of the program's function."
   (declare (type (unsigned-byte 64) serve) (type (unsigned-byte 32) number))
   (loop while (plusp (the (signed-byte 32)
                           (calling-host
@@ -36,7 +36,7 @@ function."
              (resume-unwinding))))
 
 (defun start-program-thread (serve number)
-  "Start thread NUMBER of those that work for the program. If user code ends the thread, another one replaces it."
+  "Start the program's thread NUMBER, which calls SERVE-PROGRAM. If user code ends the thread, a new thread replaces it."
   (let ((thread (sb-thread::%make-thread (format nil "program ~D" number) nil (sb-thread:make-semaphore))))
     (setf (svref **program-threads** number) thread)
     (sb-thread::start-thread thread
@@ -50,7 +50,7 @@ function."
                              '())))
 
 (defconstant +max-program-threads+ 512
-  "The most threads that may work for the program: MOST_THREADS of src/image/program.rs.")
+  "Maximum number of threads that work for the program: MAX_THREADS of src/image/program.rs.")
 
 (declaim (type (unsigned-byte 64) **serve-program**))
 (defglobal **serve-program** 0
@@ -62,7 +62,8 @@ function."
   nil)
 
 (defun start-program-threads (count serve)
-  "Start COUNT threads that work for the program, and the thread that interrupts them."
+  "Start COUNT threads that work for the program, and the thread that interrupts them. SERVE is the address of the program's
+function `serve'."
   (setf **program-threads** (make-array (1+ +max-program-threads+) :initial-element nil)
         **serve-program** serve)
   (dotimes (number (1+ count))
@@ -108,7 +109,7 @@ function."
         (sb-impl::eof-or-lose stream end-of-file-error end-of-file-value))))
 
 (defun operate-program-input (stream operation argument)
-  "Perform the other stream operations."
+  "Perform OPERATION, the code of a stream operation other than READ-CHAR, on STREAM."
   (declare (type program-input stream) (ignorable argument))
   (case operation
     (#.+listen+ (cond ((< (program-input-position stream) (length (program-input-text stream))) t)
@@ -125,7 +126,7 @@ function."
 a reason.")
 
 (defun idle-program-thread-p (thread)
-  "True when THREAD works for the program and is in no call."
+  "Return true when THREAD works for the program and is in no call."
   (and (typep thread 'sb-thread:thread)
        (program-thread-p thread)
        (null (sb-thread:symbol-value-in-thread '*program-calls* thread nil))))
@@ -244,7 +245,7 @@ REASON is an integer. Notify the program when the thread takes the interruption,
         (symbol-named text))))
 
 (defun find-named-function (text)
-  "Return a designator to call for the function that TEXT names. Calls of it follow redefinitions of the function."
+  "Return a function designator for the function that TEXT names. Calls through it follow redefinitions of the function."
   (let ((name (function-name-in text)))
     (cond ((and (symbolp name) (or (macro-function name) (special-operator-p name)))
            (error "~A is ~:[a special operator~;a macro~], not a function." text (macro-function name)))
@@ -328,8 +329,8 @@ program."
 
 (defun define-program-function (number name lambda-list documentation shapes)
   "Define NAME, a text, as the program's function NUMBER, with the texts LAMBDA-LIST and DOCUMENTATION. Its variables are
-written in SHAPES. Create the package if it does not exist, and export the name. Notify the program when the function is
-defined."
+written in SHAPES. Create the package that NAME mentions if it does not exist, and export the name. Notify the program when
+the function is defined."
   (let* ((colon (nth-value 1 (read-name name)))
          (package (cond ((null colon) *package*)
                         ((zerop colon) (find-package "KEYWORD"))
@@ -388,8 +389,8 @@ evaluates to a list; appended, these lists are the arguments of the call."
       (values (mapcar #'parameter lambda-list) (reverse forms)))))
 
 (defun call-newest-definition (cell symbol name arguments)
-  "Call the newest definition of the program's function SYMBOL with ARGUMENTS. If that is CELL itself, the program has no
-such function: signal an error that mentions NAME."
+  "Call the newest definition of the program's function SYMBOL with ARGUMENTS. If the newest definition is CELL itself, the
+program no longer has the function: signal an error that mentions NAME."
   (let ((newest (gethash symbol **program-functions**)))
     (if (or (null newest) (eq newest cell))
         (fail-missing-function name)
@@ -397,7 +398,7 @@ such function: signal an error that mentions NAME."
 
 (defun compile-program-function (symbol lambda-list documentation cell variables shapes name)
   "Return a function for SYMBOL, with LAMBDA-LIST and DOCUMENTATION, that calls the program's function whose number CELL
-holds. Its VARIABLES are written in SHAPES. NAME is used in the error if the program has no such function."
+holds. Its VARIABLES are written in SHAPES. NAME is for the error message if the program no longer has the function."
   (multiple-value-bind (full-lambda-list arguments) (add-supplied-p-variables lambda-list)
     (multiple-value-bind (function warnings failure)
         (handler-bind ((warning #'muffle-warning)
@@ -445,7 +446,7 @@ must be given."
 ;;; Operations on objects that the program refers to by handle
 
 (defun same-objects-p (kind one other)
-  "True when ONE and OTHER are EQL (KIND 0), EQUAL (KIND 1) or EQUALP (KIND 2)."
+  "Return true when ONE and OTHER are EQL (KIND 0), EQUAL (KIND 1) or EQUALP (KIND 2)."
   (ecase kind
     (0 (eql one other))
     (1 (equal one other))
@@ -468,8 +469,8 @@ must be given."
   (length (the (array (unsigned-byte 8) (*)) object)))
 
 (defmacro with-octets ((sap length) object &body body)
-  "Evaluate BODY with SAP bound to the address of the octets of OBJECT, a vector, and LENGTH to their number. They stay in
-place meanwhile."
+  "Evaluate BODY with SAP bound to the address of the octets of OBJECT, a vector, and LENGTH to their number. The octets
+stay in place meanwhile."
   (let ((data (gensym "DATA")) (start (gensym "START")) (end (gensym "END")) (vector (gensym "VECTOR")))
     `(let ((,vector ,object))
        (unless (typep ,vector '(vector (unsigned-byte 8)))
@@ -521,7 +522,7 @@ such slot."
     (slot-value object (sb-mop:slot-definition-name slot))))
 
 (defun slots-of-object (object)
-  "Return the name and the printed value of each bound slot of OBJECT, as lists of two texts."
+  "Return the name and the printed value of each bound slot among the first 100 slots of OBJECT, as lists of two texts."
   (loop for slot in (sb-mop:class-slots (class-of object))
         for name = (sb-mop:slot-definition-name slot)
         repeat 100
@@ -611,7 +612,7 @@ property list or an association list."
     (call-from-program (word function) (word shape) (word address) (word count) (word reply))))
 
 (defun forget-program ()
-  "Forget the program by which this image was saved, if there was one."
+  "Forget the program that saved this image, if a program did."
   (setf **program** 0
         **program-threads** (vector)
         **handle-table** (vector)

@@ -10,12 +10,12 @@
   "The thread that booted the image. It has returned to the host and serves no lane.")
 
 (defglobal **abandoned-threads** nil
-  "Threads that no longer serve a lane because they did not react to being interrupted. User code sees them as threads of
-its own.")
+  "Threads that no longer serve a lane because they did not react to being interrupted. User code sees them among its own
+threads.")
 
 (defun host-thread-p (thread)
-  "True when THREAD belongs to the host. User code sees only a main thread, which evaluates in the foreground, the thread
-that it runs in, and the threads that it made."
+  "Return true when THREAD belongs to the host. User code sees only a main thread, which evaluates in the foreground, the
+thread that it runs in, and the threads that it made."
   (or (eq thread **boot-thread**)
       (program-thread-p thread)
       (find thread **lane-threads** :test #'eq)
@@ -24,7 +24,7 @@ that it runs in, and the threads that it made."
            (not (eq thread sb-thread:*current-thread*)))))
 
 (defun run-reset ()
-  "Perform a :RESET job."
+  "Perform a :RESET job: end the user's threads, remove the session's definitions and reset its variables. Return true."
   (let ((threads (user-threads)))
     (end-threads threads)
     (await-threads threads))
@@ -90,14 +90,14 @@ that thread takes the interruption, or that there is no such thread."
         (event target (event-code :interrupted))))))
 
 (defun run-start-thread ()
-  "Perform a :START-THREAD job."
+  "Perform a :START-THREAD job: start an evaluation thread. Notify the host if no thread can be started."
   (guarded (start-lane +evaluation-lane+)
       (failure)
     (event 0 (event-code :thread-refused) 0
            (with-server-syntax () (format nil "No thread could be started for it: ~A" failure)))))
 
 (defun run-abandon (job)
-  "Perform an :ABANDON job."
+  "Perform an :ABANDON job: exclude the thread of the job that JOB names from its lane, and replace an inspection thread."
   (let ((thread (thread-of-job (job-argument job)))
         (lane (job-flags job)))
     (when thread
@@ -163,7 +163,7 @@ that thread takes the interruption, or that there is no such thread."
 
 (defun contain-interruption (function)
   "Call FUNCTION, which interrupts an idle server thread, as a timer does. Any non-local exit ends here, and an error is
-reported as that of any thread."
+reported like an error of any other thread."
   (let ((sb-thread::*interrupt-handler* nil))
     (block interruption
       (unwind-protect
@@ -175,7 +175,8 @@ reported as that of any thread."
         (return-from interruption)))))
 
 (defun contain-short-interruption (function)
-  "Call FUNCTION as CONTAIN-INTERRUPTION does. The next interruption waits until it has returned, so they do not nest."
+  "Call FUNCTION as CONTAIN-INTERRUPTION does. The next interruption waits until FUNCTION has returned, so interruptions do
+not nest."
   (without-interrupts (contain-interruption function)))
 
 (defun next-lane-job (lane)
@@ -199,7 +200,7 @@ before this returns: an interruption on the way out of NEXT-JOB would lose the j
       (setf *abandoned* (push-done success)))))
 
 (defun begins-in-background-p (job)
-  "True when JOB runs in the background from the start."
+  "Return true when JOB runs in the background from the start."
   (and (eq :evaluate (job-kind job)) (logtest +evaluate-background+ (job-flags job))))
 
 (defun run-lane (lane)
@@ -230,8 +231,8 @@ were made for no particular thread run their functions here."
   (sb-ext:atomic-update **evaluation-threads** (lambda (threads) (remove thread threads))))
 
 (defun run-lane-thread (lane)
-  "Serve LANE: the function of a lane's thread. If user code ends the thread, another one replaces it; an evaluation thread
-is replaced when the host asks for one."
+  "Serve LANE in this thread, which START-LANE started. If user code ends the thread, start a new thread for LANE; an
+evaluation thread is replaced only when the host asks for a new thread."
   (let ((ended nil))
     (unwind-protect
          (progn (if (eql lane +signal-lane+) (await-signals) (run-lane lane))

@@ -11,9 +11,9 @@
   (define sb-ext:exit)
   (define sb-ext:quit))
 
-;; A timer belongs to the thread that made it. If that is one of the program's threads, it is usually in no call, and would
-;; take the interruption only in its next one, which may have nothing to do with the timer. So the timer gets a thread of
-;; its own then.
+;; A timer interrupts the thread that made it. A thread of the program is usually in no call, and would handle the
+;; interruption only during its next call, which may have nothing to do with the timer. So the timer of an idle thread gets
+;; a new thread.
 (define-patch sb-impl::run-timer (timer)
   (lambda (run timer)
     (if (idle-program-thread-p (sb-impl::%timer-thread timer))
@@ -28,7 +28,8 @@
 
 #+x86-64
 (defun stop-and-resume (function)
-  "Return the values of FUNCTION. A non-local exit out of it is stopped here, as at the program's frames, and resumed."
+  "Return the values of FUNCTION. A non-local exit out of FUNCTION is stopped here, as at the program's frames, and
+resumed."
   (let ((*pending-exit* nil))
     (stopping-unwind (funcall (the function function))
         ((frame-pointer-here))

@@ -3,8 +3,9 @@
 (in-package "SBCL-HOST/EMBEDDING")
 
 (defun start-image (&key seed user-init scratch library)
-  "Start the Lisp threads. If LIBRARY, a struct sbcl_library, is given, also start the threads of the program that embeds
-the image."
+  "Prepare the image and start the Lisp threads. SEED is for *RANDOM-STATE*, USER-INIT is true to load the user's init file,
+and SCRATCH is the value for **SCRATCH-DIRECTORY**. If LIBRARY, a struct sbcl_library, is given, also start the threads of
+the program that embeds the image."
   (setf *random-state* (sb-ext:seed-random-state seed)
         **boot-thread** (sb-thread:main-thread)
         **resets-available** t
@@ -56,7 +57,7 @@ writable."
               cache))))
 
 (defun writable-p (directory)
-  "True when this process may create files in DIRECTORY, or create DIRECTORY if it does not exist."
+  "Return true when this process may create files in DIRECTORY, or create DIRECTORY if it does not exist."
   (let ((name (sb-ext:native-namestring directory)))
     (handler-case (progn (sb-posix:access name sb-posix:w-ok) t)
       (sb-posix:syscall-error (failure)
@@ -65,7 +66,8 @@ writable."
              (writable-p (uiop:pathname-parent-directory-pathname directory)))))))
 
 (defun name-runtime ()
-  "Set SBCL's variables to the file name of this program. It was booted under another name, or from a checkpoint."
+  "Set SBCL's variables for the runtime and the core to the file name of this program, if the image was booted as
+/proc/self/exe or from a checkpoint."
   (let ((program (and (or **saved-repl-state** (equal sb-ext:*runtime-pathname* #P"/proc/self/exe"))
                       (probe-file #P"/proc/self/exe"))))
     (when program
@@ -84,7 +86,8 @@ writable."
   (unwind-from-stack-end))
 
 (define-alien-callable sbcl-host-start (unsigned 32) ((host system-area-pointer))
-  "Start the Lisp threads for HOST, a struct sbcl_host, and return the core's contract version, or 0 when that failed."
+  "Start the Lisp threads for HOST, a struct sbcl_host, unless its contract version differs from the core's. Return the
+core's contract version, or 0 if the start failed."
   (macrolet ((field (reader name)
                `(,reader host (field-offset "sbcl_host" ,name))))
     (cond ((eql +contract+ (field sap-ref-32 "contract"))

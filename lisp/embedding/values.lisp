@@ -8,14 +8,14 @@
 
 (declaim (type simple-vector **handle-table**) (type (or null (unsigned-byte 32)) **free-handle**))
 (defglobal **handle-table** (make-array 0)
-  "The objects that the host refers to, indexed by handle. A free entry holds the index of the next free one, or NIL.")
+  "The objects that the host refers to, indexed by handle. A free entry holds the index of the next free entry, or NIL.")
 (defglobal **free-handle** nil
   "The index of the first free entry of **HANDLE-TABLE**, or NIL.")
 (defglobal **handle-table-lock** (sb-thread:make-mutex :name "values of the host")
-  "Held while **HANDLE-TABLE** and **FREE-HANDLE** change. Whoever has a handle reads its object without the lock.")
+  "The mutex that is held while **HANDLE-TABLE** and **FREE-HANDLE** change. Reading the object of a handle needs no lock.")
 
 (defun grow-handle-table ()
-  "Double the size of the handle table. Existing handles stay valid."
+  "Double the size of the handle table, and return the first new handle. Existing handles stay valid."
   (let* ((old **handle-table**)
          (size (length old))
          (new (make-array (max 1024 (* 2 size)) :initial-element nil)))
@@ -82,13 +82,13 @@
   "The message buffers that no thread uses.")
 
 (defconstant +max-message-words+ (ash 1 27)
-  "The most words that a message may have. What is written for a circular object would grow without end.")
+  "Maximum number of words in a message. Without a limit, the message for a circular object would grow without end.")
 
 (defconstant +max-message-handles+ (ash 1 22)
-  "The most handles that a message may have. Each takes up memory in Lisp, too.")
+  "Maximum number of handles in a message. Each handle also takes up memory in Lisp.")
 
 (defun resize-message-buffer (buffer capacity)
-  "Give BUFFER room for CAPACITY words."
+  "Set the capacity of BUFFER to CAPACITY words. The words that are in BUFFER stay."
   (let ((address (alien-funcall (extern-alien "realloc" (function (unsigned 64) (unsigned 64) (unsigned 64)))
                                 (buffer-address buffer) (* 8 capacity))))
     (when (zerop address)
@@ -121,11 +121,11 @@
 (define-condition message-too-large (error)
   ()
   (:report "The object is too large to be converted, or holds itself.")
-  (:documentation "A message would have more than +MAX-MESSAGE-WORDS+ words, or +MAX-MESSAGE-HANDLES+ handles."))
+  (:documentation "An attempt to write a message of more than +MAX-MESSAGE-WORDS+ words or +MAX-MESSAGE-HANDLES+ handles."))
 
 (defun refuse-message (buffer)
   "Signal that the message in BUFFER is too large."
-  ;; This must come before the handlers run: they may write messages of their own into BUFFER.
+  ;; Discard first: handlers of the error may write their own messages into BUFFER.
   (discard-message buffer)
   (error 'message-too-large))
 
@@ -174,7 +174,7 @@ A shape is the sum of this flag, or 0, and a depth.")
 
 (declaim (inline token))
 (defun token (tag &optional (number 0))
-  "Return the first word of a token."
+  "Return the first word of a token, with TAG and NUMBER, whose meaning depends on TAG."
   (declare (type (unsigned-byte 8) tag) (type (unsigned-byte 56) number))
   (logior tag (ash number 8)))
 
@@ -400,11 +400,11 @@ of these elements."
 (define-condition malformed-message (error)
   ()
   (:report "The program's message is malformed.")
-  (:documentation "The words of a message are not what the program's side writes."))
+  (:documentation "A message whose words are not in the format that the program's side writes."))
 
 (declaim (inline end-of-words))
 (defun end-of-words (address words end)
-  "Return the address after WORDS words at ADDRESS. All of them must be below END."
+  "Return the address after WORDS words at ADDRESS. Signal an error if the words extend beyond END."
   (declare (type (unsigned-byte 62) address end) (type (unsigned-byte 58) words))
   (let ((next (+ address (* 8 words))))
     (when (> next end)
@@ -582,8 +582,8 @@ counted the answer among *ANSWERS-BEING-READ*."
 
 (declaim (inline integer-answer-p read-integer-answer))
 (defun integer-answer-p (address count)
-  "True when the program's answer, the COUNT words at ADDRESS, is an integer of one word. Reading such an answer runs no
-other code."
+  "Return true when the program's answer, the COUNT words at ADDRESS, is an integer of one word. Reading such an answer runs
+no other code."
   (declare (type (unsigned-byte 62) address count))
   (and (eql count 2) (eql (word-at address) (token (tag-number :integer)))))
 

@@ -1,4 +1,4 @@
-;;;; Code coverage by SB-COVER, whose marks are set when a form runs. This is for an image of its own, apart from the
+;;;; Code coverage by SB-COVER, whose marks are set when a form runs. Coverage is recorded only in an image apart from the
 ;;;; session's.
 
 (in-package "SBCL-HOST/TESTING")
@@ -23,20 +23,20 @@
     (nreverse found)))
 
 (defun in-directory-p (system root)
-  "True when the files of SYSTEM are below the directory ROOT."
+  "Return true when the files of SYSTEM are below the directory ROOT."
   (let ((directory (asdf:system-source-directory system)))
     (and directory root (uiop:subpathp directory root))))
 
 (defun framework-name-p (name)
-  "True when NAME is that of a test framework's system."
+  "Return true when NAME is the name of a test framework's system."
   (member name '("fiveam" "parachute" "rove" "lisp-unit2" "sb-rt" "rt") :test #'string-equal))
 
 (defun test-name-p (system)
-  "True when the name of SYSTEM suggests that it holds tests."
+  "Return true when the name of SYSTEM suggests that it holds tests."
   (search "test" (asdf:component-name system)))
 
 (defun test-system-p (system)
-  "True when SYSTEM is likely to hold tests: it uses a framework, or its name suggests it."
+  "Return true when SYSTEM is likely to hold tests: it uses a framework, or its name suggests it."
   (or (test-name-p system)
       (some #'framework-name-p
             (mapcar (lambda (dependency) (if (stringp dependency) dependency (format nil "~(~A~)" dependency)))
@@ -44,8 +44,8 @@
 
 (defun externally-tested-systems (tests)
   "Return the systems that TESTS are likely to test, when the tests have no code in their own directory: the dependencies of
-TESTS and of their auxiliary test systems, except frameworks. If the name of a test system contains that of such a system,
-return only those."
+TESTS and of their auxiliary test systems, except frameworks. Return only the dependencies whose names occur in the names of
+TESTS, if there are any."
   (let ((found '()))
     (labels ((visit (system)
                (dolist (needed (direct-dependencies system))
@@ -78,12 +78,12 @@ return only those."
   "True while code is loaded with coverage marks: its inline proclamations are ignored.")
 
 (defun inline-proclamation-p (form)
-  "True when FORM, a declaration specifier, makes functions inline."
+  "Return true when FORM, a declaration specifier, makes functions inline."
   (member (car form) '(inline sb-ext:maybe-inline)))
 
 (defun load-with-coverage (systems scratch)
-  "Load SYSTEMS and their dependencies, with coverage marks in the code that they test, which is in the same directory if
-any is. Compiled files go into the directory SCRATCH. Return the systems with marks."
+  "Load SYSTEMS and their dependencies, with coverage marks in the code that they test, as TESTED-SYSTEMS finds it. Compiled
+files go into the directory SCRATCH. Return the systems with marks."
   (let* ((root (asdf:system-source-directory (first (last systems))))
          (needed (remove-duplicates (mapcan #'needed-systems (reverse systems)) :from-end t))
          (marked (tested-systems needed root))
@@ -123,7 +123,7 @@ any is. Compiled files go into the directory SCRATCH. Return the systems with ma
 
 (declaim (type (or null coverage) *coverage*))
 (defvar *coverage* nil
-  "The coverage marks by which it is recorded what a test ran, or NIL when that is not wanted.")
+  "The COVERAGE whose marks record the code that a test ran, or NIL when coverage is not recorded.")
 
 (defun marked-codes ()
   "Return the code components with marks."
@@ -146,7 +146,7 @@ any is. Compiled files go into the directory SCRATCH. Return the systems with ma
                    :count count)))
 
 (defun mark-set-p (code index)
-  "True when mark INDEX of CODE is set, that is, its form has run."
+  "Return true when mark INDEX of CODE is set, that is, its form has run."
   (let ((marks (sb-cover::code-coverage-marks code)))
     #+(or x86-64 x86) (/= 0 (sap-ref-8 marks index))
     #-(or x86-64 x86) (/= #xFF (if (vectorp marks) (aref marks index) (sap-ref-8 marks index)))))
@@ -185,7 +185,7 @@ any is. Compiled files go into the directory SCRATCH. Return the systems with ma
                  (clear-mark code index))))))
 
 (defun call-preserving-marks (function)
-  "Return the values of FUNCTION, which reports a failure. It leaves the marks as they were."
+  "Return the values of FUNCTION, which reports a failure. Clear the marks that FUNCTION sets."
   (declare (type function function))
   (if *coverage*
       (let ((marks (set-marks)))

@@ -21,7 +21,7 @@
   (symbol-home (fiveam-name test)))
 
 (defun fiveam-tests-of (&optional (spec (symbol-value (framework-symbol "*SUITE*"))) &rest options)
-  "Return the tests that FiveAM's RUN would run for SPEC, each once, in that order."
+  "Return the tests that FiveAM's RUN would run for SPEC, each once, in FiveAM's order."
   (declare (ignore options))
   (let ((tests '())
         (seen (make-hash-table :test 'eq)))
@@ -48,7 +48,7 @@
           append (fiveam-tests-of name)))
 
 (defun run-fiveam (tests)
-  "Run TESTS and return their results as FiveAM's RUN does, the last one first."
+  "Run TESTS and return their results as FiveAM's RUN does, the last result first."
   (let ((run (fdefinition (framework-symbol "RUN")))
         (all '()))
     (with-framework-variables (("*ON-ERROR*" nil) ("*ON-FAILURE*" nil) ("*DEBUG-ON-ERROR*" nil) ("*DEBUG-ON-FAILURE*" nil)
@@ -73,8 +73,8 @@
     all))
 
 (defun call-without-failures-marked (function)
-  "Call FUNCTION. Meanwhile the code that prints the values of a failed check sets no marks. Only FiveAM prints these while
-the test runs."
+  "Call FUNCTION. Meanwhile the code that prints the values of a failed check sets no marks. FiveAM is the only framework
+that prints these values while the test runs."
   (declare (type function function))
   (let ((symbol (framework-symbol "PROCESS-FAILURE")))
     (if *coverage*

@@ -29,7 +29,8 @@
   "The supported frameworks, newest first.")
 
 (defmacro define-framework (title packages &rest slots)
-  "Define the framework TITLE, whose functions are in the first of PACKAGES."
+  "Define the framework TITLE, whose functions are in the first of PACKAGES. SLOTS, a plist, are the other slots of its
+FRAMEWORK structure."
   `(push (make-framework :title ,title :packages ',packages
                          ,@(loop for (slot value) on slots by #'cddr
                                  append (list slot (if (keywordp value) value `',value))))
@@ -69,7 +70,7 @@
     (and (slot-boundp object slot) (slot-value object slot))))
 
 (defun framework-type-p (object name)
-  "True when OBJECT is an instance of the framework's class NAME."
+  "Return true when OBJECT is an instance of the framework's class NAME."
   (typep object (framework-symbol name)))
 
 (defmacro with-framework-variables ((&rest bindings) &body body)
@@ -101,7 +102,7 @@ exist are skipped."
       (funcall function))))
 
 (defun framework-condition-p (condition)
-  "True when CONDITION is of a framework's own class, by which it signals a failed check to itself."
+  "Return true when CONDITION is of a class that a framework defines in order to signal a failed check to itself."
   (let ((package (ignore-errors (symbol-package (class-name (class-of condition))))))
     (and package
          (some (lambda (framework) (member (package-name package) (framework-packages framework) :test #'string=))

@@ -56,7 +56,7 @@
     (cdr **parachute-report**)))
 
 (defvar *parachute-conditions* '()
-  "The conditions that ended results of the running test: conses of result and condition.")
+  "The conditions that ended the evaluation of results of the running test: conses of result and condition.")
 
 (defun watch-parachute-result (result function set-status)
   "Call FUNCTION, which evaluates RESULT; the result of a test is evaluated as a test. SET-STATUS is a function that sets
@@ -84,7 +84,7 @@ RESULT's status."
         (evaluate))))
 
 (defun add-parachute-results (verdict result)
-  "Add to VERDICT the results of RESULT, that of its test, but not those of child tests."
+  "Add to VERDICT the checks of RESULT, the result of its test, but not the checks of child tests."
   (when (and (eq :skipped (framework-slot result "STATUS")) (eq :passed (verdict-status verdict)))
     (setf (verdict-status verdict) :skipped))
   (let ((condition (cdr (assoc result *parachute-conditions*))))

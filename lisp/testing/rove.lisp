@@ -54,7 +54,7 @@
                          append (rove-suite-tests suite)))))
 
 (defun run-rove (tests)
-  "Run TESTS, with the setup, hooks and teardown of their suites. Return true if none failed, and the results."
+  "Run TESTS, with the setup, hooks and teardown of their suites. Return true if no test failed, and the results."
   (let ((stats (make-instance (framework-symbol "STATS" "ROVE/CORE/STATS")))
         (package "ROVE/CORE/SUITE/PACKAGE"))
     (funcall (framework-symbol "INITIALIZE" "ROVE/CORE/STATS") stats)
@@ -96,7 +96,7 @@
   (funcall (framework-symbol "STATS-RESULTS" "ROVE/CORE/STATS") stats))
 
 (defun add-rove-result (verdict result)
-  "Add RESULT, that of a test, of a part of one, or of an assertion, to VERDICT."
+  "Add RESULT, the result of a test, a part of a test, or an assertion, to VERDICT."
   (flet ((of-class-p (name) (typep result (framework-symbol name "ROVE/CORE/RESULT")))
          (value (name) (funcall (framework-symbol name "ROVE/CORE/RESULT") result)))
     (cond ((of-class-p "TEST")
@@ -119,7 +119,7 @@
            (incf (verdict-passed-checks verdict))))))
 
 (defun rove-check (assertion reason)
-  "Return the check for ASSERTION, which failed. REASON is the condition that ended it, if it is one."
+  "Return the check for ASSERTION, which failed. If REASON is a condition, it ended the assertion."
   (flet ((value (name) (funcall (framework-symbol name "ROVE/CORE/RESULT") assertion)))
     (let ((form (value "ASSERTION-FORM"))
           (negative (slot-value assertion (framework-symbol "NEGATIVE" "ROVE/CORE/RESULT")))

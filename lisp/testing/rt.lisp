@@ -11,7 +11,7 @@
   :tests rt-tests :name rt-name :home rt-home :groups rt-groups :runner run-rt)
 
 (defun rt-tests ()
-  "Return all tests, except those that a note of RT disables, as lists of name, form and values."
+  "Return all tests that no note of RT disables, as lists of name, form and values."
   (loop for entry in (rest (symbol-value (framework-symbol "*ENTRIES*")))
         ;; Debian's RT has structures for entries.
         if (consp entry)
@@ -29,8 +29,8 @@
   (first test))
 
 (defun rt-home (test)
-  "Return the package of TEST: the home package of its name, or the package of the first symbol in its form that is not the
-system's."
+  "Return the package of TEST: the home package of its name, or the package of the first symbol in its form that does not
+belong to the system."
   (let ((home (symbol-home (first test))))
     (if (and home (not (eq home (find-package "KEYWORD"))))
         home
@@ -46,8 +46,8 @@ system's."
   '())
 
 (defun run-rt (tests)
-  "Run TESTS. Return the values of DO-TESTS: true if none failed unexpectedly, true if none failed, and the names of those
-that failed."
+  "Run TESTS. Return the values of DO-TESTS: true if no test failed unexpectedly, true if no test failed, and the names of
+the failed tests."
   (let ((expected (let ((variable (find-symbol "*EXPECTED-FAILURES*" (framework-package *framework*))))
                     (and variable (boundp variable) (symbol-value variable))))
         (failed '()))
@@ -91,8 +91,7 @@ that failed."
   verdict)
 
 (defun rt-values (text)
-  "Return TEXT, values that the framework printed on lines of their own that begin at column 15, separated by commas
-instead."
+  "Return TEXT with commas between its values, which the framework printed on separate lines that begin at column 15."
   (let ((separator (format nil "~%~15,1@T")))
     (with-output-to-string (out)
       (loop for start = 0 then (+ end (length separator))
@@ -107,8 +106,8 @@ instead."
             do (write-string ", " out)))))
 
 (defun signalled-value (text signalled)
-  "Return the condition of the newest of SIGNALLED if TEXT, the printed values of a test, looks like it, or NIL. The
-framework returns the error that ended the test as its value."
+  "Return the condition of the newest error in SIGNALLED if TEXT, the printed values of a test, looks like that condition,
+or NIL. For a test that an error ended, the framework prints the error as the value."
   (let* ((condition (and signalled (signalled-condition (first signalled))))
          (name (and condition (string (class-name-of condition))))
          (found (and name text (search name text :test #'char-equal))))
@@ -127,8 +126,8 @@ framework returns the error that ended the test as its value."
                         (:constructor make-kept-output (target))
                         (:copier nil)
                         (:predicate nil))
-  "A stream that forwards its output to TARGET, but holds back the end of it. It is not a Gray stream: methods for one would
-show in SBCL's descriptions of the generic functions."
+  "A stream that forwards its output to TARGET, but holds back the end of it. It is not a Gray stream, because its methods
+would show in SBCL's descriptions of the generic functions."
   (target nil :type stream :read-only t)
   (text (make-string-output-stream) :type stream :read-only t)
   (count 0 :type index)
@@ -163,7 +162,7 @@ show in SBCL's descriptions of the generic functions."
   string)
 
 (defun operate-kept-output (stream operation argument)
-  "Perform the other stream operations."
+  "Perform OPERATION, the code of a stream operation other than output, on STREAM."
   (declare (type kept-output stream) (ignore argument))
   (case operation
     (#.+charpos+ (kept-output-column stream))

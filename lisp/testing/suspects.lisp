@@ -9,8 +9,8 @@
   ;; Lists of a mark, :THEN, :ELSE or NIL, and the path in the form to the subform that the mark stands for. If the form
   ;; defines a macro, also lists of a mark in an expansion of the macro and :EXPANSION.
   (marks '() :type list)
-  ;; Once LOCATE-FORM was called: the text of the file, the map of the form there, the line on which it begins, and its
-  ;; words.
+  ;; True once LOCATE-FORM has searched for the form; then, if the form was found, the text of its file, the map of the
+  ;; form, the line on which it begins, and its words.
   (looked-for nil)
   (text nil)
   (map nil)
@@ -26,7 +26,7 @@
   (score 0 :type real))
 
 (defun count-tests (verdicts wanted-p)
-  "Return a vector with the number of tests among VERDICTS that satisfy WANTED-P and set each mark."
+  "Return a vector with, for each mark, the number of tests among VERDICTS that satisfy WANTED-P and set the mark."
   (declare (type function wanted-p))
   (let ((counts (make-array (coverage-count *coverage*) :element-type 'fixnum :initial-element 0)))
     (loop for verdict across verdicts
@@ -38,7 +38,7 @@
     counts))
 
 (defun passed-p (verdict)
-  "True when the test of VERDICT passed."
+  "Return true when the test of VERDICT passed."
   (eq :passed (verdict-status verdict)))
 
 (defun code-file (code)
@@ -89,8 +89,8 @@ are the numbers of passing and failing tests that set each mark."
                               (if expansion 1 0))))))
 
 (defvar *marked-files* (make-hash-table :test 'equal)
-  "While forms are being located: a table from native namestrings to conses of a file's text and a vector of the start
-positions of its top-level forms.")
+  "A table from native namestrings to conses of a file's text and a vector of the start positions of its top-level forms. It
+is filled while forms are being located.")
 
 (defun marked-file (file)
   "Return the text of FILE, a native namestring, and a vector of the start positions of its top-level forms; or NIL."
@@ -102,7 +102,7 @@ positions of its top-level forms.")
     (values (car known) (cdr known))))
 
 (defun locate-form (form)
-  "Find the text of FORM, if that was not yet attempted. Return true if it was found."
+  "Find the text of FORM, unless this was attempted before. Return true if the text is known."
   (unless (marked-form-looked-for form)
     (setf (marked-form-looked-for form) t)
     (multiple-value-bind (text starts) (marked-file (marked-form-file form))
@@ -133,7 +133,8 @@ positions of its top-level forms.")
     (setf map (and (consp map) (nth index (rest map))))))
 
 (defun mark-expansions (forms)
-  "Add to those of FORMS that define macros the marks of the macros' calls. Forms that cannot be parsed stay as they are."
+  "For each of FORMS that defines a macro, add the marks of the calls of the macro in FORMS. Ignore forms that cannot be
+parsed."
   (let ((macros (make-hash-table :test 'equal)))
     (dolist (form forms)
       (let ((name (and (guarded (locate-form form) (failure) nil) (defined-macro form))))
@@ -149,7 +150,7 @@ positions of its top-level forms.")
                   do (push (list mark :expansion) (marked-form-marks macro))))))))
 
 (defun conditional-lines (form)
-  "Return the positions in FORM of its conditionals."
+  "Return the positions of the conditionals of FORM in the text of its file."
   (let ((text (marked-form-text form))
         (positions '()))
     (labels ((visit (part depth)
@@ -162,13 +163,13 @@ positions of its top-level forms.")
     positions))
 
 (defun form-of-p (form &rest operators)
-  "True when FORM is a form of one of OPERATORS, names."
+  "Return true when FORM is a form of one of OPERATORS, names."
   (let ((operator (second (marked-form-map form))))
     (and (integerp operator)
          (member (token-name (marked-form-text form) operator) operators :test #'equal))))
 
 (defun excluded-form-p (form)
-  "True when FORM is not code under test: it defines a package, or a test of a known framework."
+  "Return true when FORM is not code under test: it defines a package, or a test of a known framework."
   (form-of-p form "DEFPACKAGE" "DEFINE-PACKAGE" "IN-PACKAGE" "TEST" "DEF-TEST" "DEFTEST" "DEFINE-TEST"))
 
 (defun form-name (form)
@@ -190,7 +191,7 @@ positions of its top-level forms.")
 ;;; Lines
 
 (defun conditional-p (name)
-  "True when NAME is that of an operator that selects which parts of its form are evaluated."
+  "Return true when NAME is the name of an operator that may evaluate only some parts of its form."
   (member name '("IF" "WHEN" "UNLESS" "COND" "AND" "OR" "CASE" "ECASE" "TYPECASE" "ETYPECASE" "IF-LET" "WHEN-LET")
           :test #'string=))
 
@@ -211,10 +212,10 @@ whether the subform at PATH is evaluated; or NIL."
 
 (defun suspect-lines (suspect marks passing words number &optional (least 0))
   "Return the lines of SUSPECT that differ between failing and passing tests, at most NUMBER, in order, as lists of line
-number, text, and number of passing tests that ran the line. MARKS are those of the failing test, and PASSING the number of
-passing tests that set each mark. If there are more lines, prefer those that decide, and those that contain WORDS, as from
-WEIGH-WORDS. Lines that contain WORDS are included even if more passing tests ran them, and so are others until there are
-LEAST lines."
+number, text, and number of passing tests that ran the line. MARKS are the marks of the failing test, and PASSING the number
+of passing tests that set each mark. If there are more lines, prefer lines with conditionals, and lines that contain WORDS,
+a value of WEIGH-WORDS. Include lines that contain WORDS even if more passing tests ran them, and other lines until there
+are LEAST lines."
   (let* ((form (suspect-form suspect))
          (text (marked-form-text form))
          (map (marked-form-map form))
@@ -283,7 +284,8 @@ IF; or NIL."
 ;;; Words
 
 (defun map-words (function text)
-  "Call FUNCTION with each word of TEXT, in upper case. Words are what may be names, not numbers."
+  "Call FUNCTION with each word of TEXT, in upper case. A word has at least three characters of which a name may consist,
+and is not a number."
   (declare (type function function) (type string text))
   (let ((start nil))
     (loop for index from 0 to (length text)
@@ -303,7 +305,7 @@ IF; or NIL."
     table))
 
 (defun verdict-words (verdict)
-  "Return the distinct words of the messages in VERDICT, without the name of the condition's type: that would only lead to
+  "Return the distinct words of the messages in VERDICT, without the name of the condition's type, which would only lead to
 the forms that define and signal the condition."
   (let* ((table (make-hash-table :test 'equal))
          (message (or (verdict-message verdict) ""))
@@ -337,7 +339,7 @@ form, and nears 0 the more forms contain the word."
 (defun adjust-score (suspect words frames)
   "Adjust the score of SUSPECT if it is one of FRAMES, the names of functions from the error outwards, and if WORDS, as from
 WEIGH-WORDS, occur in it. Type definitions score worse: they contain few forms that may be wrong, and a condition often
-shares its name with the function that signals it and contains the words of its report, which says nothing."
+shares its name with the function that signals it and contains the words of its report."
   (let* ((form (suspect-form suspect))
          (frame (position (symbol-of-form form) frames :test #'equal)))
     (if (form-of-p form "DEFINE-CONDITION" "DEFSTRUCT" "DEFCLASS")
@@ -347,7 +349,7 @@ shares its name with the function that signals it and contains the words of its 
                  (min 4 (shared-words words (marked-form-words form))))))))
 
 (defconstant +max-weighed-suspects+ 200
-  "The most suspects of a test whose source is examined.")
+  "Maximum number of suspects of a test whose source is examined.")
 
 (defun find-suspects (verdict forms passing failing number)
   "Return the first NUMBER suspects for VERDICT among FORMS, and the weighed words. PASSING and FAILING are the numbers of
@@ -372,15 +374,16 @@ passing and failing tests that set each mark."
       (values (subseq sorted 0 (min number (length sorted))) words))))
 
 (defun shown-lines (place)
-  "Return the most lines that are shown of the suspect at PLACE, from 0: more of the likely ones."
+  "Return the maximum number of lines that are shown of the suspect at PLACE, counted from 0. More lines are shown of likely
+suspects."
   (case place
     (0 12)
     ((1 2) 6)
     (t 3)))
 
 (defun minimum-lines (place)
-  "Return the least number of lines that are shown of the suspect at PLACE, from 0, to include the context of the lines that
-differ."
+  "Return the minimum number of lines that are shown of the suspect at PLACE, counted from 0, to include the context of the
+lines that differ."
   (if (zerop place) 9 0))
 
 (defun push-suspects-of (verdict suspects words passing packages directories)
@@ -403,15 +406,16 @@ SUSPECT-LINES. PACKAGES are those of the code, and file names are given relative
                  do (push-record "line" :line line :code code
                                         :passing (and (> count (suspect-passing suspect)) count)))))
 
-;;; Reports of a test operation that counts as one test. There are many, and those of one fault share a suspect.
+;;; Reports of a test operation that counts as one test. There are many reports, and reports of one fault share their first
+;;; suspect.
 
 (defconstant +max-weighed-reports+ 300
-  "The most reports for which suspects are searched.")
+  "Maximum number of reports for which suspects are searched.")
 (defconstant +max-reported-groups+ 3
-  "The most groups of reports with the same first suspect that are pushed.")
+  "Maximum number of groups of reports that are pushed.")
 
 (defstruct (report-group (:copier nil) (:predicate nil))
-  "Reports with the same first suspect."
+  "A group of reports that have their first suspect in common."
   (count 0 :type index)
   ;; The report that ran the least code, with its suspects and the weighed words.
   (report nil :type (or null verdict))
@@ -419,7 +423,7 @@ SUSPECT-LINES. PACKAGES are those of the code, and file names are given relative
   (words '() :type list))
 
 (defun group-reports (reports forms passing failing number)
-  "Return groups of those of REPORTS that report a failure, the largest first. The other arguments are as for FIND-SUSPECTS."
+  "Return groups of the failed REPORTS, the largest group first. The other arguments are as for FIND-SUSPECTS."
   (let ((groups '()))
     (loop for report across (remove-if-not #'failed-p reports)
           repeat +max-weighed-reports+
@@ -448,8 +452,8 @@ SUSPECT-LINES. PACKAGES are those of the code, and file names are given relative
 (defun push-suspects (run systems number)
   "Push the first NUMBER suspects in the code of SYSTEMS for each failed test of RUN: a record `suspects' with the name of
 the test, then records `suspect', each followed by its lines, `line'. A test operation with reports has a record `suspects'
-for each of the largest groups of reports, which says what was PRINTED and how many MORE reports are like it. It has none if
-nothing passed with which to compare it."
+for each of the largest groups of reports, which says what was PRINTED and how many MORE reports are like it. If no test or
+report passed, test operations have no records, because there is nothing to compare them with."
   (let* ((verdicts (test-run-verdicts run))
          (units (tests-with-marks verdicts))
          (forms (marked-forms))

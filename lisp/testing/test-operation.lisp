@@ -38,7 +38,7 @@ loaded."
 
 (defun sibling-test-systems (system)
   "Return a list of the system whose name suggests that it holds SYSTEM's tests, or NIL. For use when SYSTEM's own test
-operation names none."
+operation names no test systems."
   (loop for ending in '("/tests" "/test" "-tests" "-test" ".tests" ".test" "/t")
         for name = (concatenate 'string (asdf:component-name system) ending)
         for sibling = (ignore-errors (if (find #\/ name) (find-secondary-system name) (asdf:find-system name nil)))
@@ -46,7 +46,7 @@ operation names none."
           return (list sibling)))
 
 (defun performs-tests-p (system)
-  "True when SYSTEM's test operation does something of its own."
+  "Return true when SYSTEM's test operation does something of its own."
   (let ((method (first (compute-applicable-methods #'asdf:perform (list (asdf:make-operation 'asdf:test-op) system)))))
     (and method
          (let ((specializer (second (sb-mop:method-specializers method))))
@@ -58,7 +58,7 @@ operation names none."
   "True while a call of a framework's function that runs tests is redirected to this test run.")
 
 (defvar *framework-called* nil
-  "True once a framework was called to run tests here, even if there were none.")
+  "True once a framework was called to run tests here, even if it selected no tests.")
 
 (defun call-redirecting-frameworks (function)
   "Return the values of FUNCTION. When this thread meanwhile calls a framework to run tests, run them in this test run,
@@ -90,7 +90,7 @@ return what the framework's function would, and set *FRAMEWORK-CALLED*."
 ;;; Test operations
 
 (defun reload-for-tests (systems)
-  "Load what has changed of SYSTEMS, and report what remains of the old versions of their files."
+  "Load the changed files of SYSTEMS, and report the values and definitions that remain from old versions of the files."
   (let ((*reloaded-files* (list '())))
     (dolist (system systems)
       (load-for-tests system t))
@@ -222,7 +222,7 @@ other packages with the same name."
 ;;; Places
 
 (defun form-matches-p (object map text)
-  "True when OBJECT was probably read from MAP, the map of a form of TEXT."
+  "Return true when OBJECT was probably read from MAP, the map of a form of TEXT."
   (cond ((consp object)
          (and (consp map)
               (if (and (eql (first map) (second map)) (find (char text (first map)) "'#`,"))
@@ -271,7 +271,7 @@ or NIL."
       found)))
 
 (defconstant +max-check-length+ 300
-  "The most characters of a check that is shown as it is in its source.")
+  "Maximum number of characters of a check that is shown as it is in its source.")
 
 (defun source-of-check (text position)
   "Return the form of TEXT at POSITION on one line, or NIL if it is long."
@@ -287,7 +287,8 @@ or NIL."
                           (write-char character line))))))))
 
 (defun names-test-p (map text name)
-  "True when MAP, the map of a top-level form of TEXT, may be of a form that defines the test NAME, a string."
+  "Return true when MAP, the map of a top-level form of TEXT, may be the map of a form that defines the test NAME, a
+string."
   (when (and (consp map) (integerp (second map)) (rest (rest map)))
     (let ((named (third map)))
       (flet ((named-p (form)
@@ -301,8 +302,8 @@ or NIL."
                                    (and (rest (rest named)) (named-p (third named))))))))))
 
 (defun test-map (name text)
-  "Return the map of the top-level form of TEXT that defines the test NAME, a string, or NIL. If several similar forms do,
-return the last, which is the one in effect."
+  "Return the map of the top-level form of TEXT that defines the test NAME, a string, or NIL. If several forms with one
+operator define the test, return the last form, which is in effect."
   (let ((position 0)
         (found nil)
         (mentioned -1))
@@ -324,7 +325,7 @@ return the last, which is the one in effect."
             (setf position end)))))))
 
 (defconstant +max-searched-files+ 2000
-  "The most files in which failed tests are searched.")
+  "Maximum number of files in which failed tests are searched.")
 
 (defun test-place (verdict files directories)
   "Return the place of the test of VERDICT, or of its first failed check, in FILES, native namestrings: a list of the file
@@ -355,9 +356,9 @@ relative to one of DIRECTORIES, the line number, and the text of the line; or NI
 ;;; Records
 
 (defconstant +max-reported-failures+ 500
-  "The most failed tests that are reported with their place in the source.")
+  "Maximum number of failed tests that are reported with their place in the source.")
 (defconstant +max-reported-tests+ 5000
-  "The most tests that are reported by name.")
+  "Maximum number of tests that are reported by name.")
 
 (defun count-status (status verdicts)
   "Return the number of VERDICTS that have STATUS."
@@ -451,7 +452,7 @@ reported."
 
 (defun call-for-one-system (run function)
   "Return the values of FUNCTION, which finds and runs the tests of RUN's system. An error that prevents this is reported as
-that of a test with the system's name, so that the tests of other systems still run."
+the error of a test with the system's name, so that the tests of other systems still run."
   (declare (type function function))
   (let ((verdict (make-verdict :title (test-run-system run) :name (test-run-system run) :status :error)))
     (block one
@@ -468,8 +469,8 @@ that of a test with the system's name, so that the tests of other systems still 
 ;;; Another image
 
 (defun push-file-locations (run)
-  "Push where another image finds the files of this one: the directories of .asd files as records `directory', and the
-systems that hold the packages of RUN's tests as records `load'."
+  "Push the locations at which another image finds the files of this image: the directories of .asd files as records
+`directory', and the systems that hold the packages of RUN's tests as records `load'."
   (dolist (directory (remove-duplicates
                       (append (loop for entry in asdf:*central-registry*
                                     for directory = (ignore-errors (eval entry))
@@ -518,13 +519,13 @@ a name, and further arguments to find it, as for the operation LOAD. Each test m
 true, first load what has changed on disk.
 
 Push a record `run' with the counts, and for each test a record `test', failed tests first, followed by its failed checks,
-`check'. If there are several systems, these records name theirs, and a record `system' precedes the tests of each. A system
-whose tests cannot be run does not keep the results of the others from being reported.
+`check'. If there are several systems, these records name their system, and a record `system' precedes the tests of each. A
+system whose tests cannot be run does not keep the results of the others from being reported.
 
 In an image other than the session's, REGISTRY lists directories with .asd files, and LOAD systems to load first. If
 SUSPECTS is not 0, search for that many suspects by coverage for each failed test; tests whose names are in ENDLESS then get
-less time. If WAY is true, push where another image finds the files. If BESIDE is true, run only tests that are already
-loaded."
+less time. If WAY is true, push the locations at which another image finds the files. If BESIDE is true, run only tests that
+are already loaded."
   (setf asdf:*central-registry*
         (append asdf:*central-registry*
                 (mapcar (lambda (directory) (uiop:parse-native-namestring directory :ensure-directory t)) registry)))

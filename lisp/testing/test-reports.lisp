@@ -1,5 +1,5 @@
-;;;; The output of a test operation of an unknown framework: whether it says that a test failed, and, under coverage, what
-;;;; code ran before each report.
+;;;; The output of a test operation of an unknown framework: signs in it that a test failed and, under coverage, the code
+;;;; that ran before each report.
 
 (in-package "SBCL-HOST/TESTING")
 
@@ -14,8 +14,8 @@
         collect (subseq line start stop)))
 
 (defun any-word-p (words beginnings)
-  "True when one of WORDS begins with one of BEGINNINGS and is not negated by either of the two words before it or the word
-after it."
+  "Return true when one of WORDS begins with one of BEGINNINGS and is not negated by either of the two words before it or
+the word after it."
   (flet ((denies-p (word) (member word '("0" "no" "none" "zero" "without" "not") :test #'string-equal)))
     (loop for (before-last before word after) on (list* "" "" words)
           thereis (and word
@@ -23,11 +23,11 @@ after it."
                        (notany #'denies-p (remove nil (list before-last before after)))))))
 
 (defun failure-line-p (line)
-  "True when LINE says that something failed, and not that nothing did."
+  "Return true when LINE says that something failed, and not that nothing did."
   (any-word-p (line-words line) '("fail")))
 
 (defun discrepancy-line-p (line)
-  "True when LINE says in some words that a result is not as it should be."
+  "Return true when LINE says in some words that a result is not as it should be."
   (let ((words (line-words line)))
     (or (any-word-p words '("fail"))
         (loop for (word next) on words
@@ -49,7 +49,8 @@ after it."
   "The number of characters at the end of a test operation's output that are examined.")
 
 (defconstant +max-observed-pieces+ 20000
-  "The most pieces of a test operation's output before which coverage is recorded, which takes some time.")
+  "Maximum number of pieces of a test operation's output for which coverage is recorded, because recording takes some
+time.")
 
 (defun call-keeping-output (verdict function)
   "Return a list of the values of FUNCTION, which runs the test operation of VERDICT, and the last characters that it
@@ -88,11 +89,11 @@ expects an error, but many test operations return false."
 ;;; discrepancy.
 
 (defconstant +max-reports+ 2000
-  "The most reports of a test operation that are kept.")
+  "Maximum number of reports of a test operation that are kept.")
 
 (defun note-printed (verdict text)
-  "Record in VERDICT that its test operation printed TEXT: a new report on the code that ran since the last one, or, if none
-ran, more text of the last report."
+  "Record in VERDICT that its test operation printed TEXT: add a new report on the code that ran since the last report or,
+if no code ran, add TEXT to the last report."
   (let* ((reports (verdict-reports verdict))
          (count (length reports))
          (marks (set-marks)))

@@ -43,7 +43,7 @@
   (signalled '() :type list))
 
 (defconstant +max-shown-checks+ 10
-  "The most failed checks of a test that are reported.")
+  "Maximum number of failed checks of a test that are reported.")
 
 (defun add-check (verdict check)
   "Add CHECK, which failed, to VERDICT."
@@ -59,7 +59,7 @@
         (verdict-condition verdict) condition))
 
 (defconstant +max-shown-length+ 1000
-  "The most characters of a value, form or message of a test that are shown.")
+  "Maximum number of characters of a value, form or message of a test that are shown.")
 
 (defun cut-text (text)
   "Return TEXT, cut to the length that is shown."
@@ -107,20 +107,20 @@
                   :title (if (stringp name) name (type-name-text name)))))
 
 (defun failed-p (verdict)
-  "True when the test of VERDICT failed or ended with an error."
+  "Return true when the test of VERDICT failed or ended with an error."
   (member (verdict-status verdict) '(:failed :error)))
 
 (defun test-operation-p (verdict)
-  "True when VERDICT is that of a test operation that counts as one test."
+  "Return true when VERDICT is the verdict of a test operation that counts as one test."
   (string= "ASDF" (verdict-framework verdict)))
 
 ;;; Test runs
 
 (defstruct (guard (:copier nil) (:predicate nil))
-  "The watch over a running test: how long it may take, and how to end it."
-  ;; When the test is to be ended, in milliseconds.
+  "The time limit of a running test, and the functions that end the test."
+  ;; The time at which the test is to be ended, in milliseconds.
   (deadline 0 :type real)
-  ;; A function that ends the test, for a reason.
+  ;; A function that ends the test. Its argument is the reason, such as :TIMEOUT.
   (leave nil :type (or null function))
   ;; The function that interrupts the test's thread, once it was made.
   (interruption nil :type (or null function))
@@ -133,12 +133,12 @@
   (package (current-package) :read-only t)
   ;; The time limit of a test in milliseconds.
   (limit 60000 :type (integer 1) :read-only t)
-  ;; Titles of tests that are known to exceed it.
+  ;; Titles of tests that are known to exceed the limit.
   (endless '() :type list :read-only t)
   (verdicts (make-array 0 :adjustable t :fill-pointer t) :read-only t)
   ;; The GUARD of the innermost running test.
   (guard nil :type (or null guard))
-  ;; The name of the system whose tests these are, as the client gave it, if it gave several.
+  ;; The name of the tested system, as the client gave it, if the client gave several systems.
   (system nil :type (or null string) :read-only t)
   ;; The systems that hold the tests, once they are known; and the duration of the run, once it is over.
   (systems '() :type list)
@@ -200,8 +200,8 @@ HOOK. The test unwinds without a condition, which handlers would swallow."
 
 (defun end-test-for-heap (run guard hook)
   "End the test of RUN that GUARD watches, because the heap is nearly used up. Called in the function whose frame pointer is
-HOOK. Return instead if a test is already being ended for that reason: its error would be lost, or the test around it would
-seem to be the one that fills the heap."
+HOOK. Return if a test is already being ended for the heap: a second exit would lose the error of that test, or blame the
+test around it."
   (let ((verdict (guard-verdict guard))
         (now (monotonic-milliseconds)))
     (when (< now (test-run-ending-for-heap run))
@@ -308,7 +308,7 @@ interrupted."
     values))
 
 (defun end-abnormally (verdict how)
-  "Record in VERDICT that the test ended abnormally; HOW says in which way."
+  "Record in VERDICT that the test ended abnormally. HOW is the reason: :TIMEOUT, :HEAP, :DEBUGGER, :ABORTED or :LEFT."
   (ecase how
     (:timeout (setf (verdict-status verdict) :failed))
     (:heap (setf (verdict-status verdict) :error))
@@ -349,17 +349,17 @@ interrupted."
   (total 0 :type index :read-only t))
 
 (defconstant +max-kept-errors+ 4
-  "The most handled errors that are kept until a test is over; the last ones are kept.")
+  "Maximum number of handled errors that are kept until a test is over; the last errors are kept.")
 (defconstant +observation-share+ 1/25
   "The share of a run's time that may be spent on examining errors, so that many handled errors do not slow the run down.")
 (defconstant +observation-milliseconds+ 10
-  "The time that may be spent on examining errors in any case. It is CPU time of this thread, so that other threads do not
-use it up.")
+  "Milliseconds that may be spent on examining errors in any case. They are CPU time of this thread, so that other threads
+do not use them up.")
 (defconstant +max-pushed-errors+ 50
-  "The most errors of a run that go into the history.")
+  "Maximum number of errors of a run that go into the history.")
 
 (defun may-observe-p (run)
-  "True when RUN may spend time on examining another error."
+  "Return true when RUN may spend time on examining another error."
   (<= (test-run-observation-milliseconds run)
       (+ +observation-milliseconds+
          (* +observation-share+ (- (monotonic-milliseconds) (test-run-begun run))))))
@@ -467,10 +467,10 @@ CLUSTERS."
     verdict))
 
 (defconstant +loading-milliseconds+ 600000
-  "The time limit for loading a system for its tests, the same as that of the tool load.")
+  "The time limit in milliseconds for loading a system for its tests, equal to the limit of the tool load.")
 
 (defun load-for-tests (system &optional reload)
-  "Load SYSTEM if it is not loaded. If RELOAD is true, also load what has changed."
+  "Load SYSTEM if it is not loaded. If RELOAD is true, also load its changed files."
   (when (or reload (not (asdf:component-loaded-p system)))
     (announce-step (concatenate 'text "the loading of " (asdf:component-name system)) +loading-milliseconds+)
     (unwind-protect

@@ -34,7 +34,7 @@
         collect (sb-kernel:%code-entry-point code index)))
 
 (defun system-code-p (code)
-  "True when the component CODE belongs to SBCL or to the server, or its source is unknown."
+  "Return true when the component CODE belongs to SBCL or to the server, or its source is unknown."
   (let ((source (code-source code)))
     (or (null source)
         (let ((file (sb-c::debug-source-namestring source)))
@@ -55,7 +55,7 @@ SYSTEM is true."
                   ,@body)))))
 
 (defun toplevel-code-p (function)
-  "True when FUNCTION, a simple function, is the code of a top-level form, which has run and will not run again."
+  "Return true when FUNCTION, a simple function, is the code of a top-level form, which has run and will not run again."
   (let ((name (sb-kernel:%simple-fun-name function))
         (code (sb-kernel:fun-code-header function)))
     (or (equal name "top level form")
@@ -75,18 +75,19 @@ SYSTEM is true."
     (and (functionp function) (function-code function))))
 
 (defun method-body-name-p (name)
-  "True when NAME, the name of a simple function, is that of a method's body."
+  "Return true when NAME, the name of a simple function, names a method's body."
   (typep name '(cons (member sb-pcl::fast-method sb-pcl::slow-method) cons)))
 
 (defun defined-name (name)
-  "Return the function name through which the simple function named NAME is called, and true; or NIL if there is none. For a
-method, that is the name of its generic function."
+  "Return the function name through which the simple function named NAME is called, and true; or NIL if there is no such
+name. A method is called through the name of its generic function."
   (cond ((method-body-name-p name) (values (second name) t))
         ((typep name '(cons (eql macro-function) (cons symbol null))) (values (second name) t))
         ((and name (sb-int:valid-function-name-p name)) (values name t))))
 
 (defun current-definition-p (function)
-  "True when FUNCTION, a simple function, is the current definition of its name; :UNKNOWN if it has no global name."
+  "Return true when FUNCTION, a simple function, is the current definition of its name. Return :UNKNOWN if it has no global
+name."
   (let* ((name (sb-kernel:%simple-fun-name function))
          (code (sb-kernel:fun-code-header function)))
     (multiple-value-bind (defined found) (defined-name name)
@@ -129,7 +130,7 @@ were top-level forms."
         (values (sb-c:unpack-code-fixup-locs fixups)))))
 
 (defun constant-p (object code)
-  "True when OBJECT is a constant of the component CODE."
+  "Return true when OBJECT is a constant of the component CODE."
   (loop for index from sb-vm:code-constants-offset below (sb-kernel:code-header-words code)
           thereis (eq object (sb-kernel:code-header-ref code index))))
 
@@ -150,8 +151,9 @@ were top-level forms."
 
 (defun code-references (code name kinds index)
   "Return the references to NAME in the component CODE. These are the cross-references of KINDS, lists of one of SBCL's
-kinds and a word or NIL. If CODE has no cross-reference of any kind to NAME, return a full call through the linkage cell
-INDEX, unless that is 0, or else an occurrence among the constants. If INDEX is NIL, look only at cross-references."
+kinds of cross-reference, and a word for it or NIL. If CODE has no cross-reference of any kind to NAME, return a full call
+through the linkage cell INDEX, unless that is 0, or else an occurrence among the constants. If INDEX is NIL, look only at
+cross-references."
   (let ((references '())
         (recorded nil))
     (loop for entry below (sb-kernel:code-n-entries code)
@@ -186,12 +188,12 @@ INDEX, unless that is 0, or else an occurrence among the constants. If INDEX is 
              (somewhere "as data"))))))
 
 (defun core-name-p (name)
-  "True when NAME, a function name or symbol, belongs to a package that came with the image."
+  "Return true when NAME, a function name or symbol, belongs to a package that came with the image."
   (let ((package (symbol-package (if (consp name) (second name) name))))
     (and (member package **system-packages** :test #'eq) t)))
 
 (defun all-references (name kinds index)
-  "Return the references to NAME in all code, as CODE-REFERENCES returns those of one component."
+  "Return the references to NAME in all code, as CODE-REFERENCES does for one component."
   (let ((references '()))
     ;; System code does not refer to the user's names.
     (do-code (code :system (core-name-p name))
@@ -227,7 +229,7 @@ its own form within that form."
     nil))
 
 (defun move-place (place name)
-  "Move PLACE to the first occurrence of NAME, a string, in the form there, if there is one. Return PLACE."
+  "Move PLACE to the first occurrence of NAME, a string, in the form at PLACE, if NAME occurs in the form. Return PLACE."
   (let* ((text (place-text place))
          (start (place-position place))
          (found (and text (let ((map (map-form text start)))
@@ -279,7 +281,7 @@ files, SBCL's own last, each by name and position."
           (or number 0))))
 
 (defun list< (a b)
-  "True when A comes before B. Both are lists of strings and numbers."
+  "Return true when A comes before B. Both are lists of strings and numbers."
   (loop for x in a
         for y in b
         do (cond ((stringp x)
@@ -299,18 +301,19 @@ files, SBCL's own last, each by name and position."
 ;;; Records
 
 (defconstant +max-title-length+ 200
-  "The most characters that are shown of a reference's title.")
+  "Maximum number of characters that are shown of a reference's title.")
 
 (defun printed-name (name)
   "Return NAME, a function name or symbol, as text."
   (printed name +max-title-length+))
 
 (defvar *pushed-references* nil
-  "The references that were pushed for this request, as lists, so that none is pushed twice.")
+  "The references that were pushed for this request, as lists of title, place, code and kind, so that no reference is pushed
+twice.")
 
 (defun push-reference-record (title place how &key (unplaced "no source known"))
   "Push a record of a reference in TITLE, at PLACE or NIL, with HOW, a word on its kind, or NIL. UNPLACED is the text for a
-reference without a place. Return true unless the same record was pushed before."
+reference without a place. Return true unless an equal record was pushed before."
   (let* ((title (if (stringp title)
                     title
                     (printed title +max-title-length+)))
@@ -332,7 +335,7 @@ reference without a place. Return true unless the same record was pushed before.
 
 (defun push-references (references name limit)
   "Push records of the first LIMIT of REFERENCES to NAME, a string, in the order of their source, and the number of the
-others. Return the number of records."
+other references. Return the number of records."
   (let ((count 0) (more 0))
     (declare (type index count more))
     (dolist (reference (sorted-references references))
@@ -356,7 +359,7 @@ others. Return the number of records."
 
 
 (defun name-recorded-p (name)
-  "True when SBCL records cross-references of NAME, a function name or symbol."
+  "Return true when SBCL records cross-references of NAME, a function name or symbol."
   (not (sb-c::xref-internal-name-p name)))
 
 (defun push-callers (name limit)
@@ -393,7 +396,7 @@ others. Return the number of records."
         (list (function-code definition)))))
 
 (defun callee-order (name)
-  "Return a sort key for callees: the user's own first, then standard ones, then SBCL's."
+  "Return the sort key of the callee NAME: the user's functions come first, then standard functions, then SBCL's."
   (let ((package (symbol-package (if (consp name) (second name) name))))
     (list (cond ((or (null package) (not (system-package-p package)))
                  (if (eq package (find-package "COMMON-LISP")) 1 0))
@@ -401,7 +404,7 @@ others. Return the number of records."
           (source-name name))))
 
 (defun internal-name-p (name)
-  "True when NAME, a function name, is internal to SBCL."
+  "Return true when NAME, a function name, is internal to SBCL."
   (let* ((symbol (cond ((symbolp name) name)
                        ((eq (first name) 'setf) (second name))
                        (t (first name))))
@@ -413,7 +416,8 @@ others. Return the number of records."
          t)))
 
 (defun in-source-p (name function)
-  "True when NAME, a function name, occurs in the source of FUNCTION, a simple function, or that source is not known."
+  "Return true when NAME, a function name, occurs in the source of FUNCTION, a simple function, or when the source is
+unknown."
   (let* ((place (code-place function nil nil))
          (text (and place (place-text place)))
          (map (and text (map-form text (place-position place)))))
@@ -423,7 +427,7 @@ others. Return the number of records."
              t))))
 
 (defun push-callees (name limit)
-  "Push the functions that NAME calls and the macros that it expands, each at the first place where it does so."
+  "Push the functions that NAME calls and the macros that it expands, each with the first place of a reference to it."
   (let ((callees (make-hash-table :test 'equal))
         (count 0))
     (dolist (code (function-components name))
@@ -470,8 +474,8 @@ others. Return the number of records."
                   list."))))
 
 (defun push-variable-references (symbol relation limit)
-  "Push where the variable SYMBOL is read, set or bound, as RELATION says, or each of these if RELATION is NIL. Any other
-symbol's references are pushed likewise."
+  "Push the places that read, set or bind the variable SYMBOL, as RELATION says, or all these places if RELATION is NIL.
+SYMBOL need not name a variable."
   (let ((count (push-references (all-references symbol
                                                 (cond ((null relation)
                                                        '((:references nil) (:sets "sets") (:binds "binds")))
@@ -491,7 +495,7 @@ symbol's references are pushed likewise."
                    (printed-name symbol)))))
 
 (defun push-expansions (symbol limit)
-  "Push where the macro SYMBOL is expanded."
+  "Push the places where the macro SYMBOL is expanded, at most LIMIT."
   (when (zerop (push-references (all-references symbol '((:macroexpands nil)) nil) (symbol-name symbol) limit))
     (push-note "Nothing that is loaded expands ~A." (printed-name symbol)))
   (if (name-recorded-p symbol)
@@ -574,7 +578,7 @@ title and its name, a string. Push the note NOTHING if there are no objects."
 ;;; Tests
 
 (defun test-operator-p (operator)
-  "True when OPERATOR, a name in upper case, is the operator of forms that define tests in FiveAM, Parachute, Rove,
+  "Return true when OPERATOR, a name in upper case, is the operator of forms that define tests in FiveAM, Parachute, Rove,
 lisp-unit, lisp-unit2, RT or a similar framework."
   (let ((bare (subseq operator (let ((colon (position #\: operator :from-end t))) (if colon (1+ colon) 0)))))
     (or (member bare '("TEST" "DEF-TEST" "DEFTEST" "DEFINE-TEST" "DEF-FIXTURE-TEST" "ADD-TEST" "DEFINE-TEST-CASE")
@@ -589,7 +593,7 @@ lisp-unit, lisp-unit2, RT or a similar framework."
     (and end (test-operator-p (subseq heading 1 end)) heading)))
 
 (defun symbol-called (name package)
-  "Return the symbol NAME of the package named PACKAGE, if both exist."
+  "Return the symbol NAME of the package named PACKAGE, or NIL if either does not exist."
   (let ((package (find-package package)))
     (and package (find-symbol name package))))
 
@@ -645,7 +649,7 @@ function that evaluates them, or NIL."
                         when known collect known))))
 
 (defconstant +max-caller-depth+ 30
-  "The longest chain of calls over which a function's tests are searched.")
+  "Maximum length of the chain of calls from a test to the function whose tests are searched.")
 
 (defun caller-table ()
   "Return a hash table from function names to lists of the functions that refer to them, in all code but SBCL's own."
@@ -677,9 +681,9 @@ function that evaluates them, or NIL."
 (defun push-tests (name limit)
   "Push the tests that call the function NAME, directly or indirectly, the nearest first."
   (let ((table (caller-table))
-        ;; From each function name that leads to NAME, to the name that it calls.
+        ;; A table from each function name that leads to NAME to the function name that it calls.
         (leading (make-hash-table :test 'equal))
-        ;; From each function, to the name that it calls.
+        ;; A table from each simple function that leads to NAME to the function name that it calls.
         (seen (make-hash-table :test 'eq))
         (found '()))
     (setf (gethash name leading) t)
@@ -806,5 +810,5 @@ PACKAGE-NAME, and notes on what was not examined."
                          (t (push-variable-references name (and asked relation) limit)))))))))))
 
 (define-query :find-references (&key name package relation limit)
-  "Push records of what has RELATION to NAME, as PUSH-RELATED does."
+  "Push records of up to LIMIT references that have RELATION to NAME, as PUSH-RELATED does."
   (push-related name (or package "") relation limit))

@@ -18,7 +18,7 @@
   "The match of a name that contains the pattern, or matches it as a glob.")
 
 (defconstant +max-query-words+ 8
-  "The most words of a query that are used.")
+  "Maximum number of words of a query that are used.")
 
 (declaim (inline fold-case))
 (defun fold-case (character)
@@ -36,7 +36,8 @@ names."
        (let ((,name ,name)) (declare (type (simple-array character (*)) ,name)) ,@body)))
 
 (defun match-word (word name)
-  "Return how NAME matches WORD, which is in upper case, or NIL."
+  "Return the kind of match between NAME and WORD, which is in upper case: +EXACT+, +PREFIX+, +WORD+ or +SUBSTRING+; or
+NIL."
   (declare (type text word) (type simple-string name)
            (optimize speed (safety 0) (sb-ext:inhibit-warnings 3)))
   (with-any-string (name)
@@ -59,8 +60,8 @@ names."
              best)))))
 
 (defun match-glob (glob name)
-  "Return +SUBSTRING+ if NAME matches GLOB, which is in upper case, or NIL. In GLOB, * stands for any characters and ? for
-one."
+  "Return +SUBSTRING+ if NAME matches GLOB, which is in upper case, or NIL. In GLOB, * matches any number of characters, and
+? matches one character."
   (declare (type text glob) (type simple-string name)
            (optimize speed (safety 0) (sb-ext:inhibit-warnings 3)))
   (with-any-string (name)
@@ -113,8 +114,8 @@ one."
       (subseq words 0 (min +max-query-words+ (length words))))))
 
 (defun query-matcher (query)
-  "Return a function that returns how a name matches QUERY: +EXACT+, +PREFIX+, +WORD+ or +SUBSTRING+, the best first, or
-NIL. If QUERY has several words, the worst match counts."
+  "Return a function that returns the kind of match between a name and QUERY: +EXACT+, +PREFIX+, +WORD+ or +SUBSTRING+, from
+best to worst, or NIL. If QUERY has several words, the worst match counts."
   (let ((words (loop for word in (query-words query) collect (cons word (glob-literal word)))))
     (lambda (name)
       (declare (type simple-string name) (optimize speed))
@@ -172,8 +173,8 @@ NIL. If QUERY has several words, the worst match counts."
     (string-left-trim "#:" (prin1-to-string (make-symbol name)))))
 
 (defun typed-package-name (package)
-  "Return what one would type for PACKAGE in the current package: its shortest local nickname, else its name. For a name
-that is no plain word, such as UIOP/DRIVER or ALEXANDRIA.1.0.0, prefer the shortest nickname that is a word."
+  "Return the name by which one would type PACKAGE in the current package: its shortest local nickname, else its name. For a
+name that is no plain word, such as UIOP/DRIVER or ALEXANDRIA.1.0.0, prefer the shortest nickname that is a word."
   (flet ((shortest (names) (first (sort (copy-list names) #'< :key #'length)))
          (word-p (name)
            (and (plusp (length name))
@@ -187,8 +188,8 @@ that is no plain word, such as UIOP/DRIVER or ALEXANDRIA.1.0.0, prefer the short
                       name)))))
 
 (defun typed-package (symbol)
-  "Return the package by which one would type SYMBOL, or NIL for an uninterned symbol. Of the packages that export SYMBOL,
-that is the one with the shortest name, except that SBCL's own symbols keep their home package."
+  "Return the package by which one would type SYMBOL, or NIL for an uninterned symbol. This is the package with the shortest
+name among the packages that export SYMBOL, or the home package if that does not export SYMBOL or is SBCL's own."
   (let* ((home (symbol-package symbol))
          (name (symbol-name symbol))
          (best home))
@@ -206,7 +207,7 @@ that is the one with the shortest name, except that SBCL's own symbols keep thei
     best))
 
 (defun typed-symbol (symbol &optional package)
-  "Return SYMBOL as one would type it in the current package, qualified with PACKAGE if it is accessible there."
+  "Return SYMBOL as one would type it in the current package, qualified with PACKAGE if SYMBOL is accessible there."
   (let* ((name (symbol-name symbol))
          (package (if (and package (eq symbol (find-symbol name package))) package (typed-package symbol)))
          (bare (let ((*package* (or package *package*))
@@ -222,7 +223,7 @@ that is the one with the shortest name, except that SBCL's own symbols keep thei
                        (eq :external (nth-value 1 (find-symbol name package))) bare))))))
 
 (defconstant +max-documentation-length+ 120
-  "The most characters that are shown of the first line of a documentation string.")
+  "Maximum number of characters that are shown of the first line of a documentation string.")
 
 (defun first-line (documentation)
   "Return the first line of the string DOCUMENTATION that is not empty, or NIL."
@@ -243,7 +244,7 @@ that is the one with the shortest name, except that SBCL's own symbols keep thei
     nil))
 
 (defconstant +max-lambda-list-length+ 200
-  "The most characters of a lambda list that are shown.")
+  "Maximum number of characters of a lambda list that are shown.")
 
 (defun lambda-list-text (symbol)
   "Return the lambda list of SYMBOL, a function or macro, as text, or NIL if it is unknown."
@@ -260,7 +261,8 @@ that is the one with the shortest name, except that SBCL's own symbols keep thei
 
 (defstruct (search-result (:copier nil) (:predicate nil))
   "The results of a search so far."
-  ;; The best results as conses of rank and object. Sorted with the worst first once there are LIMIT, else in no order.
+  ;; The best results as conses of rank, which is lower for better results, and object. The worst result is first once there
+  ;; are LIMIT results; before that, the order is arbitrary.
   (best '() :type list)
   (count 0 :type index)
   (limit 30 :type index)
@@ -269,7 +271,8 @@ that is the one with the shortest name, except that SBCL's own symbols keep thei
   (excluded 0 :type index))
 
 (defun rank< (a b)
-  "True when A comes before B. Both are conses of a rank and a symbol or package, ordered by rank, then name, then package."
+  "Return true when A comes before B. Both are conses of a rank and a symbol or package, ordered by rank, then name, then
+package."
   (flet ((name (object) (if (packagep object) (package-name object) (symbol-name object)))
          (home (object) (let ((package (if (packagep object) nil (symbol-package object))))
                           (if package (package-name package) ""))))
@@ -292,15 +295,15 @@ that is the one with the shortest name, except that SBCL's own symbols keep thei
                  (merge 'list (list entry) (rest (search-result-best result)) (lambda (a b) (rank< b a))))))))
 
 (defun system-package-p (package)
-  "True when PACKAGE came with the image, except for COMMON-LISP."
+  "Return true when PACKAGE came with the image, except for COMMON-LISP."
   (and (not (eq package (find-package "COMMON-LISP")))
        (member package **system-packages** :test #'eq)
        t))
 
 (defun search-rank (match symbol package external system meaning)
-  "Return the rank of SYMBOL of PACKAGE, which matches the query by MATCH: the user's own symbols first, then exported ones,
-then short names. EXTERNAL is true if PACKAGE exports SYMBOL, SYSTEM if PACKAGE is the system's, and MEANING if SYMBOL means
-anything."
+  "Return the rank of SYMBOL of PACKAGE, which matches the query by MATCH. The user's own symbols have the lowest ranks,
+then exported symbols, then short names. EXTERNAL is true if PACKAGE exports SYMBOL, SYSTEM if PACKAGE is the system's, and
+MEANING if SYMBOL means anything."
   (declare (type fixnum match))
   (+ (* 100000 (+ (* 10 match)
                   (if meaning 0 6)
@@ -313,7 +316,8 @@ anything."
 
 (defun search-package (package matcher kinds external wanted result)
   "Record in RESULT the symbols of PACKAGE that match by MATCHER and have one of KINDS, or any meaning if KINDS is :ANY. If
-EXTERNAL is true, consider exported symbols only. If WANTED is false, consider only symbols whose home package is PACKAGE."
+EXTERNAL is true, consider exported symbols only. Unless WANTED is true, which means that the client named PACKAGE, consider
+only symbols whose home package is PACKAGE."
   (declare (type function matcher))
   (let ((system (system-package-p package)))
     (with-package-iterator (next (list package) :internal :external)
@@ -389,8 +393,8 @@ EXTERNAL is true, consider exported symbols only. If WANTED is false, consider o
 ;;; No match
 
 (defun near-found-names (query package kinds)
-  "Return up to five names similar to QUERY, as one would type them, of symbols in PACKAGE, or everywhere if that is NIL,
-that have one of KINDS, or any meaning."
+  "Return up to five names similar to QUERY, as one would type them, of symbols in PACKAGE, or in all packages if PACKAGE is
+NIL, that have one of KINDS, or any meaning."
   (let ((name (map 'string #'fold-case query))
         (symbols (make-hash-table :test 'equal)))
     (when (<= (length name) +max-near-name+)
@@ -409,8 +413,9 @@ that have one of KINDS, or any meaning."
               (near-names name (loop for near being the hash-keys of symbols collect near))))))
 
 (defun push-nothing-found (query package kinds kind external excluded)
-  "Push why nothing was found for QUERY in PACKAGE, or everywhere if that is NIL. KINDS and EXTERNAL are the filters; KIND
-is the string that was asked for, or NIL. EXCLUDED is the number of matches that the filters excluded."
+  "Push a text that says that nothing was found for QUERY in PACKAGE, or in all packages if PACKAGE is NIL, with similar
+names. KINDS and EXTERNAL are the filters; KIND is the string that was asked for, or NIL. EXCLUDED is the number of matches
+that the filters excluded."
   (push-record
    "nothing"
    :text (format nil "Nothing matches ~S~@[ in package ~A~]~@[ (~{~A~^, ~})~].~

@@ -18,7 +18,7 @@
   "The progress of the current LOAD operation, or NIL outside of one.")
 
 (defconstant +max-progress-records+ 4000
-  "The most progress records of a load, so that there is room for its result.")
+  "Maximum number of progress records of a load, so that there is room for its result.")
 
 (defun push-progress (verb what)
   "Push a progress record for WHAT, a string, with VERB, such as `compiling'."
@@ -42,7 +42,7 @@
   "The current action of ASDF, a cons of operation and component, or NIL.")
 
 (defun perform-action (perform operation component)
-  "Do what ASDF's PERFORM-WITH-RESTARTS, here PERFORM, does, and record the progress."
+  "Record the progress of OPERATION on COMPONENT, and call PERFORM, ASDF's PERFORM-WITH-RESTARTS."
   (declare (type function perform))
   (let ((file (component-file component))
         (*asdf-action* (cons operation component))
@@ -55,10 +55,10 @@
 ;;; Obsolete definitions and values after a reload
 
 (defconstant +max-stale-names+ 10
-  "The most names that are listed for one file.")
+  "Maximum number of names that are listed for one file.")
 
 (defun still-defined-p (kind name value)
-  "True when the definition of NAME as KIND, with VALUE in a LOADED-FILE, still exists."
+  "Return true when the definition of NAME as KIND, with VALUE in a LOADED-FILE, still exists."
   (ecase kind
     (:method (let* ((method (if (class-part-p value) (class-part-method value) value))
                     (generic (sb-mop:method-generic-function method)))
@@ -75,7 +75,7 @@
     (:package (find-package name))))
 
 (defun without-methods-p (name)
-  "True unless NAME names a generic function that has methods."
+  "Return true unless NAME names a generic function that has methods."
   (let ((function (fdefinition name)))
     (not (and (typep function 'generic-function) (sb-mop:generic-function-methods function)))))
 
@@ -94,7 +94,7 @@
   "The names of the standard defining macros, by kind as in a LOADED-FILE.")
 
 (defun standard-definer-p (operator)
-  "True when OPERATOR, a name, is that of a standard defining macro."
+  "Return true when OPERATOR, a string, is the name of a standard defining macro."
   (loop for (nil . operators) in *definers*
           thereis (member operator operators :test #'string=)))
 
@@ -123,7 +123,7 @@ forms within another form, and forms of defining macros that are not standard."
       (cons (and (not (eq kind :method)) (symbolp (second name)) (symbol-name (second name)))))))
 
 (defun conditionally-defined-p (key definitions text)
-  "True when one of DEFINITIONS, which CONDITIONAL-DEFINITIONS found in TEXT, may define what KEY designates."
+  "Return true when one of DEFINITIONS, which CONDITIONAL-DEFINITIONS found in TEXT, may define what KEY designates."
   (destructuring-bind (kind . name) key
     (declare (ignore name))
     (let ((name (key-name key)))
@@ -135,8 +135,9 @@ forms within another form, and forms of defining macros that are not standard."
                                   (defines-p form text name))))))))
 
 (defun renumbered-name-p (key before now text)
-  "True when KEY has a name with a number that a macro generated, in the file as loaded BEFORE, and the same name has
-another number NOW, one that does not occur in TEXT, the file's text. BEFORE and NOW are LOADED-FILEs."
+  "Return true when the name in KEY contains a number that a macro generated: a definition that the file makes NOW, but did
+not make BEFORE, has a name that differs only in its number and does not occur in TEXT, the file's text. BEFORE and NOW are
+LOADED-FILEs."
   (flet ((stem (key) (remove-if #'digit-char-p (key-name key)))
          (home (key) (let ((symbol (function-name-symbol (cdr key))))
                        (and (symbolp symbol) (symbol-package symbol)))))
@@ -152,8 +153,8 @@ another number NOW, one that does not occur in TEXT, the file's text. BEFORE and
 
 (defun obsolete-definitions (namestring before now)
   "Return the keys of definitions that the file NAMESTRING, native, made BEFORE but does not make NOW, if it was the last to
-define them and they still exist. BEFORE and NOW are LOADED-FILEs. A class stands for its accessors, and methods stand for a
-function that was defined only by them."
+define them and they still exist. BEFORE and NOW are LOADED-FILEs. Omit the accessors of a class that is itself returned,
+and accessor functions that still have methods."
   (flet ((defined-here-p (key) (equal namestring (gethash key **last-definers**))))
     (let* ((known (defined-keys now))
            (left (remove-if-not (lambda (definition)
@@ -193,7 +194,8 @@ function that was defined only by them."
             (and (plusp more) more))))
 
 (defun report-obsolete-definitions (namestring before now)
-  "Push a notice of the definitions that the file NAMESTRING made BEFORE but does not make NOW. Both are LOADED-FILEs."
+  "Push a notice of the definitions that the file NAMESTRING made BEFORE but does not make NOW. BEFORE and NOW are
+LOADED-FILEs."
   (let ((left (obsolete-definitions namestring before now)))
     (when left
       (push-notice "~A no longer defines what is still there from before: ~A." (shown-path namestring)
@@ -215,7 +217,8 @@ their defining forms have changed."
                             (if (> (length line) +max-shown-line+) "…" line)))))
 
 (defun report-stale-definitions (reloaded)
-  "Push notices of what remains of the old versions of the files RELOADED, a value of *RELOADED-FILES*."
+  "Push notices of the values and definitions that remain from the old versions of the files RELOADED, a value of
+*RELOADED-FILES*."
   (loop for (namestring before now bound) in (reverse reloaded)
         do (guarded (report-kept-values namestring before now bound) (failure) nil)
            (guarded (report-obsolete-definitions namestring before now) (failure) nil)))
@@ -230,10 +233,10 @@ their defining forms have changed."
     (t 0)))
 
 (defconstant +max-fetched-systems+ 100
-  "The most systems that Quicklisp is asked for during one load.")
+  "Maximum number of systems that are requested from Quicklisp during one load.")
 
 (defun quicklisp-p ()
-  "True when Quicklisp is loaded."
+  "Return true when Quicklisp is loaded."
   (let ((package (find-package "QL")))
     (and package (find-symbol "QUICKLOAD" package) t)))
 
@@ -261,19 +264,20 @@ Quicklisp, ask Quicklisp for the system and call FUNCTION again."
         (uiop:symbol-call "QL" "QUICKLOAD" missing :silent t)))))
 
 (defun fasl-stream-p (stream)
-  "True when STREAM reads a fasl."
+  "Return true when STREAM reads a fasl."
   (and (typep stream 'file-stream)
        (equal "fasl" (guarded (pathname-type (pathname stream)) (failure) nil))))
 
 (defun truncated-fasl-p (condition)
-  "True when CONDITION says that a fasl ends too early: in its code, or in its header, in which case it is read as source."
+  "Return true when CONDITION says that a fasl ends too early: in its code, or in its header, in which case it is read as
+source."
   (typecase condition
     ((or end-of-file sb-c::input-error-in-load) (fasl-stream-p (stream-error-stream condition)))
     (simple-error (let ((control (simple-condition-format-control condition)))
                     (and (stringp control) (eql 0 (search "attempt to load an empty FASL" control)))))))
 
 (defun unusable-fasl-p (condition)
-  "True when CONDITION says that a fasl was made by another SBCL, or is incomplete."
+  "Return true when CONDITION says that a fasl was made by another SBCL, or is incomplete."
   (or (typep condition 'sb-ext:invalid-fasl) (truncated-fasl-p condition)))
 
 (defun call-recompiling-fasls (function)
@@ -295,7 +299,7 @@ compiled again, once."
       (funcall function))))
 
 (defun load-system (name force)
-  "Have ASDF load the system NAME, and return the system."
+  "Have ASDF load the system NAME, and return the system. FORCE is as for the operation LOAD."
   (call-fetching-systems
    (lambda ()
      (call-recompiling-fasls

@@ -58,11 +58,11 @@ affecting PACKAGE. The copy is in no list of packages."
 ;;; Expanding
 
 (defconstant +max-expansions+ 10000
-  "The most macro forms that are expanded for one request.")
+  "Maximum number of macro forms that are expanded for one request.")
 
 (defvar *expansion-steps* '()
-  "The expansion steps of this request, newest first: lists of the macro's name, the operator of its expansion, and how
-often this step occurred in a row.")
+  "The expansion steps of this request, newest first: lists of the macro's name, the operator of its expansion, and the
+number of times that the step occurred in a row.")
 
 (defvar *expansion-count* 0
   "The number of macro forms expanded for this request.")
@@ -77,7 +77,8 @@ often this step occurred in a row.")
   "The form that is being expanded.")
 
 (defvar *recording-steps* t
-  "False while macros are expanded that are not part of the form, as in the definitions of local macros.")
+  "True to record each expansion. False while macros are expanded that are not part of the form, as in the definitions of
+local macros.")
 
 (defun record-step (form expansion)
   "Record in *EXPANSION-STEPS* that FORM was expanded to EXPANSION."
@@ -114,7 +115,7 @@ often this step occurred in a row.")
 ;;; Printing
 
 (defconstant +max-walked-conses+ 100000
-  "The most conses of an expansion that are examined.")
+  "Maximum number of conses of an expansion that are examined.")
 
 (defun map-uninterned (function form)
   "Call FUNCTION with the uninterned symbols in FORM, in order. Return true if all of FORM was examined."
@@ -181,7 +182,7 @@ very large."
             (t (values (rename form) nil))))))
 
 (defconstant +max-expansion-length+ 200000
-  "The most characters of an expansion that are printed.")
+  "Maximum number of characters of an expansion that are printed.")
 
 (defun source-printed (form)
   "Return FORM printed as source, and true if the text is incomplete."
@@ -193,7 +194,7 @@ very large."
           (values text (and result t)))))))
 
 (defconstant +max-piece-length+ 8000
-  "The most characters of a text in one record.")
+  "Maximum number of characters of a text in one record.")
 
 (defun push-expansion (text)
   "Push TEXT, an expansion, in pieces that fit into a field."
@@ -203,7 +204,7 @@ very large."
 ;;; The request
 
 (defconstant +max-named-steps+ 40
-  "The most steps that are named.")
+  "Maximum number of expansion steps that are reported by name.")
 
 (defun operator-text (operator)
   "Return OPERATOR, the operator of a step, as text."

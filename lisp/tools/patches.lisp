@@ -9,7 +9,7 @@
 (define-patch sb-pcl::maybe-trace-method (gf method fun fmf-p)
   #'wrap-traced-method)
 
-;; The steps of an expansion are those of the form itself, not those of defining the macros of a MACROLET in it.
+;; The steps of an expansion do not include the steps of defining the macros of a MACROLET in the form.
 (define-patch sb-walker::convert-macro-to-lambda (llist body env name)
   (lambda (convert &rest arguments)
     (let ((*recording-steps* nil))

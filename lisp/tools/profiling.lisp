@@ -1,17 +1,18 @@
-;;;; profile: where an evaluation spends its time, or allocates, by SBCL's statistical profiler (contrib/sb-sprof).
+;;;; profile: the functions in which an evaluation spends its time or allocates, from SBCL's statistical profiler
+;;;; (contrib/sb-sprof).
 
 (in-package "SBCL-HOST/TOOLS")
 
 (defconstant +max-profile-stacks+ 5000
-  "The most distinct stacks that are reported for a flame graph. The rarest are dropped first.")
+  "Maximum number of distinct stacks that are reported for a flame graph. The rarest stacks are dropped first.")
 (defconstant +max-profile-frames+ 80
-  "The most frames of one stack that are reported, counted from the innermost.")
+  "Maximum number of frames of one stack that are reported, counted from the innermost frame.")
 (defconstant +max-profile-name-length+ 100
-  "The most characters of a function's name.")
+  "Maximum number of characters of a function's name.")
 
 (defun function-name-of (info)
-  "Return the name of the function of INFO, an object for EQUAL, or NIL if it has none; and whether it is the host's own.
-INFO is what SB-SPROF::MAP-TRACE-PC-LOCS passes."
+  "Return the name of the function that INFO describes, for comparison by EQUAL, or NIL if it has no name; and true if the
+function is the host's own. INFO is an object that SB-SPROF::MAP-TRACE-PC-LOCS passes."
   (typecase info
     (sb-di::compiled-debug-fun
      (let ((name (sb-di:debug-fun-name info))
@@ -24,7 +25,7 @@ INFO is what SB-SPROF::MAP-TRACE-PC-LOCS passes."
     ((or string symbol) (and info (string info)))))
 
 (defun sampled-place (info)
-  "Return where the function of INFO is defined, as text, or NIL."
+  "Return the place of the definition of INFO's function, as text, or NIL."
   (when (typep info 'sb-di::compiled-debug-fun)
     (guarded (let* ((component (sb-di::compiled-debug-fun-component info))
                     (function (loop for index below (sb-kernel:code-n-entries component)
@@ -49,7 +50,7 @@ INFO is what SB-SPROF::MAP-TRACE-PC-LOCS passes."
   info
   (self 0 :type index)
   (total 0 :type index)
-  ;; The number of the sample in which it was counted last, so that recursion counts once.
+  ;; The number of the sample in which the function was counted last, so that recursion counts once.
   (seen -1 :type fixnum)
   ;; The printed name, once it has been needed.
   (printed nil :type (or null string)))
@@ -81,7 +82,7 @@ function's name and debug information, innermost first, without the frames that 
    sb-sprof::*samples*))
 
 (defun sampled-thread-p (thread)
-  "True when samples of THREAD are of user code."
+  "Return true when samples of THREAD are of user code."
   (not (or (host-thread-p thread)
            (eq thread sb-impl::*finalizer-thread*)
            (equal (sb-thread:thread-name thread) "SPROF timer"))))
@@ -125,7 +126,8 @@ by semicolons."
                                                           stack))))))
 
 (defun push-profile (mode top stacks milliseconds)
-  "Push the results of the samples of SB-SPROF: the TOP functions and, if STACKS is true, the stacks for a flame graph."
+  "Push the results of the profiler, which ran in MODE for MILLISECONDS: the TOP functions with the most samples and, if
+STACKS is true, the stacks for a flame graph."
   (multiple-value-bind (count threads functions folded) (fold-samples)
     (push-record "profile" :mode mode :samples count :threads threads :milliseconds milliseconds
                            :functions (length functions))
@@ -146,8 +148,8 @@ by semicolons."
   (setf (sb-sprof::samples-vector sb-sprof::*samples*) (values (sb-sprof::convert-raw-data))))
 
 (define-operation :profile (evaluate &key mode top stacks)
-  "Evaluate the code under the statistical profiler in MODE: \"cpu\", \"alloc\" or \"time\". If STACKS is true, push the
-stacks for a flame graph, too."
+  "Evaluate the code under the statistical profiler in MODE: \"cpu\", \"alloc\" or \"time\". Push the TOP functions with the
+most samples and, if STACKS is true, the stacks for a flame graph."
   (when sb-sprof::*profiling*
     (error "SB-SPROF is profiling already, in mode ~S: (sb-sprof:stop-profiling) ends that." sb-sprof::*profiling*))
   (let ((users sb-sprof::*samples*)

@@ -3,12 +3,13 @@
 ;;;; Functions are encapsulated, as TRACE does it, but under a type of their own, so that the user's own traces stay as they
 ;;;; are. Methods are wrapped where SBCL makes effective methods of them (src/pcl/combin.lisp). Local functions get
 ;;;; breakpoints (src/code/debug-int.lisp), which are safe only while one thread runs there: the original instruction is
-;;;; restored, executed, and replaced again. All of this is global, so calls in all threads are seen.
+;;;; restored, executed, and replaced again. Encapsulations, wrappers and breakpoints are global, so calls in all threads
+;;;; are seen.
 
 (in-package "SBCL-HOST/TOOLS")
 
 (defconstant +max-traced-functions+ 2000
-  "The most functions that are traced at once.")
+  "Maximum number of functions that are traced at once.")
 
 (defstruct (target (:copier nil) (:predicate nil) (:constructor make-target (name kind &optional object)))
   "A function or method that can be traced."
@@ -51,7 +52,7 @@
         (and (= position end) tree)))))
 
 (defun tree-matches-p (tree object)
-  "True when TREE, of strings, spells OBJECT, a tree of symbols, numbers and the like."
+  "Return true when TREE, of strings, spells OBJECT, a tree of symbols, numbers and the like."
   (cond ((consp object)
          (and (consp tree) (= (length tree) (length object)) (every #'tree-matches-p tree object)))
         ((null tree) (null object))
@@ -61,11 +62,12 @@
         (t (string-equal tree (guarded (with-server-syntax () (prin1-to-string object)) (failure) "")))))
 
 (defun tree-starts-with-p (tree word)
-  "True when TREE is a list whose first element is the string WORD, in any case."
+  "Return true when TREE is a list whose first element is the string WORD, in any case."
   (and (consp tree) (stringp (first tree)) (string-equal word (first tree))))
 
 (defun method-tree-p (tree)
-  "True when TREE names a method: (method foo (integer)), or (:method foo (integer)) as frames and references show it."
+  "Return true when TREE names a method: (method foo (integer)), or (:method foo (integer)) as frames and references show
+it."
   (or (tree-starts-with-p tree "method") (tree-starts-with-p tree ":method")))
 
 (defun tree-text (tree)
@@ -73,7 +75,7 @@
   (format nil "~(~A~)" tree))
 
 (defun traceable-p (name)
-  "True when NAME, a function name, names a function that can be traced."
+  "Return true when NAME, a function name, names a function that can be traced."
   (and (fboundp name)
        (not (and (symbolp name) (or (macro-function name) (special-operator-p name))))))
 
@@ -136,7 +138,7 @@ arguments."
     wrapped))
 
 (defun remake-effective-methods (method)
-  "Have SBCL make the effective methods that contain METHOD anew."
+  "Have SBCL compute the effective methods that contain METHOD again."
   (reinitialize-instance (sb-mop:method-generic-function method)))
 
 ;;; Local functions
@@ -188,11 +190,11 @@ named PACKAGE."
 
 (declaim (type list **breakpoint-functions**))
 (defglobal **breakpoint-functions** '()
-  "The local functions with breakpoints set here, as SBCL's SB-C::COMPILED-DEBUG-FUNs.")
+  "The local functions in which BREAK-AT-LOCAL-CALLS has set breakpoints, as SBCL's SB-C::COMPILED-DEBUG-FUNs.")
 
 (defun check-breakpoints-possible (target foreground)
-  "Signal an error unless breakpoints can now be set in TARGET, a local function. FOREGROUND is true of an evaluation that
-stays in the foreground."
+  "Signal an error unless breakpoints can now be set in TARGET, a local function. FOREGROUND is true if the evaluation stays
+in the foreground."
   (let* ((name (target-name target))
          (known (sb-di::compiled-debug-fun-compiler-debug-fun (target-object target)))
          (reason (cond ((not foreground) "in an evaluation that may be in the background")
@@ -273,8 +275,8 @@ stays in the foreground."
           (mapcar (lambda (name) (make-target name :function)) names)))))
 
 (defun trace-target (tracer target type)
-  "Have TRACER record the calls of TARGET. TYPE, a symbol, is the type of its encapsulations. Return a function that undoes
-this."
+  "Have TRACER record the calls of TARGET. TYPE, a symbol, is the type of its encapsulations. Return a function that stops
+the recording."
   (let ((name (target-name target))
         (object (target-object target)))
     (ecase (target-kind target)
@@ -325,8 +327,8 @@ this."
 
 (define-operation :trace-calls (evaluate &key functions package depth limit (shown limit) foreground)
   "Evaluate the code with FUNCTIONS, a list of texts, traced, or else the functions of PACKAGE. Record calls that are less
-than DEPTH recorded calls deep, at most LIMIT, and push at most SHOWN of them. FOREGROUND is true of an evaluation that
-stays in the foreground."
+than DEPTH recorded calls deep, at most LIMIT, and push at most SHOWN of them. FOREGROUND is true if the evaluation stays in
+the foreground."
   (let* ((targets (find-targets functions package))
          (locals (remove :local targets :key #'target-kind :test-not #'eq))
          (tracer (make-tracer depth limit locals)))
@@ -334,5 +336,5 @@ stays in the foreground."
       (check-breakpoints-possible target foreground))
     (unwind-protect
          (call-with-traced tracer targets #'evaluate)
-      (close-all tracer)
+      (close-thread-activations tracer)
       (push-traced-calls tracer (length targets) shown))))

@@ -36,7 +36,7 @@
   string)
 
 (defun operate-short-stream (stream operation argument)
-  "Perform the other stream operations."
+  "Perform OPERATION, the code of a stream operation other than output, on STREAM."
   (declare (type short-stream stream) (ignore argument))
   (case operation
     (#.+charpos+ (short-stream-fill stream))
@@ -45,8 +45,8 @@
     (#.+close+ t)))
 
 (defun short-text (limit function)
-  "Return what FUNCTION prints to the stream it is called with, in server syntax and on one line, cut at LIMIT characters
-with an ellipsis. Return NIL if FUNCTION fails."
+  "Return the text that FUNCTION prints to the stream it is called with, in server syntax and on one line, cut at LIMIT
+characters with an ellipsis. Return NIL if FUNCTION fails."
   (declare (type function function) (dynamic-extent function))
   (let* ((stream (make-short-stream limit))
          (sb-kernel:*restart-clusters* '())
@@ -67,7 +67,7 @@ with an ellipsis. Return NIL if FUNCTION fails."
 ;;; Calls
 
 (defconstant +max-call-text-length+ 200
-  "The most characters of a call with its arguments, of its values, or of an error's report.")
+  "Maximum number of characters of a call with its arguments, of its values, or of an error's report.")
 (defstruct (traced-call (:conc-name call-of-) (:copier nil) (:predicate nil)
                         (:constructor make-traced-call (number depth thread name)))
   "A recorded call."
@@ -95,13 +95,13 @@ with an ellipsis. Return NIL if FUNCTION fails."
                    (:constructor make-tracer (depth limit locals
                                               &aux (activations (and locals
                                                                      (make-hash-table :synchronized t :weakness :key))))))
-  "The record of the calls of some functions."
+  "The record of the calls of the traced functions."
   (depth 5 :type index :read-only t)
   (limit 200 :type index :read-only t)
   (active t :type boolean)
   ;; The recorded calls, in no order.
   (calls '() :type list)
-  ;; The number of calls, without those that were too deep.
+  ;; The number of calls, without calls that were too deep.
   (count 0 :type sb-ext:word)
   ;; A cons of the condition that was printed last and its text.
   (failure '() :type list)
@@ -152,7 +152,7 @@ with an ellipsis. Return NIL if FUNCTION fails."
 ;;; later.
 
 (defconstant +max-kept-objects+ 10
-  "The most arguments or values of a call that are kept unprinted.")
+  "Number of arguments or values from which on a call is printed at once, and no longer kept unprinted.")
 
 (defun kept-objects (objects)
   "Return a copy of the list OBJECTS that will print later as OBJECTS prints now. The second value is false if that is
@@ -172,12 +172,12 @@ impossible."
           (t (return (values '() nil))))))))
 
 (defun kept-arguments (name arguments)
-  "Return ARGUMENTS of a call of NAME in the form that a TRACED-CALL keeps."
+  "Return ARGUMENTS of a call of NAME in the form that a TRACED-CALL keeps: a copy of the list, or the text of the call."
   (multiple-value-bind (kept whole) (kept-objects arguments)
     (if whole kept (call-text name arguments))))
 
 (defun kept-values (values)
-  "Return the list VALUES in the form that a TRACED-CALL keeps."
+  "Return the list VALUES in the form that a TRACED-CALL keeps: a copy of the list, or its text."
   (multiple-value-bind (kept whole) (kept-objects values)
     (if whole kept (values-text values))))
 
@@ -214,7 +214,7 @@ impossible."
   "Call FUNCTION, the definition of NAME, with ARGUMENTS. Record this as call NUMBER of TRACER, at DEPTH among the recorded
 calls, within the call PARENT, if there is one."
   (declare (type tracer tracer) (type function function) (type list arguments))
-  (let* (;; What is done here may call functions that are traced; FUNCTION is called with this being NIL.
+  (let* (;; Recording may itself call traced functions. FUNCTION is called with this variable bound to NIL.
          (*recording-call* t)
          (begun (nanoseconds))
          (call (make-traced-call number depth sb-thread:*current-thread* name))
@@ -237,7 +237,8 @@ calls, within the call PARENT, if there is one."
           (finish (if failure :failed :left) (nanoseconds) (or failure "")))))))
 
 (defun number-call (tracer parent)
-  "Count a call within the call PARENT, or NIL. Return its number and depth, or NIL if it is not to be recorded."
+  "Count a call within the call PARENT, or outside of any call if PARENT is NIL. Return the number and depth of the new
+call, or NIL if it is not to be recorded."
   (declare (type tracer tracer))
   (let ((depth (if parent (1+ (call-of-depth parent)) 0)))
     (if (and parent (>= depth (tracer-depth tracer)))
@@ -261,7 +262,7 @@ calls, within the call PARENT, if there is one."
 
 (defstruct (activation (:copier nil) (:predicate nil) (:constructor make-activation (call recorded parent within begun)))
   "An activation of a local function that has not ended."
-  ;; The call that is the parent of calls made in this one: this call itself if it is recorded, else its own parent.
+  ;; The parent of calls that are made in this activation: its own call if that call is recorded, else PARENT.
   (call nil :read-only t)
   (recorded nil :read-only t)
   (parent nil :read-only t)
@@ -283,7 +284,7 @@ calls, within the call PARENT, if there is one."
       (note-overhead (activation-parent activation) call (activation-begun activation)))))
 
 (defun close-exited-calls (tracer frame)
-  "Record the end of those local calls that are no longer on the stack at FRAME: a non-local exit left them."
+  "Record the end of local calls that a non-local exit has left: they are no longer on the stack at FRAME."
   (loop for activation = (first (activations tracer))
         while (and activation
                    (not (and (activation-cookie activation)
@@ -334,7 +335,7 @@ calls, within the call PARENT, if there is one."
             do (close-activation activation :left now "")
             finally (close-activation activation :returned now (kept-values values))))))
 
-(defun close-all (tracer)
+(defun close-thread-activations (tracer)
   "Close this thread's calls of local functions: the traced code has ended."
   (when (tracer-activations tracer)
     (loop while (activations tracer)
@@ -343,8 +344,8 @@ calls, within the call PARENT, if there is one."
 ;;; The result
 
 (defun push-traced-calls (tracer functions shown)
-  "Push what TRACER has recorded of FUNCTIONS functions: this thread's calls first, each thread's in order, at most SHOWN
-calls. Printing and pushing a call takes several times as long as recording it."
+  "Push the calls that TRACER has recorded, at most SHOWN: this thread's calls first, and each thread's calls in order.
+FUNCTIONS is the number of traced functions. Printing and pushing a call takes several times as long as recording it."
   (let* ((calls (sort (copy-list (tracer-calls tracer)) #'< :key #'call-of-number))
          (threads (remove-duplicates (mapcar #'call-of-thread calls) :from-end t)))
     (push-record "trace" :functions functions :calls (tracer-count tracer)

@@ -32,13 +32,13 @@
 ;;; Diagnostics
 
 (defvar *reported-lines* '()
-  "The lines written to the file of diagnostics so far.")
+  "The lines that were written to the file of diagnostics.")
 
 (defvar *errors* 0
-  "The number of errors so far.")
+  "The number of reported errors.")
 
 (defun directory-pathname (namestring)
-  "Return the pathname of the directory with this native namestring."
+  "Return the pathname of the directory that NAMESTRING, a native namestring, names."
   (sb-ext:parse-native-namestring namestring nil *default-pathname-defaults* :as-directory t))
 
 (defun own-file-p (namestring)
@@ -56,7 +56,8 @@
           (remove "" (uiop:split-string text :separator '(#\Space #\Tab #\Newline #\Return #\Page)) :test #'string=)))
 
 (defun diagnostic-line (what condition file line column form)
-  "Return the line that reports CONDITION as WHAT, error or warning, in FORM at this position."
+  "Return the line that reports CONDITION as WHAT, error or warning, at LINE and COLUMN of FILE, in the top-level form
+FORM."
   (format nil "~A: ~@[~A:~]~@[~D:~]~@[~D:~]~:[~; ~]~A: ~A~@[ (in ~A)~]"
           what file (and (plusp line) line) (and (plusp column) column) file
           (cond ((typep condition 'style-warning) "STYLE-WARNING")
@@ -69,7 +70,8 @@
           form))
 
 (defun source-position (condition)
-  "Return file, line, column and form of CONDITION, as SBCL-HOST::WARNING-PLACE does, but no position in this file."
+  "Return the file, line, column and form of CONDITION, as SBCL-HOST::WARNING-PLACE does. Return no position that is in
+bundle.lisp itself."
   (multiple-value-bind (file line column form) (sbcl-host::warning-place condition)
     (if (and file (equal (probe-file file) *load-truename*))
         (values nil 0 0 nil)
@@ -103,7 +105,7 @@ application's own files and a warning elsewhere."
   (report-condition :error (sb-int:encapsulated-condition condition)))
 
 (defun abort-compilation (condition hook)
-  "Leave CALL-WITH-DIAGNOSTICS because of the unhandled CONDITION. Report it unless earlier errors explain it."
+  "Leave CALL-WITH-DIAGNOSTICS because of the unhandled CONDITION. Report CONDITION if it is the first error."
   (declare (ignore hook))
   (when (zerop *errors*)
     (report-condition :error condition))
@@ -123,7 +125,8 @@ application's own files and a warning elsewhere."
 ;;; Loading and saving
 
 (defun directory-system (directory number)
-  "Define a system of the Lisp files in DIRECTORY, a native namestring, in the order of their names; return its name."
+  "Define an ASDF system of the Lisp files in DIRECTORY, a native namestring, in the order of their names. Return the name
+of the system, which ends with NUMBER."
   (let ((name (format nil "sbcl-build-directory-~D" number))
         (files (sort (mapcar #'pathname-name
                              (directory (merge-pathnames "*.lisp" (directory-pathname directory)) :resolve-symlinks nil))

@@ -13,7 +13,7 @@ pub(crate) struct Diagnostics {
 }
 
 impl Diagnostics {
-    /// Parses the lines; others are ignored.
+    /// Parses the lines with one of these prefixes, and ignores all others.
     pub(crate) fn read(text: &str) -> Self {
         let mut read = Self::default();
         for line in text.lines() {
@@ -26,7 +26,7 @@ impl Diagnostics {
         read
     }
 
-    /// Passes them to cargo, which shows each. An error makes the build fail.
+    /// Passes the errors and warnings to cargo, which shows each of them. An error makes the build fail.
     pub(crate) fn report_to_cargo(&self) {
         for (what, lines) in [("warning", &self.warnings), ("error", &self.errors)] {
             for line in lines.iter().take(MAX_LINES) {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// The assembly file that includes them.
+/// The assembly file that includes the embedded files.
 const SOURCE: &str = include_str!("embed.S");
 
 /// The files to embed.

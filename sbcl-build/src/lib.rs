@@ -48,12 +48,12 @@ use crate::compile::Application;
 pub use crate::embed::{Contents, embed};
 pub use crate::error::Error;
 
-/// Starts the description of a core.
+/// Returns the description of a core that contains only the plain core so far.
 pub fn core() -> Core {
     Core::default()
 }
 
-/// The contents of a core in addition to the plain one's, in this order.
+/// The description of a core: the plain core and, on top of it, systems, then directories of Lisp files.
 #[derive(Debug, Clone, Default)]
 #[must_use = "nothing is done before build()"]
 pub struct Core {
@@ -61,14 +61,15 @@ pub struct Core {
 }
 
 impl Core {
-    /// Compiles and loads the ASDF system `name`. Its `.asd` file is in `directory` or below. Like all directories
-    /// here, `directory` is relative to the package's root.
+    /// Adds the ASDF system `name`, to be compiled and loaded. Its `.asd` file is in `directory` or below. Like all
+    /// directories here, `directory` is relative to the package's root.
     pub fn system(mut self, name: impl Into<String>, directory: impl Into<PathBuf>) -> Self {
         self.application.systems.push((name.into(), directory.into()));
         self
     }
 
-    /// Compiles and loads the `.lisp` files in `directory`, but not in its subdirectories, in the order of their names.
+    /// Adds the `.lisp` files in `directory`, but not in its subdirectories, to be compiled and loaded in the order of
+    /// their names.
     pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.application.directories.push(directory.into());
         self

@@ -9,13 +9,13 @@ use crate::progress::Progress;
 use crate::sbcl::{HEAP_MEGABYTES, Sbcl};
 use crate::{files, process};
 
-/// Changes when this recipe makes a different core from the same input.
+/// Revision of this recipe, incremented when it makes a different core from the same input.
 const REVISION: &str = "2";
 
 /// The file of the Lisp side that SBCL loads. It saves a core to the file named by [`OUTPUT`].
 const BUILD_FILE: &str = "build/build.lisp";
 
-/// The header with the contract between the Lisp side and its host, which is read when the Lisp side is compiled.
+/// The header with the contract between the Lisp side and its host. Compiling the Lisp side reads it.
 const HEADER: &str = "sbcl_host.h";
 
 /// The variable that names the core's file for the build file.
@@ -33,7 +33,7 @@ pub(crate) const NAME: &str = "sbcl.core";
 /// The file name of the compiled Lisp side.
 const HOST_NAME: &str = "sbcl-host.fasl";
 
-/// The results of this stage.
+/// The files made by this stage.
 #[derive(Debug)]
 pub(crate) struct Core {
     /// The core.

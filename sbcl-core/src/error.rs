@@ -12,7 +12,7 @@ use crate::{pin, settings};
 pub struct Attempt {
     /// The provider that was tried.
     pub way: String,
-    /// The attempt, and the reason why it failed.
+    /// The attempt in words, with the reason why it failed.
     pub outcome: String,
 }
 
@@ -82,9 +82,9 @@ pub enum Error {
         version = pin::VERSION, archive = pin::ARCHIVE, sha = pin::ARCHIVE_SHA256
     )]
     SourceRefused {
-        /// The variable or repository that named it.
+        /// The variable or repository that named the source.
         way: String,
-        /// Why the source cannot be used.
+        /// The reason why the source cannot be used.
         reason: String,
     },
 
@@ -139,7 +139,7 @@ pub enum Error {
     },
 }
 
-/// An extension of I/O results that adds what was being done.
+/// An extension of I/O results that adds the failed action and its path.
 pub(crate) trait IoContext<T> {
     /// Converts an I/O error into [`Error::Io`], with the action and its path.
     fn context(self, action: &'static str, path: &Path) -> Result<T, Error>;

@@ -45,7 +45,7 @@ pub(crate) fn has_extension(name: &Path, extensions: &[&str]) -> bool {
     extension.is_some_and(|extension| extensions.contains(&extension))
 }
 
-/// Returns true if the name, or path, is that of an executable program.
+/// Returns true if `name` is the path of an executable program, or the name of one in `PATH`.
 pub(crate) fn is_program(name: &str) -> bool {
     if name.contains('/') {
         return is_executable(Path::new(name));

@@ -12,7 +12,7 @@ use crate::sbcl::Sbcl;
 use crate::toolchain::Toolchain;
 use crate::{files, process};
 
-/// Changes when this recipe makes a different library from the same input.
+/// Revision of this recipe, incremented when it makes a different library from the same input.
 const REVISION: &str = "2";
 
 /// Number of versions of this stage that are kept.
@@ -23,7 +23,7 @@ const KEPT_VERSIONS: usize = 5;
 pub(crate) struct Shim<'a> {
     /// The C file.
     pub(crate) source: &'a Path,
-    /// The directory of its headers.
+    /// The directory of the C file's headers.
     pub(crate) include: &'a Path,
 }
 

@@ -1,4 +1,4 @@
-//! The platform that the library is for.
+//! Platforms that the library can be built for.
 
 use std::fmt;
 

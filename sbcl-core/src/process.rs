@@ -54,7 +54,7 @@ impl Log {
     }
 
     /// Runs a command to its end with all output in the log. Lines that start with `//`, with which SBCL's build marks
-    /// its phases, are shown as progress. The error of a failed command has its last lines.
+    /// its phases, are shown as progress. The error of a failed command contains the last lines of its output.
     pub(crate) fn run(&self, step: &str, command: &mut Command, progress: &Progress) -> Result<(), Error> {
         let path = self.path();
         let failed = |status: String, output: String| Error::Step {
@@ -106,7 +106,8 @@ impl Log {
     }
 }
 
-/// Runs a command for at most `limit`. Returns its output, or, if it fails, its output or the reason.
+/// Runs a command for at most `limit` and returns its output. The error is the output of a failed command, or the
+/// reason why it failed.
 pub(crate) fn output_within(limit: Duration, command: &mut Command) -> Result<String, String> {
     let (mut reader, writer) = std::io::pipe().map_err(|error| error.to_string())?;
     let errors = writer.try_clone().map_err(|error| error.to_string())?;

@@ -12,20 +12,20 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Writes to standard error, for a program that a person or a Makefile runs.
+    /// Returns a display that writes to standard error, for a program that a person or a Makefile runs.
     #[must_use]
     pub fn stderr() -> Self {
         Self { terminal: None, stderr: true }
     }
 
-    /// Writes to the terminal, if there is one, and to standard error. For a build script, whose standard error cargo
-    /// shows only if the script fails.
+    /// Returns a display that writes to the terminal, if there is one, and to standard error. It is meant for build
+    /// scripts, whose standard error cargo shows only if the script fails.
     #[must_use]
     pub fn terminal() -> Self {
         Self { terminal: File::options().write(true).open("/dev/tty").ok(), stderr: true }
     }
 
-    /// Shows nothing.
+    /// Returns a display that shows nothing.
     #[must_use]
     pub fn silent() -> Self {
         Self { terminal: None, stderr: false }

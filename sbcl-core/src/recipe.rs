@@ -88,7 +88,7 @@ impl Recipe {
     ///
     /// # Errors
     ///
-    /// The same as for [`build`](Self::build).
+    /// The errors of [`build`](Self::build).
     pub fn sbcl(&self) -> Result<Option<Bare>, Error> {
         if self.settings.prebuilt.is_some() {
             return Ok(None);

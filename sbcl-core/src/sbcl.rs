@@ -12,7 +12,7 @@ use crate::settings::Settings;
 use crate::toolchain::Toolchain;
 use crate::{files, pin, process, source};
 
-/// Changes when this recipe makes a different SBCL from the same source.
+/// Revision of this recipe, incremented when it makes a different SBCL from the same source.
 const REVISION: &str = "1";
 
 /// Options of SBCL's build. Without compression it needs no library other than C's. Its default home is a directory

@@ -392,7 +392,7 @@ impl Options {
         Checkpoints::new(directory, self.heap, self.control_stack)
     }
 
-    /// Returns how the image is booted.
+    /// Returns the configuration to boot the image with.
     pub(super) fn image(&self, scratch: &Scratch) -> ImageConfig {
         ImageConfig {
             heap: self.heap,
@@ -448,9 +448,8 @@ pub(super) fn given_timeout(command_line: &ArgMatches) -> Option<f64> {
     is_given.then(|| limit.map_or(0.0, |limit| limit.as_secs_f64()))
 }
 
-/// Ends the process with an error if --attach is combined with options of a server, which would have no effect on the
-/// running one. A time limit is allowed, since it belongs to the request, except for tests: each test has its own
-/// limit.
+/// Ends the process with an error if --attach is combined with server options, which have no effect on a running server.
+/// A time limit is allowed, since it belongs to the request, except for `test`: each test has its own limit.
 pub(super) fn refuse_server_options_with_attach(command_line: &ArgMatches) {
     let Some((command, given)) = command_line.subcommand() else { return };
     if !matches!(given.try_contains_id("attach"), Ok(true)) {

@@ -19,7 +19,8 @@ const MAX_FILES: usize = 1_000;
 const MAX_FILE_SIZE: u64 = 2 << 20;
 
 /// Checks files, the Lisp source in directories and, for `-`, stdin. With `fix`, repairs what can be repaired. `known`
-/// packages exist whatever the files say. Returns the exit status, or a sentence if the output cannot be written.
+/// names packages that exist even if no file defines them. Returns the exit status, or a sentence if the output cannot
+/// be written.
 pub(super) fn run(
     paths: &[PathBuf],
     fix: bool,
@@ -99,7 +100,8 @@ fn check_file(file: &Path, fix: bool, context: &mut PackageContext, report: &mut
     }
 }
 
-/// Decodes a file. Returns false as well if it is not UTF-8: it is then read as Latin-1, and must not be rewritten.
+/// Decodes the content of a file. Returns true with the text if the content is UTF-8. Otherwise reads the content as
+/// Latin-1 and returns false: the file must not be rewritten.
 fn decode(bytes: Vec<u8>) -> (String, bool) {
     match String::from_utf8(bytes) {
         Ok(text) => (text, true),
@@ -151,14 +153,14 @@ fn collect_sources(directory: &Path, max_files: usize, files: &mut Vec<PathBuf>)
 
 /// The packages that checked files may refer to.
 struct PackageContext {
-    /// Packages known to exist, whatever the files say.
+    /// Packages known to exist even if no file defines them.
     known: Vec<String>,
     /// The packages found so far, by directory.
     packages_by_directory: Vec<(PathBuf, Vec<String>)>,
 }
 
 impl PackageContext {
-    /// Returns the packages that the files of the same system define or refer to; if there is no system, those of the
+    /// Returns the packages that the files around `file` define or refer to: the files of its system, or else of its
     /// directory.
     fn packages_around(&mut self, file: &Path) -> Vec<String> {
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());

@@ -19,11 +19,11 @@ use crate::rpc::framing::MAX_LINE;
 
 /// The MCP revision that the client speaks.
 const REVISION: &str = "2025-11-25";
-/// Time that a server may take to start and to restore its session.
+/// Maximum time for a server to start and to restore its session.
 pub(super) const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time that a server may take to end after its input was closed.
+/// Maximum time for a server to end after its input was closed.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
-/// Maximum size of what is kept of a server's stderr, in bytes.
+/// Maximum number of bytes kept of a server's stderr.
 const MAX_STDERR: u64 = 64 << 10;
 
 /// An event that a client waits for.
@@ -98,7 +98,7 @@ impl Client {
         Self::start_with(arguments, Stdio::piped())
     }
 
-    /// Starts a server whose stderr is as given.
+    /// Starts a server with the given arguments and stderr.
     pub(super) fn start_with(arguments: impl IntoIterator<Item = OsString>, stderr: Stdio) -> io::Result<Self> {
         let mut command = Command::new(this_program()?);
         command.arg0("sbcl-mcp").args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
@@ -123,8 +123,8 @@ impl Client {
         Self { notice_handler, interrupts, output: Some(Box::new(to)), events, server: None, closed: false, last_id: 0 }
     }
 
-    /// Sets a function to be called, on the reading thread, with the parameters of each [`NOTICE`] about the server's
-    /// other clients. Must be set before the handshake.
+    /// Sets the function that the reading thread calls with the parameters of each [`NOTICE`] about the server's other
+    /// clients. Must be called before the handshake.
     pub(super) fn on_notice(&self, notice_handler: impl Fn(&Value) + Send + Sync + 'static) {
         let _ = self.notice_handler.set(Box::new(notice_handler));
     }
@@ -287,8 +287,8 @@ impl Answer {
     }
 }
 
-/// Returns the result that `message` has for request `id`. An error without an id also counts: a server that accepts no
-/// further client, or no such line, cannot name the request.
+/// Returns the result that `message` has for request `id`. An error without an id also counts, since a server that
+/// refuses the client or the line does not know the id.
 pub(super) fn response_to(mut message: Value, id: u64) -> Option<Result<Value, CallError>> {
     let is_refusal = message["id"].is_null() && message.get("error").is_some();
     if message["id"] != id && !is_refusal || message.get("method").is_some() {
@@ -327,7 +327,7 @@ fn read_beginning(mut from: impl Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Connects to a running server, or starts a new one with these arguments and defaults for a person.
+/// Connects to a running server, or starts a new server with these arguments and defaults for a person.
 pub(super) fn connect_or_start(attach: Option<Option<String>>, arguments: Vec<OsString>) -> Result<Client, String> {
     match attach {
         None => Client::start_with(with_interactive_defaults(arguments), Stdio::inherit())
@@ -350,8 +350,8 @@ pub(super) fn packages_of(name: Option<&str>) -> Result<Vec<String>, String> {
     Ok(names.filter_map(|name| name.as_str().map(str::to_owned)).collect())
 }
 
-/// Adds defaults that suit a person at a terminal: no time limit, since there is Ctrl-C, and long answers. `given`
-/// options win.
+/// Adds defaults that suit a person at a terminal: no time limit, since there is Ctrl-C, and long answers. Options in
+/// `given` take precedence.
 fn with_interactive_defaults(given: Vec<OsString>) -> Vec<OsString> {
     let mut arguments = Vec::new();
     for (option, value) in [("--timeout", "0"), ("--hold", "86400"), ("--max-answer", "1000000"), ("--log", "error")] {

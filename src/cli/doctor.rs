@@ -21,19 +21,19 @@ use crate::os::temporary::Scratch;
 use crate::recovery::checkpoint::store::state_directory;
 use crate::{ImageConfig, mcp};
 
-/// Time that the start of the server, and each evaluation, may take.
+/// Maximum time for the start of the server, and for each evaluation.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Available memory below which a note is made, in bytes: small systems need this much to be loaded.
+/// Available memory, in bytes, below which the report has a note. Loading a small system needs this much.
 const LOW_MEMORY: u64 = 512 << 20;
-/// Free disk space below which a note is made, in bytes.
+/// Free disk space, in bytes, below which the report has a note.
 const LOW_SPACE: u64 = 256 << 20;
-/// Number of file descriptors below which a note is made.
+/// Number of file descriptors below which the report has a note.
 const FEW_DESCRIPTORS: u64 = 256;
-/// Limit of the file size, in bytes, below which a checkpoint cannot be written.
+/// File size limit, in bytes, below which a checkpoint cannot be written.
 const MIN_FILE_SIZE: u64 = 64 << 20;
-/// Address space that threads take for malloc(3) if it is available: 64 MiB each.
+/// Address space, in bytes, left free for malloc(3), which reserves 64 MiB for each thread if possible.
 const MARGIN: u64 = 512 << 20;
-/// The smallest heap that is suggested, and the control stacks that are tried to make room for it.
+/// The smallest heap to suggest, and the control stack sizes to try to make room for the heap, in bytes.
 const MIN_HEAP: u64 = 256 << 20;
 const SMALL_STACKS: [u64; 3] = [64 << 20, 16 << 20, 4 << 20];
 /// Maximum number of directory entries whose sizes are added up.
@@ -45,9 +45,9 @@ const MAX_INIT_FILE: usize = 64 << 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CheckState {
     Fine,
-    /// Works, but not as well as it could.
+    /// The checked feature works, but not as well as it could.
     Note,
-    /// Does not work.
+    /// The checked feature does not work.
     Problem,
 }
 
@@ -364,7 +364,7 @@ fn check_init_files(findings: &mut Findings, user_init: bool) {
     findings.fine("Lisp systems", &if known.is_empty() { "none installed".to_owned() } else { known.join(", ") });
 }
 
-/// Starts a server as a client does, has it evaluate something, and checks ASDF.
+/// Starts a server as a client does, evaluates a form there, and checks ASDF.
 fn check_start(findings: &mut Findings, arguments: Vec<OsString>) {
     let started = Instant::now();
     let mut client = match Client::start(arguments) {
@@ -432,7 +432,7 @@ fn probe_in(directory: &Path) -> io::Result<()> {
     fs::remove_file(&file)
 }
 
-/// Returns the free space of the file system around a path, in bytes, and whether programs on it can be executed.
+/// Returns the free bytes of the file system that holds a path, and true if programs on it can be executed.
 fn file_system(path: &Path) -> (u64, bool) {
     let found = path.ancestors().find_map(|path| rustix::fs::statvfs(path).ok());
     found.map_or((u64::MAX, true), |found| {
@@ -440,7 +440,7 @@ fn file_system(path: &Path) -> (u64, bool) {
     })
 }
 
-/// Returns the total size of the files in a directory, of its first [`MAX_ENTRIES`] entries at most.
+/// Returns the total size of the files in a directory, in bytes. Counts at most [`MAX_ENTRIES`] entries.
 fn bytes_below(directory: &Path) -> u64 {
     let mut directories = vec![directory.to_owned()];
     let (mut bytes, mut seen) = (0, 0);
@@ -458,7 +458,7 @@ fn bytes_below(directory: &Path) -> u64 {
     bytes
 }
 
-/// Returns the program that a shell would run by this name.
+/// Returns the path of the program that a shell would run for this name.
 fn find_on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os(environment::PATH)?;
     std::env::split_paths(&path)

@@ -25,7 +25,7 @@ use lisp_syntax::{Part, is_unfinished, parts};
 const MAX_HISTORY: usize = 2_000;
 /// Maximum length of text that is coloured, in bytes; also used to bound the history file.
 const MAX_TEXT: usize = 64 << 10;
-/// Maximum time to wait for completions. The person who pressed the key waits as long.
+/// Maximum time to wait for completions. The editor does not react to keys meanwhile.
 const COMPLETION_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of completions shown.
 const MAX_COMPLETIONS: usize = 100;
@@ -97,13 +97,13 @@ impl Editor {
             Signal::CtrlD => Input::End,
             _ => Input::Cancelled,
         };
-        // Written after each line, so that a killed process leaves its history as well.
+        // Written after each line, so that the history survives if the process is killed.
         let _ = self.0.sync_history();
         Ok(typed)
     }
 }
 
-/// Opens the history file, accessible to its owner only, like its directory. Returns its path.
+/// Creates the history file, if missing, and its directory, both accessible to their owner only. Returns the path.
 fn history_file() -> io::Result<PathBuf> {
     let directory = state_directory().ok_or(io::ErrorKind::NotFound)?;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
@@ -143,7 +143,7 @@ impl Prompt for PromptText {
     }
 }
 
-/// Lets Enter submit a complete form, or a command.
+/// A validator that lets Enter submit only a complete form or a command.
 struct FormValidator;
 
 impl Validator for FormValidator {
@@ -153,7 +153,8 @@ impl Validator for FormValidator {
     }
 }
 
-/// Highlights strings, keywords, and the partner of the parenthesis at the cursor. False for no colours.
+/// A highlighter of strings, keywords, and the partner of the parenthesis at the cursor. The field is false for no
+/// colours.
 struct SyntaxHighlighter(bool);
 
 impl Highlighter for SyntaxHighlighter {
@@ -184,7 +185,7 @@ impl Highlighter for SyntaxHighlighter {
     }
 }
 
-/// Completes commands, and symbols with the results of find-symbols.
+/// A completer of commands, and of symbols with the results of find-symbols.
 struct SymbolCompleter(Arc<Mutex<Client>>);
 
 impl Completer for SymbolCompleter {

@@ -43,13 +43,13 @@ fn evaluate_and_print(options: Options, code: &[String], stdio: Stdio) -> Result
     print_outcome(&session.evaluate(Evaluation::new(text)))
 }
 
-/// Prints why there is no report and returns the exit status.
+/// Prints the reason why there is no report, and returns the exit status.
 fn cannot_run(reason: String) -> i32 {
     say(&reason);
     CANNOT_RUN
 }
 
-/// Evaluates code in the image of a running server, with this time limit in seconds, if any.
+/// Evaluates code in the image of a running server. `timeout` is the time limit in seconds. Returns the exit status.
 pub(super) fn in_attached_image(name: Option<String>, code: &[String], timeout: Option<f64>, stdio: Stdio) -> i32 {
     let evaluated = || {
         let code = code_of(code, stdio.input)?;

@@ -3,13 +3,13 @@
 use crate::image::heap::{EXIT_HEAP_EXHAUSTED, EXIT_LOST};
 use crate::mcp::EXIT_STUCK;
 
-/// The command did what was asked.
+/// Status of a command that did what was asked.
 pub(super) const SUCCEEDED: i32 = 0;
-/// The code, the files, the tests or the answers are wrong, or the server could not start.
+/// Status for errors in the code, files, tests or answers, and for a server that could not start.
 pub(super) const FAILED: i32 = 1;
-/// The command line is wrong, or `load` or `test` could not begin.
+/// Status for a wrong command line, and for a `load` or `test` that could not begin.
 pub(super) const NOT_TRIED: i32 = 2;
-/// The command could not do what was asked: start, read its input, or write its result.
+/// Status of a command that could not start, read its input, or write its result.
 pub(super) const CANNOT_RUN: i32 = 3;
 
 /// An exit status of one command, as docs/reference/exit-statuses.md describes it.

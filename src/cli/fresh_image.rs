@@ -13,7 +13,7 @@ use crate::os::temporary::Scratch;
 use crate::recovery::checkpoint::store::ProbeReport;
 use crate::session::observer::StuckReporter;
 
-/// Runs tests for the process that started this one, and ends when that process does.
+/// Runs tests for the parent process, and exits when the parent does. Returns the exit status.
 pub(super) fn run(options: Options, stdio: Stdio) -> i32 {
     let result = run_tests(options, stdio);
     result.map_or_else(|reason| report_failure(&format!("sbcl-mcp cannot run tests: {reason}")), |()| 0)
@@ -45,7 +45,8 @@ fn run_tests(options: Options, stdio: Stdio) -> Result<(), String> {
     send_outcome(&session.evaluate_as(None, tests.evaluation(), Some(&tests.operation().with_errors())))
 }
 
-/// Boots a checkpoint, collects all garbage, and reports the name that the image gives itself.
+/// Boots a checkpoint, collects all garbage, and reports the checkpoint's name and definitions as found in the image.
+/// Returns the exit status.
 pub(super) fn probe(options: Options, stdio: Stdio) -> i32 {
     let scratch = Scratch::new();
     let session = match options.session(&scratch, None) {

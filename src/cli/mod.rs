@@ -106,7 +106,7 @@ fn report_failure(reason: &str) -> i32 {
     FAILED
 }
 
-/// Writes a line to stderr. Unlike `eprintln!`, neither fails nor waits if nobody reads it.
+/// Writes a line to stderr. Unlike `eprintln!`, the write neither fails nor blocks if nobody reads stderr.
 fn say(text: &str) {
     let _ = StderrLog.write_all(format!("{text}\n").as_bytes());
 }

@@ -10,7 +10,7 @@ use clap::{Arg, Command};
 use super::manual::visible_command;
 use crate::ImageConfig;
 
-/// Numbers that are out of range for numeric options, whose error messages name the range.
+/// Numbers that make the parser report an error, which names the range of a numeric option.
 const OUT_OF_RANGE: [&str; 2] = ["99999999999999", "0"];
 
 /// Returns the description of all options and commands in Markdown.
@@ -28,7 +28,7 @@ pub fn options() -> String {
     text
 }
 
-/// Appends the description of a command and its subcommands. `shared`: identities of the server's options.
+/// Appends the description of a command and its subcommands. `shared` has the [`identity`] of each server option.
 fn describe(text: &mut String, command: &Command, parent: &str, shared: &BTreeSet<String>) {
     let name = format!("{parent} {}", command.get_name());
     let about = command.get_long_about().or_else(|| command.get_about()).map(plain).unwrap_or_default();

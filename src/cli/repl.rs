@@ -31,9 +31,9 @@ const DOUBLE_PRESS: Duration = Duration::from_secs(1);
 const INTERRUPT_NOTICE: Duration = Duration::from_millis(200);
 /// Time to wait for an interrupted evaluation to unwind before the prompt returns without its end.
 const UNWIND_TIMEOUT: Duration = Duration::from_secs(15);
-/// The name of a checkpoint for which the user gave none.
+/// The name of a checkpoint that the user did not name.
 const DEFAULT_CHECKPOINT: &str = "repl";
-/// Minimum similarity of a name to that of a command for the command to be suggested.
+/// Similarity, from 0 to 1, above which a command is suggested for an unknown name.
 const MIN_SIMILARITY: f64 = 0.75;
 /// Number of frames that `:bt` shows by default.
 const DEFAULT_FRAMES: u64 = 50;
@@ -146,7 +146,7 @@ fn notice_text(params: &Value, colours: bool) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Forwards Ctrl-C to the client as an event, in place of ending this process.
+/// Forwards Ctrl-C to the client as an event, so that it does not end this process.
 fn watch_interrupts(client: &Client) -> io::Result<()> {
     let (mut receiver, sender) = UnixStream::pair()?;
     signal_hook::low_level::pipe::register(signal_hook::consts::SIGINT, sender)?;
@@ -185,7 +185,7 @@ fn read_plain(input: &mut impl BufRead, prompt: Option<&str>) -> io::Result<Inpu
             return Ok(Input::Text(so_far.into_owned()));
         }
     }
-    // Unfinished input at the end is evaluated as well, so that Lisp's reader reports the error.
+    // Unfinished input at the end is evaluated too, so that Lisp's reader reports the error.
     let text = String::from_utf8_lossy(&text).into_owned();
     Ok(if text.trim().is_empty() { Input::End } else { Input::Text(text) })
 }
@@ -225,6 +225,7 @@ enum TextStyle {
     Failure,
 }
 
+/// A running REPL.
 struct Repl {
     client: Arc<Mutex<Client>>,
     interactive: bool,
@@ -286,7 +287,7 @@ impl Repl {
 
     /// Handles one input: a restart number, a command or code. Returns true if the user wants to leave.
     fn handle_input(&mut self, text: &str) -> Result<bool, ReplError> {
-        // Accepted because other REPLs are left that way. In a file, both are ordinary code, which the server refuses.
+        // Accepted because other REPLs accept these forms. In a file, both are ordinary code, which the server refuses.
         if self.interactive && ["(exit)", "(quit)"].contains(&text.to_lowercase().as_str()) {
             return Ok(true);
         }
@@ -444,7 +445,7 @@ impl Repl {
         self.print(TextStyle::Note, &format!("; Not evaluated: {}\n", rest.replace('\n', "\n; ")))
     }
 
-    /// Adds the time limit and the handling of errors: interactive evaluations are held when they fail, others aborted.
+    /// Adds the time limit and the reaction to errors: a failed evaluation is held in interactive use, else aborted.
     fn with_options(&self, arguments: Value) -> Value {
         let mut arguments = with_timeout(arguments, self.timeout);
         arguments["on-error"] = if self.interactive { "debug" } else { "abort" }.into();
@@ -597,7 +598,7 @@ impl Repl {
         client.notify("notifications/cancelled", &params).map_err(|_| ReplError::ServerGone)?;
         let mut started = Instant::now();
         // The server answers `get-backtrace` once the cancelled evaluation has ended, or after some time with a notice
-        // that it has not.
+        // that the evaluation still runs.
         let mut question =
             client.begin_call("get-backtrace", &json!({"max-frames": 5})).map_err(|_| ReplError::ServerGone)?;
         let mut wait = INTERRUPT_NOTICE;
@@ -644,8 +645,8 @@ impl Repl {
         }
     }
 
-    /// Kills the process that holds the image. The server starts another and restores what it can, while a reset would
-    /// discard all.
+    /// Kills the process that holds the image. The server starts another process and restores what it can; a reset would
+    /// discard everything.
     fn replace(&mut self, client: &mut Client) -> Result<(), ReplError> {
         let workers = self.workers(client);
         if workers.is_empty() {
@@ -664,7 +665,7 @@ impl Repl {
         self.show_recovery(client)
     }
 
-    /// Shows what was restored and what was lost with the previous image. The first answer of the new image says so.
+    /// Shows the new image's first answer, which reports what was restored and what was lost.
     fn show_recovery(&mut self, client: &mut Client) -> Result<(), ReplError> {
         self.level = 0;
         let id = client.begin_call("evaluate-lisp", &json!({"code": ""})).map_err(|_| ReplError::ServerGone)?;
@@ -782,7 +783,7 @@ impl Repl {
         Ok(())
     }
 
-    /// Writes what the code wrote to stderr: to stderr, or on a terminal among the other output.
+    /// Prints the code's stderr output: to stderr, or, in interactive use, among the other output.
     fn print_stderr(&mut self, text: &str) -> Result<(), ReplError> {
         if self.interactive {
             return self.print(TextStyle::Warning, text);
@@ -839,7 +840,7 @@ fn workers_of(parent: u32) -> Vec<rustix::process::Pid> {
     parent.map(crate::os::processes::children).unwrap_or_default()
 }
 
-/// Runs a REPL on an image of its own or that of a running server. Returns the exit status.
+/// Runs a REPL on its own image or on the image of a running server. Returns the exit status.
 pub(super) fn start(
     attach: Option<Option<String>>,
     given: Vec<OsString>,

@@ -21,7 +21,7 @@ use crate::rpc::recorder::{Header, Record, Side, read_header};
 /// Factor by which an answer may take longer than in the recording, and the minimum time to wait for it.
 const TIME_FACTOR: f64 = 10.0;
 const MIN_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum delay before a request that was made while another one was unanswered.
+/// Maximum delay before a request that was made while another request was unanswered.
 const MAX_GAP: Duration = Duration::from_secs(10);
 /// Maximum number of lines shown of each side of a difference.
 const MAX_DIFF_LINES: usize = 20;
@@ -29,9 +29,9 @@ const MAX_DIFF_LINES: usize = 20;
 const MAX_WAITING: usize = 100_000;
 
 /// Options of the recorded server that do not affect its answers. Each is dropped with the argument after it.
-const SERVER_OPTIONS: [&str; 3] = ["--record", "--session", "--socket"];
+const IGNORED_SERVER_OPTIONS: [&str; 3] = ["--record", "--session", "--socket"];
 
-/// Patterns of text that differs from run to run, and what replaces it before answers are compared.
+/// Patterns of text that differs from run to run, each with its replacement for the comparison of answers.
 static VOLATILE: Lazy<Vec<(Regex, &str)>> = Lazy::new(|| {
     let patterns = [
         ("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?Z", "<time>"),
@@ -51,8 +51,8 @@ static VOLATILE: Lazy<Vec<(Regex, &str)>> = Lazy::new(|| {
 const MEASURED: [&str; 8] =
     ["seconds", "realMs", "runMs", "gcMs", "bytesConsed", "milliseconds", "nanoseconds", "stoppedMs"];
 
-/// Replays the recording in `path` against a server with `arguments`, or with those of the recorded server if there are
-/// none. Returns the exit status, or a sentence that says why the recording cannot be replayed.
+/// Replays the recording in `path` against a new server with `arguments`, or, if `arguments` is empty, with the recorded
+/// server's arguments. Returns the exit status, or a sentence that says why the recording cannot be replayed.
 pub(super) fn run(path: &Path, arguments: Vec<OsString>, output: OwnedFd) -> Result<i32, String> {
     let file = File::open(path).map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
     let mut file = BufReader::new(file);
@@ -92,9 +92,11 @@ fn arguments_of(header: &Header) -> Vec<OsString> {
     let mut arguments = Vec::new();
     let mut given = header.arguments.iter();
     while let Some(argument) = given.next() {
-        if SERVER_OPTIONS.contains(&argument.as_str()) {
+        if IGNORED_SERVER_OPTIONS.contains(&argument.as_str()) {
             given.next();
-        } else if !SERVER_OPTIONS.iter().any(|own| argument.strip_prefix(own).is_some_and(|rest| rest.starts_with('=')))
+        } else if !IGNORED_SERVER_OPTIONS
+            .iter()
+            .any(|own| argument.strip_prefix(own).is_some_and(|rest| rest.starts_with('=')))
         {
             arguments.push(argument.into());
         }
@@ -189,14 +191,15 @@ impl Replay {
         self.client.send_line(line).is_ok()
     }
 
-    /// Returns how long to wait for a message recorded at the time `at`, which answers a request recorded at the time
-    /// `requested`.
+    /// Returns the maximum time to wait for a message recorded at the time `at`, which answers a request recorded at the
+    /// time `requested`.
     fn timeout(&self, requested: Option<f64>, at: f64) -> Duration {
         let took = at - requested.unwrap_or_else(|| self.unanswered.first().map_or(at, |(.., requested)| *requested));
         Duration::try_from_secs_f64(took * TIME_FACTOR).unwrap_or_default().max(MIN_TIMEOUT)
     }
 
-    /// Waits for the answer to a recorded one, and reports a difference.
+    /// Waits for the server's answer to request `id`, and reports any difference from the recorded answer. Returns false
+    /// if the server has ended.
     fn compare(&mut self, number: usize, id: &Value, recorded: &Value, at: f64) -> Result<bool, String> {
         let known = self.unanswered.iter().position(|(known, ..)| known == id);
         let (_, title, requested) = known.map(|index| self.unanswered.remove(index)).unwrap_or_default();
@@ -221,8 +224,8 @@ impl Replay {
         Ok(true)
     }
 
-    /// Returns the first message of the server that satisfies `is_wanted`, among those kept and those that arrive within
-    /// `time`.
+    /// Returns the first message from the server that satisfies `is_wanted`: a kept message, or a message that arrives
+    /// within `time`.
     fn next(&mut self, time: Duration, is_wanted: impl Fn(&Value) -> bool) -> Option<Value> {
         if let Some(index) = self.waiting.iter().position(&is_wanted) {
             return self.waiting.remove(index);
@@ -276,7 +279,7 @@ enum MessageKind<'a> {
 }
 
 fn kind_of(message: &Value) -> MessageKind<'_> {
-    // A batch of answers is identified by its first one.
+    // A batch of answers is identified by its first answer.
     let message = message.get(0).unwrap_or(message);
     match (message.get("method").and_then(Value::as_str), message.get("id")) {
         (None, Some(id)) => MessageKind::Answer(id),
@@ -295,7 +298,7 @@ fn title(request: &Value) -> String {
     }
 }
 
-/// Returns the message with everything replaced that differs from run to run.
+/// Returns the message with placeholders for all text and numbers that differ from run to run.
 fn normalized(message: &Value) -> Value {
     match message {
         Value::String(text) => {

@@ -1,4 +1,4 @@
-//! The command `serve`, with and without a supervisor, and the worker that it starts.
+//! The command `serve`, with and without a supervisor, and the worker that a supervisor starts.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
@@ -27,11 +27,11 @@ use crate::supervisor;
 
 /// Time that a worker has to exit by itself after its supervisor is gone.
 pub(super) const EXIT_GRACE_PERIOD: Duration = Duration::from_secs(1);
-/// Like [`EXIT_GRACE_PERIOD`], for a worker that saves a persistent session.
+/// The [`EXIT_GRACE_PERIOD`] of a worker that saves a persistent session.
 const SAVE_GRACE_PERIOD: Duration = Duration::from_secs(15);
 
 impl Serve {
-    /// Returns how the tools are offered to clients.
+    /// Returns the options of the tools that clients are offered.
     fn tool_options(&self) -> mcp::ToolOptions {
         let attachable = self.socket || self.session.is_some();
         mcp::ToolOptions {
@@ -56,8 +56,8 @@ impl Serve {
         Recorder::begin(path, &header).map(Some)
     }
 
-    /// Opens the socket at which clients may attach, if there is to be one. Its name is that of the persistent session,
-    /// or the id of this process.
+    /// Opens the socket where other clients can attach, if `--socket` or a persistent session asks for a socket. The
+    /// socket's name is the persistent session's name, or else the id of this process.
     ///
     /// # Errors
     /// A sentence: the socket cannot be opened.
@@ -78,7 +78,7 @@ impl Serve {
     }
 }
 
-/// Serves with a supervisor: this process relays for a worker in a process of its own. Returns the exit status.
+/// Serves as the supervisor, which relays between clients and a worker process. Returns the exit status.
 pub(super) fn supervise(serve: Serve, stdio: Stdio) -> i32 {
     greet(&stdio);
     let recorder = match serve.recorder() {
@@ -135,7 +135,7 @@ fn refuse(stdio: Stdio, reason: &str) -> i32 {
     status
 }
 
-/// Returns the arguments of a worker, derived from those of the server.
+/// Returns the arguments of a worker, derived from the server's arguments.
 fn worker_arguments(given: impl Iterator<Item = OsString>, scratch: &Scratch, checkpoints: &Path) -> Vec<OsString> {
     let mut given = given.peekable();
     given.next_if(|first| first == "serve");
@@ -200,7 +200,7 @@ pub(super) fn serve_as_worker(
     status
 }
 
-/// Waits at most this long until no process holds the other end of `input`; returns whether that is so.
+/// Waits until no process holds the other end of `input`, but not longer than `wait`. Returns true if no process does.
 pub(super) fn has_hung_up(input: &OwnedFd, wait: Option<Duration>) -> bool {
     loop {
         let mut set = PollSet::new();
@@ -214,8 +214,8 @@ pub(super) fn has_hung_up(input: &OwnedFd, wait: Option<Duration>) -> bool {
     }
 }
 
-/// Starts a thread that ends this process if it still runs `grace_period` after its supervisor is gone: it may be stuck.
-/// Before that, the thread calls `remove` to delete what no other process needs.
+/// Starts a thread that ends this process, which may be stuck, if it still runs `grace_period` after its supervisor is
+/// gone. The thread first calls `remove` to delete files that no other process needs.
 pub(super) fn exit_after_supervisor(
     stdio: &Stdio,
     grace_period: Duration,
@@ -244,7 +244,7 @@ fn greet(stdio: &Stdio) {
     }
 }
 
-/// Serves from this process itself, which dies with Lisp. Returns the exit status.
+/// Serves without a supervisor: this process holds Lisp and dies with it. Returns the exit status.
 pub(super) fn serve_without_supervisor(serve: Serve, stdio: Stdio) -> i32 {
     greet(&stdio);
     match serve_in_process(serve, stdio) {
@@ -253,7 +253,7 @@ pub(super) fn serve_without_supervisor(serve: Serve, stdio: Stdio) -> i32 {
     }
 }
 
-/// Why the server cannot start, with the connection of the client to notify.
+/// The connection of the client to notify, and the reason why the server cannot start.
 type Refusal = (Stdio, String);
 
 fn serve_in_process(serve: Serve, mut stdio: Stdio) -> Result<i32, Refusal> {
@@ -292,7 +292,7 @@ fn serve_in_process(serve: Serve, mut stdio: Stdio) -> Result<i32, Refusal> {
 
 /// Ends the child processes of a process that exits with its image, and removes its scratch directory.
 pub(super) fn clean_up(scratch: &Scratch) {
-    // A program that is being ended may start another one: that one is adopted, and ended as well.
+    // A process that is being killed may start another process, which is then adopted and killed too.
     processes::adopt_orphans();
     processes::kill_all_descendants();
     scratch.remove();

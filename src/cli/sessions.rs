@@ -1,4 +1,4 @@
-//! The command `sessions`, and what `serve --session` does before it serves and after.
+//! The command `sessions`, and how `serve --session` opens a session and saves it at the end.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -22,10 +22,10 @@ use crate::recovery::text;
 use crate::rpc::attach::{self, RunningServer};
 use crate::rpc::descriptors::to_private_number;
 
-/// Time to wait for the process that saves the session, and for a server that may be about to end.
+/// Maximum time to wait for a process that saves the session, and for a server that may be about to end.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(60);
 const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Interval between attempts to take the session.
+/// Interval between attempts to acquire the session's lock.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Action on sessions.
@@ -89,10 +89,10 @@ pub(super) fn run(action: Option<Action>, output: OwnedFd) -> Result<i32, String
     written.map(|()| 0).map_err(|error| format!("sbcl-mcp cannot write: {error}"))
 }
 
-/// Takes a session for this process. Waits while the previous server still saves it.
+/// Opens a session and acquires its lock. Waits while the previous server still saves the session.
 ///
 /// # Errors
-/// A sentence: who has the session, or why it cannot be used.
+/// A sentence: which process holds the session, or why the session cannot be used.
 pub(super) fn open(name: &OsStr, restore: Restore, input: &OwnedFd) -> Result<(PersistentSession, Lock), String> {
     if restore != Restore::Checkpoint {
         return Err("--session continues from the last checkpoint: it cannot be combined with --restore.".to_owned());
@@ -139,14 +139,14 @@ fn report_save_errors(session: &PersistentSession) {
     let _ = fs::remove_file(file);
 }
 
-/// Returns how a worker saves its session at the end, if it has a session.
+/// Returns the final save of a worker's persistent session, or `None` without the lock of a session.
 pub(super) fn final_save(lock_fd: Option<i32>, directory: &Path) -> Option<FinalSave> {
     // Moved away from number 3 in particular, where the saving process will expect the lock.
     let lock = take_inherited(lock_fd?).and_then(to_private_number).ok()?;
     Some(final_save_with_lock(lock, directory))
 }
 
-/// Returns how a worker that holds this lock saves its session at the end.
+/// Returns the final save of the session in `directory`, whose lock this process holds.
 pub(super) fn final_save_with_lock(lock: OwnedFd, directory: &Path) -> FinalSave {
     FinalSave { lock, errors: directory.join(crate::recovery::persistent::ERRORS) }
 }

@@ -19,7 +19,7 @@ use crate::rpc::attach;
 /// Options that load more than SBCL into a server's image when it boots.
 const OPTIONS_THAT_LOAD_CODE: [&str; 3] = ["--user-init", "--core", "--image"];
 
-/// Advice in answers that names tools, as a pattern, and the replacement for a reader at a shell.
+/// Patterns of advice that names tools, each with its replacement for a reader at a shell.
 const ADVICE: [(&str, &str); 6] = [
     (r" \(E[0-9]+: get-backtrace shows all\)", ""),
     (r"\(E[0-9]+, same frames as ([0-9]+)\)", "(same frames as $1)"),
@@ -28,13 +28,13 @@ const ADVICE: [(&str, &str); 6] = [
     ("run-tests with `suspects`: 3 also lists", "--suspects 3 also lists"),
     ("pass a larger `timeout`, or raise the default with configure-limits\\.", "pass a larger --timeout."),
 ];
-/// Like [`ADVICE`]: advice that needs an image which ends with the command.
+/// Patterns, as in [`ADVICE`], of advice that is useless if the image ends with the command.
 const ADVICE_FOR_LIVE_IMAGE: [(&str, &str); 2] = [
     (r"(\nThe tests printed [^\n:]+): check-evaluation \{[^\n}]+\} shows [a-z]+\.", "$1."),
     (r"; check-evaluation \{[^\n}]+\} shows them\]", "]"),
 ];
 
-/// A request to a server. Time limits are in seconds, if given.
+/// A request to a server. Time limits are in seconds.
 pub(super) enum ToolRequest {
     Evaluate { code: String, timeout: Option<f64> },
     Load { what: String, timeout: Option<f64> },
@@ -51,7 +51,7 @@ impl ToolRequest {
         }
     }
 
-    /// Refuses a request for packages that a new image, booted with these server options, cannot have.
+    /// Refuses to run tests of a package that a new image, booted with these server options, cannot have.
     fn check_for_new_image(&self, options: &[OsString]) -> Result<(), String> {
         let loads_code = |option: &OsString| {
             OPTIONS_THAT_LOAD_CODE
@@ -78,7 +78,7 @@ impl ToolRequest {
         }
     }
 
-    /// Returns advice to write `--attach=NAME` if a name that was not found is that of a running server.
+    /// Returns advice to write `--attach=NAME` if a name that was not found is the name of a running server.
     fn advice(&self, answer: &Answer) -> Option<String> {
         let is_missing = |name: &&str| match self {
             Self::Evaluate { .. } => answer.is_error,
@@ -117,7 +117,7 @@ impl ToolRequest {
     }
 }
 
-/// Calls a tool of a running server, or of a new one with these options. Returns the exit status.
+/// Calls a tool of a running server, or of a new server with these options. Returns the exit status.
 pub(super) fn call(attach: Option<Option<String>>, options: Vec<OsString>, request: &ToolRequest, stdio: Stdio) -> i32 {
     let run_request = || {
         // Checked first, so that no server is started for a request that cannot be made.
@@ -148,7 +148,7 @@ pub(super) fn run(mut client: Client, request: &ToolRequest, output: OwnedFd) ->
     Ok(status(request, &answer))
 }
 
-/// Rewords an answer for a reader at a shell. `image_lives`: the image can be asked for more afterwards.
+/// Rewords an answer for a reader at a shell. `image_lives` is true if the image outlives the command.
 pub(super) fn for_shell(text: &str, image_lives: bool) -> String {
     let no_image = if image_lives { &[][..] } else { &ADVICE_FOR_LIVE_IMAGE };
     ADVICE.iter().chain(no_image).fold(text.to_owned(), |text, (advice, instead)| match Regex::new(advice) {
@@ -188,7 +188,7 @@ fn status(request: &ToolRequest, answer: &Answer) -> i32 {
     }
 }
 
-/// Returns how many tests did not pass; 0 if the content is not that of tests.
+/// Returns the number of tests that did not pass; 0 if the content is not that of a test run.
 pub(super) fn test_failures(content: &Value) -> u64 {
     if content.get("tests").is_none() {
         return 0;
@@ -237,7 +237,7 @@ pub(super) fn load_arguments(what: &str) -> Value {
 /// Returns the arguments of the tool `run-tests` for systems, or for one test or package, whose name contains a colon.
 ///
 /// # Errors
-/// A sentence: several names were given, and one is that of a test or package.
+/// A sentence: several names were given, and one names a test or package.
 pub(super) fn test_arguments(names: &[&str]) -> Result<Value, String> {
     match names {
         [name] if name.ends_with(':') => Ok(json!({"test-package": name.trim_end_matches(':')})),

@@ -57,21 +57,21 @@ impl ConversionError {
         self
     }
 
-    /// Makes the error of an object that is nested too deeply, or contains itself.
+    /// Returns the error for an object that is nested too deeply or contains itself.
     #[cold]
     fn too_deep() -> Self {
         Self::new("an object that is nested less deeply", "one that is nested too deeply or contains itself")
     }
 }
 
-/// The limit of positions in a [`ConversionError`].
+/// Maximum number of positions in a [`ConversionError`].
 const MAX_PLACES: usize = 32;
 
-/// The limit of values that a function returns. SBCL puts them on the control stack; more values would overrun the guard
-/// pages at its end.
+/// Maximum number of values that a function returns. SBCL puts them on the control stack; more values would overrun the
+/// guard pages at its end.
 const MAX_VALUES: usize = 10_000;
 
-/// The limit of messages that may be read inside one another, each for an object too deep for the one before.
+/// Maximum nesting depth of messages: an object too deep for its message is read from a message of its own.
 const MAX_FETCH_DEPTH: u32 = 10_000;
 
 /// The depth to which Lisp writes out an object for Rust, in levels of lists, vectors and hash tables.
@@ -81,9 +81,9 @@ const MAX_FETCH_DEPTH: u32 = 10_000;
 pub struct Shape(u16);
 
 impl Shape {
-    /// No levels: numbers, characters, strings, symbols and vectors of octets.
+    /// The shape of objects without levels: numbers, characters, strings, symbols and vectors of octets.
     pub const ATOM: Self = Self(0);
-    /// A handle of the object itself.
+    /// The shape of a handle: the object itself is not written out.
     pub const OPAQUE: Self = Self(256);
     /// The largest depth that Lisp writes.
     pub const DEEP: Self = Self(255);
@@ -436,7 +436,7 @@ impl From<KeyWithoutValue> for ConversionError {
 /// | `Vec<T>`, `[T; N]` | a list or a vector |
 /// | `HashMap`, `BTreeMap` | a hash table, or a list of pairs |
 /// | tuples | multiple values; as elements, a list, a vector or a pair |
-/// | [`Symbol`], [`Ratio`], [`Complex`] | the same |
+/// | [`Symbol`], [`Ratio`], [`Complex`] | a symbol, a rational number, a number |
 /// | [`Value`], [`Function`](super::Function) | any object; a function or its name |
 /// | `()` | any values, ignored |
 ///
@@ -475,7 +475,7 @@ pub trait FromLisp: Sized {
     /// Fails if the object cannot be read as this type.
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError>;
 
-    /// Reads the needed values out of `count` values.
+    /// Reads as many of a call's `count` values as this type needs.
     ///
     /// # Errors
     /// The errors of [`from_lisp`](Self::from_lisp).
@@ -798,7 +798,7 @@ impl FromLisp for String {
     }
 }
 
-/// A text that Lisp wrote for people, whose surrogates are replaced.
+/// Text that Lisp wrote for people, with its surrogates replaced.
 pub(super) struct LossyText(pub(super) String);
 
 impl FromLisp for LossyText {
@@ -1245,7 +1245,8 @@ impl IntoLisp for Symbol {
     }
 }
 
-/// A ratio of two integers. One read from Lisp is in lowest terms with a positive denominator, which is 1 for an integer.
+/// A ratio of two integers. A ratio read from Lisp is in lowest terms and has a positive denominator, which is 1 for an
+/// integer.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -1284,7 +1285,8 @@ impl IntoLisp for Ratio {
     }
 }
 
-/// A complex number. Lisp has no complex rational with the imaginary part 0; real numbers are read as such.
+/// A complex number. Reading one also accepts a real number, because Lisp turns complex rationals with the imaginary
+/// part 0 into reals.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;

@@ -19,14 +19,14 @@ use super::pool::{self, HostFailure};
 use crate::image::program::sbcl_program_function;
 use crate::os::panics::Contained;
 
-/// The lowest number of a defined function: `SBCL_PROGRAM_FIRST`. Lower numbers are those of built-in functions.
+/// The lowest number of a defined function: `SBCL_PROGRAM_FIRST`. Built-in functions have lower numbers.
 const FIRST_NUMBER: u64 = sbcl_program_function::SBCL_PROGRAM_FIRST as u64;
 
 /// The defined functions by number. Redefining a function gives it a new number, because the Lisp stub writes its
 /// arguments in the shapes of the closure that it was compiled for.
 static DEFINITIONS: RwLock<BTreeMap<u64, Definition>> = RwLock::new(BTreeMap::new());
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(FIRST_NUMBER);
-/// The number of changes made to [`DEFINITIONS`].
+/// Number of changes made to [`DEFINITIONS`].
 static DEFINITIONS_VERSION: AtomicU64 = AtomicU64::new(0);
 
 /// An error of any type that a host function returns.
@@ -41,9 +41,9 @@ struct HostClosure {
 
 struct Definition {
     closure: Arc<HostClosure>,
-    /// True once Lisp calls this function by its name.
+    /// True if Lisp calls this function by its name.
     is_installed: bool,
-    /// The closures that this one replaced. They are kept until the defining call has left Lisp, because their
+    /// The closures that this definition replaced. They are kept until the defining call has left Lisp, because their
     /// destructors may call Lisp.
     replaced: Vec<Arc<HostClosure>>,
 }
@@ -55,8 +55,8 @@ static NEXT_LOCAL_NUMBER: AtomicU64 = AtomicU64::new(FIRST_LOCAL_NUMBER);
 
 type LocalClosure = Rc<dyn Fn(&mut Reader<'_>, &mut Writer<'_>) -> Result<(), AnyError>>;
 
-/// A copy of the defined functions that one thread keeps, sorted by number, so that a call needs no lock. The copy does
-/// not keep the closures alive.
+/// A thread's own copy of the defined functions, sorted by number, so that a call needs no lock. The copy does not keep
+/// the closures alive.
 #[derive(Default)]
 struct DefinitionCache {
     version: u64,
@@ -212,7 +212,7 @@ pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
     result
 }
 
-/// Registers a closure under a new number.
+/// Registers a closure and returns its new number.
 fn register(closure: Arc<HostClosure>) -> u64 {
     let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
     DEFINITIONS.write().insert(number, Definition { closure, is_installed: false, replaced: Vec::new() });
@@ -220,7 +220,8 @@ fn register(closure: Arc<HostClosure>) -> u64 {
     number
 }
 
-/// Records that Lisp now calls the function of the first number in `reader` in place of that of the second.
+/// Records that Lisp now calls one function in place of another. `reader` has the number of the new function, then the
+/// number of the old one, or 0.
 pub(super) fn note_installed(mut reader: Reader<'_>) -> Result<(), HostFailure> {
     let (installed, replaced): (u64, u64) = (reader.read().unwrap_or(0), reader.read().unwrap_or(0));
     let mut all = DEFINITIONS.write();
@@ -350,7 +351,7 @@ impl IntoLisp for LocalFunction<'_> {
     }
 }
 
-/// Returns how many leading parameters a call must supply.
+/// Returns the number of leading parameters that a call must supply.
 fn required(parameters: &[Parameter]) -> usize {
     parameters.iter().rposition(|parameter| !parameter.optional).map_or(0, |last| last + 1)
 }

@@ -84,7 +84,7 @@ impl Cx {
         &self.context
     }
 
-    /// Returns the proof for the current thread if it is a Lisp thread that has called Rust.
+    /// Returns the context of the current thread if it is a Lisp thread that has called Rust.
     #[inline]
     pub(super) fn current() -> Option<Self> {
         CallContext::current().map(Self::new)
@@ -192,7 +192,7 @@ impl Cx {
     /// Returns the number of octets in a vector of octets (`(unsigned-byte 8)`).
     ///
     /// # Errors
-    /// A `type-error` if `octets` is anything else.
+    /// A `type-error` if `octets` is no vector of octets.
     pub fn len(&self, octets: &Value) -> Result<usize, Error> {
         self.call_entry(Entry::OctetCount, |writer| octets.write(writer))
     }
@@ -351,7 +351,7 @@ impl Cx {
         }
     }
 
-    /// Reads the values of a call from its answer, or its error.
+    /// Reads the values of a call, or its error, from Lisp's answer.
     #[inline]
     pub(super) fn read<T: FromLisp>(&self, (status, message): (CallStatus, MessageBuffer)) -> Result<T, Error> {
         match status {

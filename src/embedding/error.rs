@@ -71,8 +71,8 @@ pub enum Error {
     /// SBCL could not be booted.
     #[error(transparent)]
     Boot(#[from] BootError),
-    /// No image was booted with a [`Builder`](super::Builder); one booted by [`Session::start`](crate::Session::start)
-    /// cannot serve these calls.
+    /// No image was booted with a [`Builder`](super::Builder). An image booted by
+    /// [`Session::start`](crate::Session::start) cannot serve these calls.
     #[error("Lisp was not booted for this program: call Lisp::boot")]
     NotBooted,
     /// An operation of the operating system failed.
@@ -127,7 +127,7 @@ pub struct Condition {
 pub struct RestartOffer {
     /// The restart's name, without a package and usually in upper case.
     pub name: String,
-    /// The description of what the restart does.
+    /// The description of what invoking the restart does.
     pub description: String,
 }
 
@@ -152,7 +152,7 @@ impl fmt::Display for Frame {
 }
 
 impl Condition {
-    /// Reads a condition from a message of Lisp's.
+    /// Reads a condition from a message sent by Lisp.
     pub(super) fn read(cx: &Cx, message: &MessageBuffer) -> Result<Self, ConversionError> {
         // The stack check is off: the condition may report that the stack is used up.
         let cx = Cx::new(cx.context().without_stack_limit());

@@ -9,7 +9,7 @@ use super::options::Options;
 use super::pool;
 use super::value::Value;
 
-/// A Lisp function that has been looked up.
+/// A Lisp function that Rust can call.
 ///
 /// A function that was looked up by name follows its redefinition. Its calls have the options of the handle that looked
 /// it up: time limit, handler, package and variables.
@@ -38,8 +38,8 @@ impl Function {
         Self { options: Some(options.clone()), ..self }
     }
 
-    /// Calls the function: directly if this is a Lisp thread that has called Rust, otherwise on a Lisp thread of the
-    /// program.
+    /// Calls the function: directly if the current thread is a Lisp thread that has called Rust, otherwise on a Lisp
+    /// thread of the program.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;

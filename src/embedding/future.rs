@@ -17,7 +17,7 @@ use super::pool::{self, End};
 use crate::image::program::{CallContext, Followup, Task};
 use crate::os::panics;
 
-/// A call that has been started, as a future. Dropping it interrupts the call.
+/// A future of a call that has been started. Dropping the future interrupts the call.
 ///
 /// The future's waker is called on the Lisp thread that ran the call, or on a thread of the library if the call ended
 /// before it began. A waker that blocks does not delay the time limits of other calls.
@@ -25,7 +25,7 @@ use crate::os::panics;
 #[must_use = "dropping it interrupts the call"]
 pub struct Call<R> {
     state: Arc<Mutex<CallState<R>>>,
-    /// The number of the call, or the error that kept it from being submitted, until `poll` has returned that error.
+    /// The number of the call. If it could not be submitted, the error, until `poll` has returned the error.
     call: Result<u64, Option<Error>>,
 }
 

@@ -23,7 +23,7 @@ use crate::error::BootError;
 use crate::os::panics::Contained;
 use crate::session::Session;
 
-/// Common Lisp in this process.
+/// A handle on the Lisp image of this process.
 ///
 /// Clones are handles on the same image and may be used from any thread. Calls from ordinary Rust threads go to one of
 /// the program's Lisp threads, whose number is set by [`threads`](Builder::threads). Calls from within
@@ -49,7 +49,7 @@ static LISP: OnceCell<Lisp> = OnceCell::new();
 /// A lock held while an image is being booted.
 static BOOTING: Mutex<()> = Mutex::new(());
 
-/// Settings of an image, and the boot itself.
+/// A builder that sets the options of an image and boots it.
 ///
 /// ```no_run
 /// let lisp = sbcl::Lisp::builder().heap(2 << 30).threads(2).boot()?;
@@ -115,7 +115,7 @@ impl Builder {
         self
     }
 
-    /// Sets how many Lisp threads run the program's calls in parallel: 1 to 256, 1 by default.
+    /// Sets the number of Lisp threads that run the program's calls in parallel: 1 to 256, 1 by default.
     ///
     /// A thread inside a Rust function, or inside the closure of [`enter`](Lisp::enter), does not count, as it runs no
     /// Lisp. When calls have waited for about 10 ms and fewer than `count` threads are in Lisp, a [spare
@@ -125,7 +125,7 @@ impl Builder {
         self
     }
 
-    /// Sets how many spare Lisp threads there may be besides [`threads`](Self::threads): at most 256, 64 by default.
+    /// Sets the maximum number of spare Lisp threads in addition to [`threads`](Self::threads): at most 256, 64 by default.
     ///
     /// Spare threads run calls while other threads are inside Rust. A spare thread is started when it is needed and parks
     /// when it is not. When no more threads are allowed, calls wait; when none of them has begun for five seconds, they
@@ -314,7 +314,7 @@ impl Lisp {
         }
     }
 
-    /// Returns the session of the same image.
+    /// Returns the session of this handle's image.
     ///
     /// A session takes code and returns outcomes as text, one evaluation after another, and has a debugger.
     ///
@@ -417,7 +417,7 @@ impl Lisp {
         self.enter(|cx| cx.value(&object))
     }
 
-    /// Loads the forms in `code` as `load` does those of a file: an `(in-package …)` applies to the rest of `code`.
+    /// Loads the forms in `code` as `load` loads a file: an `(in-package …)` applies to the rest of `code`.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -481,8 +481,8 @@ impl Lisp {
     /// Defines the Lisp function `name` as a Rust closure, with a lambda list.
     ///
     /// The variables of `lambda_list` correspond to the closure's parameters in order. Parameters after `&optional` and
-    /// `&key` are best declared as `Option`, that after `&rest` as `Vec`. Variables after `&aux`, and supplied-p
-    /// variables, have no parameter. Everything else is as for [`define`](Self::define).
+    /// `&key` are best declared as `Option`, and the parameter after `&rest` as `Vec`. Variables after `&aux`, and
+    /// supplied-p variables, have no parameter. Everything else is as for [`define`](Self::define).
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -494,8 +494,8 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`define`](Self::define); also if `lambda_list` is no lambda list, or its variables do not match the
-    /// parameters in number. An existing function of that name is kept then.
+    /// The errors of [`define`](Self::define); also if `lambda_list` is no lambda list, or its variables do not match
+    /// the parameters in number. After an error, an existing function of that name is unchanged.
     pub fn define_as<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         &self,
         name: &str,

@@ -20,7 +20,7 @@ pub(super) struct Options {
     pub(super) handler: Option<Handler>,
     pub(super) variables: Vec<Symbol>,
     pub(super) values: Vec<Value>,
-    /// The group of calls that one interrupt handle ends.
+    /// The number of the group: the calls that one interrupt handle ends.
     pub(super) group: u64,
 }
 
@@ -85,7 +85,7 @@ impl fmt::Debug for Argument {
 }
 
 impl Restart {
-    /// Chooses the innermost restart called `name`, in any case and package, and passes it one argument.
+    /// Returns the choice of the innermost restart called `name`, in any case and package, with one argument.
     ///
     /// If the argument cannot be converted, the call fails with a `rust:host-error` that says so.
     #[must_use]
@@ -93,7 +93,7 @@ impl Restart {
         Self { name: name.to_owned(), arguments: vec![Argument(Contained::new(Box::new(argument)))] }
     }
 
-    /// Chooses the innermost restart called `name`, in any case and package, without arguments.
+    /// Returns the choice of the innermost restart called `name`, in any case and package, without arguments.
     #[must_use]
     pub fn named(name: &str) -> Self {
         Self { name: name.to_owned(), arguments: Vec::new() }

@@ -12,7 +12,7 @@ use crate::image::Event;
 use crate::os::panics;
 use crate::session::reentry::serve_stream;
 
-/// The limit of queued output in bytes. A call that is being ended loses what it prints beyond the limit.
+/// Maximum size of queued output, in bytes. If a call is being ended, its output beyond this limit is lost.
 const MAX_QUEUED: usize = 1 << 20;
 
 type Sink = Box<dyn Write + Send>;
@@ -35,7 +35,7 @@ pub(super) struct TracingWriter {
 }
 
 impl TracingWriter {
-    /// The length in bytes at which an unfinished line is emitted.
+    /// Maximum length of an unfinished line, in bytes. A longer one is emitted.
     const MAX_LINE: usize = 8192;
 
     pub(super) fn stdout() -> Self {
@@ -99,7 +99,7 @@ impl StreamThreads {
         Ok(threads)
     }
 
-    /// Makes these the threads that serve the image of this process.
+    /// Makes these threads serve the streams of the image in this process.
     pub(super) fn install(self) {
         let _ = STREAM_THREADS.set(self);
     }
@@ -144,13 +144,13 @@ struct Output {
 #[derive(Default)]
 struct OutputState {
     chunks: VecDeque<Chunk>,
-    /// The size in bytes of the queued chunks and the one that is being written.
+    /// Size of all chunks that are not completely written, in bytes.
     size: usize,
-    /// The number of chunks ever queued.
+    /// Number of chunks ever queued.
     pushed: u64,
     /// The number of chunks written.
     written: u64,
-    /// The number of lost bytes that no warning has reported yet.
+    /// Number of lost bytes that no warning has reported yet.
     lost: usize,
     closed: bool,
 }
@@ -224,8 +224,7 @@ fn write(streams: &mut Streams, chunk: &Chunk) {
     }
 }
 
-/// Writes a thread's output or warning and waits until that is done, or `is_ending` says that the thread's call is to
-/// end.
+/// Writes a thread's output or warning. Waits until it is written, or `is_ending` says that the thread's call is to end.
 pub(super) fn write_event(event: Event<'_>, is_ending: &dyn Fn() -> bool) {
     let chunk = match event {
         Event::Stdout(text) => Chunk::Stdout(text.to_owned()),
@@ -308,8 +307,8 @@ impl Input {
     }
 }
 
-/// Returns the next chunk of input, or `None` at its end or without a source. The chunk is empty if `is_ending` says that
-/// the thread's call is to end.
+/// Returns the next chunk of input, or `None` if the input has ended or there is no source. The chunk is empty if
+/// `is_ending` says that the thread's call is to end.
 pub(super) fn read(is_ending: &dyn Fn() -> bool) -> Option<String> {
     match STREAM_THREADS.get()?.input.as_ref()?.read(is_ending) {
         None => Some(String::new()),

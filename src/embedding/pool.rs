@@ -32,16 +32,16 @@ use crate::os::panics::{self, Contained};
 use crate::os::thread_supply::ThreadSupply;
 use crate::session::reentry::serves_stream;
 
-/// The number of times that an idle thread checks for work before it yields the processor: about as long as a short call
-/// takes.
+/// Number of checks for work that an idle thread makes before it yields the processor. All of them together take about
+/// as long as a short call.
 const CHECKS_PER_YIELD: u32 = 25;
 /// The time that a request waits before the monitor checks whether there are too few threads, and the time between
 /// checks.
 const THREAD_CHECK_INTERVAL: Duration = Duration::from_millis(10);
-/// The time after which a waiting request fails if no pool thread comes back and no more may be started.
+/// The time after which a waiting request fails if no pool thread becomes free and no more can be started.
 const NO_THREAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// The number of scheduled checks, beyond twice those that the last sweep left, at which those of finished calls are
-/// swept out.
+/// Number of scheduled checks, in addition to twice the number after the last sweep, that triggers the next sweep. A
+/// sweep removes the checks of finished calls.
 const MAX_STALE_CHECKS: usize = 1024;
 /// The pool of the image in this process.
 static POOL: OnceCell<Arc<Pool>> = OnceCell::new();
@@ -66,7 +66,8 @@ struct Request {
 }
 
 impl Request {
-    /// Reports how the request ended to its caller. Code of the program does not run here but in [`Completion::run`].
+    /// Reports the end of the request to its caller. Wakers and destructors of the program do not run here but in
+    /// [`Completion::run`].
     fn settle(self, end: End) -> Option<Completion> {
         let Self { mut task, options, .. } = self;
         let Some(followup) = task.settle(end) else {
@@ -96,7 +97,7 @@ impl Completion {
 /// A call that is running.
 struct RunningCall {
     call: u64,
-    /// The group of calls that one interrupt handle ends.
+    /// The number of the call's group: the calls that one interrupt handle ends.
     group: u64,
     thread: CallThread,
     /// The [`ThreadId`] of the thread that runs the call.
@@ -106,7 +107,7 @@ struct RunningCall {
     next_check: Option<Instant>,
 }
 
-/// The reason why a call is to end. Lisp passes its number back.
+/// The reason for ending a call. Lisp receives its number, and passes it back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum EndReason {
     Interrupted = 1,
@@ -156,8 +157,8 @@ pub(super) struct Pool {
 struct PoolState {
     requests: VecDeque<Request>,
     running: Vec<RunningCall>,
-    /// Interruptions that were still under way when their calls ended: the call, and the thread that has not yet taken
-    /// it.
+    /// Interruptions that were still under way when their calls ended, as pairs of the call and the thread that has not
+    /// taken the interruption yet.
     orphaned_interruptions: Vec<(u64, u64)>,
     /// The number of idle threads that check for requests. Each takes a request, if there is one, before it sleeps.
     awake: usize,
@@ -230,7 +231,7 @@ struct MonitorState {
     kept_by_sweep: usize,
     /// The time of the next check for too few threads.
     thread_check: Option<Instant>,
-    /// The value of [`Pool::taken`] when requests were first found waiting for a thread, and the time of that.
+    /// The value of [`Pool::taken`], and the time, when requests were first found waiting for a thread.
     stalled: Option<(usize, Instant)>,
     supply: ThreadSupply,
 }
@@ -315,7 +316,7 @@ impl Drop for ThreadId {
     }
 }
 
-/// Makes `pool` the one that receives all calls, once the image has booted.
+/// Makes `pool` receive all calls. Called once the image has booted.
 pub(super) fn install(pool: Arc<Pool>) {
     let woken = pool.clone();
     message::wake_with(move || _ = woken.pushed.notify_one());
@@ -354,7 +355,7 @@ fn is_in_group(group: u64) -> bool {
     OPTIONS.with_borrow(|all| all.iter().any(|options| options.group == group))
 }
 
-/// A closure and its result, both owned by the caller, who waits for the call and drops what is left of them.
+/// A closure and its result, both owned by the caller, which waits for the call and then drops what remains of them.
 struct BlockingTask<F, R> {
     work: Option<F>,
     result: Option<std::thread::Result<Result<R, Error>>>,
@@ -375,7 +376,8 @@ impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task<Error> for &mut Bl
     }
 }
 
-/// Returns the result of a call that ended with `end`. Takes the call's own `result` if it completed or panicked.
+/// Returns the result of a call that ended with `end`: the closure's own `result` if it completed or panicked,
+/// otherwise an error.
 pub(super) fn call_result<R>(
     end: End,
     result: &mut Option<std::thread::Result<Result<R, Error>>>,
@@ -427,7 +429,8 @@ pub(super) fn submit(options: &Arc<Options>, task: Box<dyn Task<Error>>) -> Resu
     Ok(call)
 }
 
-/// Makes Lisp pin a vector and run `task` meanwhile. `write` writes the vector and the place for its address.
+/// Makes Lisp pin a vector and run `task` while the vector is pinned. `write` writes the vector, and the place that
+/// receives its address.
 pub(super) fn call_with_task(
     cx: &Cx,
     task: Box<dyn Task<Error>>,
@@ -819,7 +822,7 @@ impl Pool {
         }
     }
 
-    /// Removes the first waiting request for which `matches` returns true.
+    /// Removes and returns the first waiting request for which `matches` returns true.
     fn remove_request(&self, state: &mut PoolState, matches: impl Fn(&Request) -> bool) -> Option<Request> {
         let index = state.requests.iter().position(matches)?;
         let request = state.requests.remove(index)?;
@@ -827,7 +830,7 @@ impl Pool {
         Some(request)
     }
 
-    /// Returns true if as many threads are in Lisp as may run in parallel.
+    /// Returns true if the number of threads in Lisp has reached the number that may run in parallel.
     fn has_enough_threads(&self) -> bool {
         ThreadState::count_in_lisp() >= self.threads as usize
     }
@@ -941,7 +944,7 @@ impl Program for Pool {
     }
 }
 
-/// The numbers of the program's built-in functions: `enum sbcl_program_function`.
+/// Number of the built-in function that runs a task. The constants below number the others (`enum sbcl_program_function`).
 const RUN: u64 = sbcl_program_function::SBCL_PROGRAM_RUN as u64;
 const ASK: u64 = sbcl_program_function::SBCL_PROGRAM_ASK as u64;
 const READ_INPUT: u64 = sbcl_program_function::SBCL_PROGRAM_READ_INPUT as u64;
@@ -1019,7 +1022,7 @@ mod tests {
         pool.state.lock().begin(&request, CallThread::Pool(1));
     }
 
-    /// Returns the call that the next interruption to be sent now is for.
+    /// Returns the call to which an interruption must be sent now.
     fn next_interruption(pool: &Pool) -> Option<u64> {
         let mut monitor = pool.monitor.lock();
         let now = Instant::now();

@@ -1,6 +1,6 @@
 //! Division of integers of any size, rounded to the nearest float.
 
-/// The number of quotient bits that are computed: enough for a float and for correct rounding.
+/// Number of computed quotient bits: enough for a float and for correct rounding.
 const QUOTIENT_BITS: i64 = 66;
 /// The binary exponent of the smallest positive float.
 const MIN_EXPONENT: i64 = -1074;
@@ -56,7 +56,7 @@ fn rounded(quotient: u128, is_exact: bool, exponent: i64) -> f64 {
     float
 }
 
-/// Returns whether the integer is negative, and its absolute value.
+/// Splits an integer in two's complement into its sign, true for negative, and its absolute value.
 fn magnitude(words: &[u64]) -> (bool, Vec<u64>) {
     let negative = words.last().is_some_and(|&high| high.cast_signed() < 0);
     let mut carry = negative;

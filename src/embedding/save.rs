@@ -21,16 +21,16 @@ use crate::error::BootError;
 use crate::image::fingerprint::Fingerprint;
 use crate::os::poll_set::PollSet;
 
-/// The time that the saving process gets, slightly longer than its own limit (`**saving-seconds**` of
+/// Time limit of the saving process, slightly longer than its own limit (`**saving-seconds**` of
 /// `lisp/core/checkpoint.lisp`).
 const SAVE_TIMEOUT: Duration = Duration::from_secs(310);
-/// The limit of the saving process' message in bytes.
+/// Maximum size of the saving process' message, in bytes.
 const MAX_REPORT_BYTES: usize = 2000;
 /// The last eight bytes of a saved core, after eight bytes with the length of the trailer.
 const MAGIC: &[u8; 8] = b"SBCLHOST";
 /// The last word of a core as SBCL writes it: `CORE_MAGIC` of its `core.h`.
 const CORE_MAGIC: u64 = 0x5342_434C;
-/// The limit of a trailer's length in bytes.
+/// Maximum length of a trailer, in bytes.
 const MAX_TRAILER: u64 = 4096;
 
 /// The description that is appended to a saved core.
@@ -42,7 +42,7 @@ struct CoreTrailer {
     heap: u64,
     /// The length of the core in bytes, without the trailer.
     bytes: u64,
-    /// The checksum that tells whether the core has changed since.
+    /// The fingerprint by which later changes of the core are detected.
     #[serde(rename = "seal")]
     fingerprint: Fingerprint,
 }

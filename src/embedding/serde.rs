@@ -92,7 +92,7 @@ fn lisp_name(name: &str) -> String {
     lisp
 }
 
-/// Returns the one of `names` that `lisp` spells, or else `lisp` in Rust's spelling.
+/// Returns the element of `names` that `lisp` spells; if none matches, `lisp` in Rust's spelling.
 fn rust_name(lisp: &str, names: &'static [&'static str]) -> String {
     names
         .iter()
@@ -240,7 +240,7 @@ impl<'de> de::Deserializer<'de> for Deserializer<'_, '_> {
             Token::Nil => self.entries(0, fields, visitor),
             Token::List(count) => self.entries(count, fields, visitor),
             Token::Table(count) => self.entries(count * 2, fields, visitor),
-            // A handle may be that of a structure or an instance.
+            // The handle may refer to a structure or an instance.
             Token::Handle(handle) => {
                 let message = self.0.slots_as_list(handle).map_err(SerdeError)?;
                 let mut reader = self.0.nested_reader(&message);
@@ -417,8 +417,8 @@ impl<'de> de::VariantAccess<'de> for Elements<'_, '_> {
 
 struct Serializer<'w, 'm>(&'w mut Writer<'m>);
 
-/// A list or hash table whose elements serde passes one by one. They are collected in a message of their own until it is
-/// complete.
+/// A list or hash table whose elements serde passes one by one. The elements are collected in a separate message until
+/// the container is complete.
 struct Compound<'w, 'm> {
     writer: &'w mut Writer<'m>,
     written: message::MessageWriter,

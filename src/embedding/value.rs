@@ -31,8 +31,8 @@ use crate::image::message::{self, Handle, Token};
 #[derive(Clone)]
 pub struct Value(Repr);
 
-/// An object as Rust holds it: a copy of a number, character or constant, which EQL cannot tell from the original, or
-/// else a handle.
+/// The representation of an object in Rust: a handle, or a copy if the object is a number, a character or a constant,
+/// whose copies are EQL to the original.
 #[derive(Clone)]
 enum Repr {
     Nil,
@@ -180,7 +180,7 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// A `type-error` if the object is anything else.
+    /// A `type-error` if the object is neither a sequence nor a hash table.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> Result<usize, Error> {
         pool::run(|cx| cx.call_entry(Entry::Size, |writer| self.write(writer)))
@@ -199,7 +199,8 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] if the object is none of these; [`Error::Conversion`] if the entry cannot be read as a `T`.
+    /// [`Error::Condition`] if the object has no keys or indices; [`Error::Conversion`] if the entry cannot be read as
+    /// a `T`.
     pub fn get<T: FromLisp + Send>(&self, key: impl IntoLisp + Sync) -> Result<Option<T>, Error> {
         let (value, found): (Value, bool) = pool::run(|cx| cx.call_entry_with(Entry::Element, &(self, &key)))?;
         found.then(|| value.to()).transpose()

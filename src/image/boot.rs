@@ -16,8 +16,8 @@ use super::signals::BootPhase;
 use crate::config::ImageConfig;
 use crate::error::BootError;
 
-/// The progress of this process's only boot. It moves forward only, except that a boot which fails before SBCL is
-/// touched may be retried.
+/// The progress of this process's only boot. The state only advances, except that a boot which fails before SBCL is
+/// initialised may be retried.
 static STATE: AtomicU8 = AtomicU8::new(State::Fresh as u8);
 
 /// Number of threads with a control stack before the user starts any: one per lane, and SBCL's own.
@@ -25,8 +25,8 @@ const THREADS: u64 = 6;
 /// Address space used besides heap and stacks, in bytes. A worker with a heap of 1 GiB was measured at 920 MiB, most of
 /// it reserved by malloc, 64 MiB per thread.
 const BASE_BYTES: u64 = 1 << 30;
-/// Heap size divided by SBCL's bookkeeping for it: page tables, cards (2 MiB per GiB) and reserves. With a heap of 8
-/// GiB, 1116 MiB were measured besides the heap.
+/// Heap size divided by the size of SBCL's bookkeeping for the heap: page tables, cards (2 MiB per GiB) and reserves.
+/// With a heap of 8 GiB, 1116 MiB were measured besides the heap.
 const HEAP_OVERHEAD_DIVISOR: u64 = 64;
 
 #[repr(u8)]
@@ -68,7 +68,7 @@ pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>, program: Option<Em
     result
 }
 
-/// Returns the address space that an image needs, in bytes, without threads of the user's.
+/// Returns the address space that an image needs, in bytes, not counting threads that the user's code starts.
 pub(crate) fn address_space(config: &ImageConfig) -> u64 {
     config.heap + config.heap / HEAP_OVERHEAD_DIVISOR + THREADS * config.control_stack + BASE_BYTES
 }

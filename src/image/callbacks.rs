@@ -48,7 +48,7 @@ pub(super) fn start_refusal() -> String {
     START_REFUSAL.lock().take().unwrap_or_else(|| "no reason was given".to_owned())
 }
 
-/// Makes `host` the one that Lisp calls, and returns its function table.
+/// Installs `host`, whose functions Lisp then calls, and returns its function table.
 ///
 /// # Panics
 /// When called twice: there is one image per process.
@@ -153,7 +153,7 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
 }
 
 /// Ends a child that C code forked. It lacks the other threads, which may have held any lock, and must work neither on
-/// the job in which it was forked nor on another.
+/// the job in which it was forked nor on another job.
 fn exit_forked() -> ! {
     signals::exit_now(0)
 }

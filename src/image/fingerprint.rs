@@ -49,12 +49,12 @@ impl Fingerprint {
         Self { device: metadata.dev(), inode: metadata.ino(), modified, checksum: 0 }
     }
 
-    /// Returns true if `metadata` is of the original file, with its original modification time.
+    /// Returns true if `metadata` belongs to the original file and has the original modification time.
     pub(crate) fn is_unchanged(&self, metadata: &Metadata) -> bool {
         *self == self.for_copy(metadata)
     }
 
-    /// Returns true if the first `bytes` of `file` have this checksum, whichever file it is.
+    /// Returns true if the first `bytes` of `file` have this checksum, even if `file` is a copy.
     ///
     /// # Errors
     /// The file cannot be read.

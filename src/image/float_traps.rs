@@ -37,7 +37,7 @@ mod x86_64 {
             Self { previous }
         }
 
-        /// Returns the modes that applied before.
+        /// Returns Lisp's modes, which the guard restores when it is dropped.
         pub(in crate::image) fn modes(&self) -> super::Modes {
             super::Modes { lisp: self.previous }
         }

@@ -5,23 +5,23 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use once_cell::sync::OnceCell;
 
-/// Variables of SBCL's runtime, which writes them without synchronisation. A stale value is acceptable.
+/// The runtime's variables about the heap. SBCL writes them without synchronisation. A stale value is acceptable.
 pub(super) struct HeapVariables {
-    /// `bytes_allocated`.
+    /// `bytes_allocated`: the bytes in use, including garbage.
     pub(super) allocated: &'static AtomicUsize,
-    /// `dynamic_space_size`.
+    /// `dynamic_space_size`: the size of the heap in bytes.
     pub(super) size: &'static AtomicUsize,
     /// `auto_gc_trigger`: the usage at which the next collection starts.
     pub(super) trigger: &'static AtomicUsize,
-    /// `bytes_consed_between_gcs`: the trigger's distance above what the last collection left.
+    /// `bytes_consed_between_gcs`: the distance of `auto_gc_trigger` above the usage after the last collection.
     pub(super) bytes_between_collections: &'static AtomicUsize,
-    /// `gc_active_p`.
+    /// `gc_active_p`: nonzero during a collection.
     pub(super) collecting: &'static AtomicU8,
 }
 
 static VARIABLES: OnceCell<HeapVariables> = OnceCell::new();
 
-/// Provides the variables; [`usage`] works from here on.
+/// Sets the variables that [`usage`] and [`is_collecting`] read.
 pub(super) fn set_variables(variables: HeapVariables) {
     _ = VARIABLES.set(variables);
 }

@@ -3,7 +3,7 @@
 //!
 //! SBCL queues interruptions of a thread that has interrupts disabled, and ends the process when nine are queued. So
 //! the next one is sent only after the thread has taken the last, that is, begun to run it. An interruption unwinds the
-//! code. Its cleanup forms have a grace period, after which they are interrupted as well.
+//! code. Its cleanup forms have a grace period, after which they are interrupted, too.
 
 use std::time::{Duration, Instant};
 
@@ -51,7 +51,7 @@ impl Stuck {
 #[derive(Debug)]
 pub(crate) struct Interruption<R> {
     request: Option<InterruptRequest<R>>,
-    /// An interruption was sent, and the thread has not taken it yet.
+    /// True from sending an interruption until the thread takes it.
     sent: bool,
 }
 
@@ -101,7 +101,7 @@ impl<R: Copy> Interruption<R> {
         self.request = None;
     }
 
-    /// Ends the grace period: from now on cleanup forms are interrupted as well.
+    /// Ends the grace period: from now on cleanup forms are interrupted, too.
     pub(crate) fn end_grace(&mut self, now: Instant) {
         if let Some(request) = &mut self.request
             && !request.grace.is_zero()
@@ -123,7 +123,7 @@ impl<R: Copy> Interruption<R> {
         self.request.as_ref().map(|request| request.since)
     }
 
-    /// Returns true while an interruption is under way, so that none may be sent to the same thread.
+    /// Returns true while an interruption is under way, so that no other may be sent to the thread.
     pub(crate) fn is_under_way(&self) -> bool {
         self.sent
     }
@@ -165,7 +165,8 @@ impl<R: Copy> Interruption<R> {
         self.request.as_ref().is_some_and(|request| request.unwinding.is_some())
     }
 
-    /// Returns the time at which the code counts as stuck unless it has begun to unwind, or ended, by then.
+    /// Returns the time by which the code must begin to unwind or, if it unwinds already, must have ended; afterwards
+    /// the code counts as stuck.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let request = self.request.as_ref()?;
         Some(request.unwinding.map_or(request.since, |unwinding| unwinding + request.grace) + REACTION_TIME)

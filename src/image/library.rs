@@ -49,8 +49,8 @@ pub(super) struct Runtime {
 }
 
 impl Runtime {
-    /// Loads the libsbcl that this program was built with. Another build is refused, because its code would run before
-    /// anyone could tell what it does.
+    /// Loads the libsbcl that this program was built with. Another build is refused before it is loaded, because
+    /// loading it would run its code.
     pub(super) fn load(config: &ImageConfig) -> Result<Self, BootError> {
         let (path, core) = match &config.core_dir {
             Some(directory) => {
@@ -87,8 +87,8 @@ impl Runtime {
         Ok(runtime)
     }
 
-    /// Checks that a core is of this build of SBCL and, with `check_end`, that it is complete. The runtime would end
-    /// the process otherwise.
+    /// Checks that a core belongs to this build of SBCL and, with `check_end`, that it is complete. The runtime ends
+    /// the process when it cannot use a core.
     fn check_core(&self, path: &Path, check_end: bool) -> Result<(), BootError> {
         let build_id: Symbol<*const c_char> = self.symbol("build_id")?;
         // SAFETY: the symbol is a zero-terminated array of characters in the runtime's data, which never changes.
@@ -229,7 +229,7 @@ fn core_build_id(path: &Path, check_end: bool) -> io::Result<Option<Vec<u8>>> {
     Ok(text.map(<[u8]>::to_vec))
 }
 
-/// Returns the library that this program was built with.
+/// Returns the content of the libsbcl that this program was built with.
 fn embedded_library_bytes() -> &'static [u8] {
     // SAFETY: the symbols delimit bytes that sbcl-build/src/embed.S put into this program.
     unsafe {

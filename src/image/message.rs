@@ -1,7 +1,7 @@
 //! Messages between Lisp and an embedding program, and the handles in them.
 //!
 //! A message is a sequence of tokens. A token is one word (tag in the low byte, number in the rest), followed by the
-//! words and tokens that it announces. `lisp/embedding/values.lisp` implements the same encoding.
+//! words and tokens that it announces. `lisp/embedding/values.lisp` implements this encoding in Lisp.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -112,14 +112,14 @@ pub(crate) fn take_released() -> Vec<u64> {
 /// The message that consists of NIL.
 pub(crate) const NIL: &[u64] = &[tag::NIL];
 
-/// Writes a message. The message is well-formed whatever the order of calls, and also after a panic: an incomplete
+/// A writer of a message. The message is well-formed after any sequence of calls, even if one panics: an incomplete
 /// container is removed.
 #[derive(Debug, Default)]
 pub(crate) struct MessageWriter {
     words: MessageBuffer,
     /// Number of objects written at the current nesting level.
     objects: usize,
-    /// Handles in the message, kept alive as long as it.
+    /// Handles in the message, kept alive as long as the message.
     handles: Vec<Arc<Handle>>,
 }
 
@@ -244,7 +244,7 @@ impl MessageWriter {
         self.text(text);
     }
 
-    /// Writes a symbol: interned in `package`, a keyword if that is `KEYWORD`, uninterned without one.
+    /// Writes a symbol: interned in `package`, a keyword if `package` is `KEYWORD`, uninterned if it is `None`.
     pub(crate) fn symbol(&mut self, package: Option<&str>, name: &str) {
         self.objects += 1;
         match package {
@@ -454,7 +454,7 @@ pub(crate) enum Token<'m> {
     /// A complex number; two real numbers follow.
     Complex,
     List(usize),
-    /// A dotted list of this many elements; they and then the last CDR follow.
+    /// A dotted list of this many elements; the elements and the last CDR follow.
     Dotted(usize),
     Vector(usize),
     /// Octets, packed in words, and their number.
@@ -466,7 +466,7 @@ pub(crate) enum Token<'m> {
     Values(usize),
 }
 
-/// Reads a message. Dropping it releases the handles that were not read.
+/// A reader of a message. Dropping the reader releases the handles that were not read.
 #[derive(Debug)]
 pub(crate) struct MessageReader<'m> {
     words: &'m [u64],
@@ -554,7 +554,8 @@ impl<'m> MessageReader<'m> {
         self.skip_rest(self.position);
     }
 
-    /// Skips the rest of the object that begins at `start`. Handles in the part already read belong to whoever read it.
+    /// Skips the rest of the object that begins at `start`. Handles in the part already read are not released: the
+    /// caller owns them.
     pub(crate) fn skip_rest(&mut self, start: usize) {
         let read = self.position;
         self.position = start.min(read);

@@ -25,7 +25,7 @@ thread_local! {
 pub(crate) struct MessageBuffer(SmallVec<[u64; INLINE_WORDS]>);
 
 impl MessageBuffer {
-    /// Creates an empty message.
+    /// Creates an empty buffer.
     #[inline]
     pub(crate) fn new() -> Self {
         Self(SmallVec::new())

@@ -1,6 +1,7 @@
 //! The image: libsbcl and its core, loaded into this process once and never unloaded.
 //!
-//! All unsafe code of the crate is here. `ffi/sbcl_host.h` is the contract between Rust and Lisp.
+//! All unsafe code of the crate is here, except that `Cx::borrow_bytes` calls [`borrow::borrow_octets`].
+//! `ffi/sbcl_host.h` is the contract between Rust and Lisp.
 
 mod answers;
 #[allow(unsafe_code, dead_code, missing_docs, unreachable_pub, non_camel_case_types, clippy::all, clippy::undocumented_unsafe_blocks)]

@@ -1,8 +1,8 @@
 //! The memory in which Lisp reads the messages that it receives.
 //!
 //! With the feature `guarded-messages`, for tests, each message has pages of its own. An inaccessible page follows its
-//! last word, and the message itself becomes inaccessible when it is retired, so that a read beyond its end or after
-//! its lifetime faults.
+//! last word, and the message itself becomes inaccessible when it is retired, so that a read beyond the message's end
+//! or after its lifetime faults.
 #![allow(unsafe_code)]
 
 #[cfg(not(feature = "guarded-messages"))]

@@ -49,7 +49,7 @@ pub(crate) trait Program: Send + Sync + 'static {
 /// Passes an event of [`SBCL_JOB_PROGRAM`](super::bindings::SBCL_JOB_PROGRAM) to the program.
 pub(super) fn event(event: Event<'_>) {
     if let Some(program) = PROGRAM.get() {
-        // Nobody waits for an event, so a panic has nobody to be reported to.
+        // Nobody waits for an event, so a panic is not reported.
         panics::caught(|| program.event(event));
     }
 }
@@ -218,8 +218,8 @@ impl CallContext {
         CURRENT.get()
     }
 
-    /// Calls the Lisp function with the handle `function` on the objects in `message`. `shape` determines how its
-    /// values are encoded.
+    /// Calls the Lisp function with the handle `function` on the objects in `message`. `shape`, a number that
+    /// `embedding/convert.rs` assigns, is the depth to which Lisp writes out the returned values.
     #[inline]
     pub(crate) fn call(&self, function: u64, shape: u16, message: &[u64]) -> (CallStatus, MessageBuffer) {
         let mut answer = sbcl_message::default();
@@ -285,7 +285,7 @@ impl CallContext {
     }
 }
 
-/// Makes `program` the one that Lisp calls, with this many threads working for it, and returns the contract's
+/// Installs `program`, whose functions Lisp then calls, with this many Lisp threads for it, and returns the contract's
 /// structure.
 ///
 /// # Panics
@@ -367,7 +367,7 @@ unsafe extern "C" fn call(function: u64, words: *const u64, count: u64, answer: 
     .cast_signed()
 }
 
-/// The way a task ended.
+/// The way in which a task ended.
 #[derive(Debug)]
 pub(crate) enum TaskEnd<E> {
     /// The task returned.
@@ -434,7 +434,7 @@ struct DropSignal {
     condvar: parking_lot::Condvar,
 }
 
-/// Time that a waiting thread yields the processor before it sleeps: about the duration of a short call.
+/// Time for which a waiting thread yields the processor before it sleeps: about the duration of a short call.
 const YIELD_TIME: std::time::Duration = std::time::Duration::from_micros(50);
 /// Number of times that a waiting thread spins before it yields.
 const MAX_SPINS: u32 = 40;
@@ -472,7 +472,7 @@ impl DropSignal {
     }
 }
 
-/// A task that notifies when it is dropped. Fields are dropped in order: first the task, then the notifier.
+/// A task whose drop sets a signal. Fields are dropped in order: first the task, then the notifier.
 struct NotifyingTask<T> {
     task: T,
     _notify: NotifyOnDrop,

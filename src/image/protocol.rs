@@ -11,7 +11,7 @@ pub(crate) enum Lane {
     Evaluation,
     /// The thread that answers questions about the image.
     Inspection,
-    /// The thread that interrupts the other two kinds.
+    /// The thread that interrupts evaluations and inspections, and starts evaluation threads.
     Control,
     /// The thread that handles the signals meant for SBCL.
     Signals,
@@ -57,33 +57,33 @@ pub(crate) enum Interrupt {
 pub(crate) enum JobKind {
     /// Evaluate the text, in the package of that name if one is given.
     Evaluate {
-        /// Measure time and memory.
+        /// True to measure time and memory.
         timing: bool,
-        /// Hold the evaluation in the debugger if it fails.
+        /// True to hold the evaluation in the debugger if it fails.
         hold: bool,
-        /// Report errors that the code handles, too.
+        /// True to report errors that the code handles, too.
         record_errors: bool,
-        /// Let the evaluation end in the background: it has copies of `*package*` and the REPL's variables.
+        /// True if the evaluation may end in the background: it has copies of `*package*` and the REPL's variables.
         detached: bool,
-        /// Start the evaluation in the background.
+        /// True to start the evaluation in the background.
         background: bool,
     },
     /// Remove the session's definitions.
     Reset,
     /// List the session's definitions, in the package of that name if one is given.
     Definitions {
-        /// Only definitions of this kind.
+        /// The kind of definitions to list; `None` for all kinds.
         only: Option<Item>,
-        /// At most this many definitions.
+        /// Maximum number of definitions.
         limit: u64,
     },
     /// Describe the symbol in the text.
     Describe {
-        /// Include the text of its definitions.
+        /// True to include the text of the symbol's definitions.
         source: bool,
     },
-    /// Invoke a restart of the held evaluation, by its number from 1, or by name if that is 0. The text has its
-    /// arguments.
+    /// Invoke a restart of the held evaluation, by its number from 1, or by its name if the number is 0. The text has
+    /// its arguments.
     InvokeRestart(u64),
     /// List the local variables of `count` frames of the held evaluation, from frame `from` on.
     FrameLocals {
@@ -105,7 +105,7 @@ pub(crate) enum JobKind {
     Query,
     /// Start another evaluation thread.
     StartThread,
-    /// Withdraw the thread of a job that does not react to interruption from its lane.
+    /// Take the thread of a job that ignores its interruption off its lane.
     Abandon {
         /// Number of the stuck job.
         target: u64,
@@ -215,8 +215,8 @@ impl Job {
     }
 }
 
-/// Characters in Lisp's representation: code points, including surrogates. Another Lisp thread may be writing to them,
-/// so each is read once, and any value is accepted.
+/// Characters in Lisp's representation: code points, including surrogates. Another Lisp thread may be changing the
+/// characters, so each is read once, and any value is accepted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Text<'a>(pub(super) &'a [AtomicU32]);
 
@@ -226,7 +226,7 @@ impl Text<'_> {
         self.0.len()
     }
 
-    /// Appends the first `count` characters to `target`. Codes that are no Unicode scalar values become U+FFFD.
+    /// Appends the first `count` characters to `target`. Codes that are not Unicode scalar values become U+FFFD.
     pub(crate) fn append_to(self, target: &mut String, count: usize) {
         let characters = &self.0[..count.min(self.0.len())];
         target.reserve(characters.len());
@@ -268,22 +268,22 @@ pub(crate) enum Event<'a> {
     Stderr(Text<'a>),
     /// The warning's type, and its line in the code, 0 if unknown.
     Warning(Text<'a>, u64),
-    /// More of the warning's text. `again`: it replaces the text so far.
+    /// More of the warning's text; with `again`, it replaces the text so far.
     WarningText {
         text: Text<'a>,
         again: bool,
     },
-    /// A value begins. `again`: it replaces the value begun last.
+    /// The beginning of a value; with `again`, it replaces the value begun last.
     Value {
         again: bool,
     },
     ValueText(Text<'a>),
-    /// The error's type. `interrupts`: it was signalled while the previous error was being described.
+    /// The error's type; with `interrupts`, the error was signalled while the previous one was being described.
     Error {
         kind: Text<'a>,
         interrupts: bool,
     },
-    /// More of the error's text. `again`: it replaces the text so far.
+    /// More of the error's text; with `again`, it replaces the text so far.
     ErrorText {
         text: Text<'a>,
         again: bool,
@@ -302,8 +302,8 @@ pub(crate) enum Event<'a> {
     Item(Item, Text<'a>),
     ItemText(Text<'a>),
     Notice(Text<'a>),
-    /// A summary of what the evaluation has defined, for other connections. With an empty text, asks whether there are
-    /// other connections.
+    /// A summary of what the evaluation has defined, for other connections. An empty text is the question whether there
+    /// are other connections.
     Definitions(Text<'a>),
     /// The position at which the form begins; the text has the position at which it ends and its package.
     Defined(u64, Text<'a>),
@@ -314,7 +314,7 @@ pub(crate) enum Event<'a> {
     /// The variable's name, and the code of its `Validity`.
     Local(Text<'a>, u64),
     LocalText(Text<'a>),
-    /// The evaluation is held when this job ends. `unchanged`: held as before this job.
+    /// The evaluation is held when this job ends; with `unchanged`, in the frame and state from before this job.
     Held {
         unchanged: bool,
     },
@@ -325,9 +325,9 @@ pub(crate) enum Event<'a> {
     ThreadEnded,
     /// No evaluation thread could be started, for this reason.
     ThreadRefused(Text<'a>),
-    /// Asks whether the evaluation is in the foreground; if so, it stays there.
+    /// The question whether the evaluation is in the foreground. If it is, it stays there.
     Foreground,
-    /// Asks whether the job keeps more of the heap than it may. The answer true means that the job must be abandoned.
+    /// The question whether the job keeps more of the heap than it may. The answer true means that the job must end.
     Heap,
     /// The file of the warning begun last, empty for the evaluated code, and its column there, 0 if unknown.
     WarningPlace(Text<'a>, u64),
@@ -346,8 +346,8 @@ pub(crate) enum Event<'a> {
     Unhandled(u64),
     /// The job's next step, empty for none in particular, and the milliseconds that it may take.
     Step(Text<'a>, u64),
-    /// The last interruption sent to the job's thread begins to run there, or that thread does not exist. For the
-    /// program's job: the number of the call that it was to end.
+    /// The last interruption sent to the job's thread begins to run there, or that thread does not exist. For a job of
+    /// the program: the number of the interrupted call.
     Interrupted(u64),
     /// The job, or the call of this number, begins to unwind because it was interrupted.
     Unwinding(u64),
@@ -445,8 +445,9 @@ pub(crate) trait Host: Send + Sync + 'static {
     /// Records that an evaluation thread ends.
     fn thread_ended(&self, thread: u64);
 
-    /// Receives an event of `job`, or of none in particular if that is 0. `signalled`: it belongs to an error that the
-    /// job may still handle. Returns true to stop the text begun last, or the answer to an event that asks.
+    /// Receives an event of `job`, or of no particular job if `job` is 0. `signalled` is true if the event belongs to
+    /// an error that the job may still handle. Returns the answer to an event that asks; otherwise true to stop the
+    /// text begun last.
     fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool;
 }
 

@@ -2,7 +2,7 @@
 //!
 //! SBCL installs handlers for faults (SIGSEGV, SIGFPE and so on), for its garbage collector (SIGUSR2) and for signals
 //! such as SIGINT. Handlers are process-wide, so a filter in front of them restricts SBCL's to Lisp threads that are
-//! running Lisp. Every other signal goes where it went before SBCL was booted.
+//! running Lisp. Every other signal goes to the handler from before SBCL was booted.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -12,17 +12,17 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use libc::{c_void, siginfo_t};
 
-/// Faults. SBCL's handler takes those in Lisp code, the host's all others.
+/// Fault signals. SBCL's handler gets faults in Lisp code; the host's handler gets all others.
 const FAULTS: [c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGTRAP, libc::SIGFPE, libc::SIGABRT];
 
 /// Signals that SBCL sends to its own threads only: to stop them for a collection, and to interrupt one.
 const LISP_ONLY: [c_int; 2] = [libc::SIGUSR2, libc::SIGURG];
 
 /// Signals sent to the process on behalf of SBCL (timers, child processes), handled on Lisp threads only. On a thread
-/// of the host, SBCL's handler would block signals for good.
+/// of the host, SBCL's handler would block signals permanently.
 const FORWARDED: [c_int; 2] = [libc::SIGALRM, libc::SIGCHLD];
 
-/// Signals whose handlers are given back to the host after boot.
+/// Signals whose handlers from before the boot stay in place: SBCL must not replace them while it boots.
 const HOST_SIGNALS: [c_int; 6] =
     [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGQUIT, libc::SIGXCPU];
 
@@ -172,7 +172,7 @@ impl BootPhase {
 
 /// Intercepts the action that SBCL would install for `signal`. Returns 1 if SBCL must not install it: a filtered
 /// handler has been installed behind the filter, and a host signal keeps its handler during boot. Returns 0 otherwise.
-/// Without the filter, a handler of SBCL's would block signals for good on a thread that is not Lisp's.
+/// Without the filter, a handler of SBCL's would block signals permanently on a thread that is not Lisp's.
 ///
 /// # Safety
 /// `action` must be valid for sigaction(2) and come from SBCL, and [`BootPhase::begin`] must have been called.
@@ -230,7 +230,7 @@ unsafe fn deliver(action: &libc::sigaction, signal: c_int, info: *mut siginfo_t,
     }
 }
 
-/// Returns true if a thread of this process sent the signal to another thread.
+/// Returns true if this process sent the signal to one of its own threads.
 ///
 /// # Safety
 /// `info` must be the argument of a signal handler.
@@ -317,7 +317,8 @@ unsafe fn forward(table: &HandlerTable, signal: c_int, info: *mut siginfo_t, con
     }
 }
 
-/// Handles a fault at the end of the control stack. Returns true if this was one, and the thread continues in Lisp.
+/// Handles a fault at the end of the control stack. Returns true if the fault was there; the thread then continues in
+/// Lisp.
 #[inline(never)]
 fn recovers_stack_loss(table: &HandlerTable, info: *mut siginfo_t, context: *mut c_void) -> bool {
     let _errno = SavedErrno::new();

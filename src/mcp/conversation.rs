@@ -21,7 +21,7 @@ use crate::rpc::inflight::{Batch, Inflight, Responder};
 use crate::rpc::route::job_number;
 use crate::session::Operation;
 
-/// The supported protocol revisions. The last one has no handshake.
+/// The supported protocol revisions, oldest first. The newest revision has no handshake.
 const REVISIONS: &[ProtocolVersion] = &[
     ProtocolVersion::V_2024_11_05,
     ProtocolVersion::V_2025_03_26,
@@ -38,12 +38,13 @@ pub(crate) fn revisions() -> Vec<String> {
 /// The newest revision with a handshake.
 const LAST_WITH_HANDSHAKE: ProtocolVersion = ProtocolVersion::V_2025_11_25;
 
-/// The session as the MCP server of one client.
+/// The server's side of the MCP conversation with one client.
 #[derive(Debug)]
 pub(super) struct Conversation {
     tools: Arc<ToolContext>,
-    /// The answer to `tools/list`, cached because it is slow to make, with the version of the registry it was made for.
+    /// The cached answer to `tools/list`, which is slow to make, and the registry version that it belongs to.
     listed: Mutex<(u64, ListToolsResult)>,
+    /// `None` until the first request.
     opened: Mutex<Option<OpenedBy>>,
 }
 
@@ -52,11 +53,11 @@ pub(super) struct Conversation {
 enum OpenedBy {
     /// A handshake.
     Handshake { version: ProtocolVersion, capabilities: ClientCapabilities },
-    /// A self-contained request, as all requests after it are (MCP 2026-07-28).
+    /// A request without a handshake (MCP 2026-07-28): each request describes the client itself.
     Request,
 }
 
-/// The position of a message: its call number, its index in a batch, the length of its line, and its batch.
+/// The position of a message: its call number, its index in a batch, its share of the line's bytes, and its batch.
 #[derive(Clone, Copy)]
 struct MessagePosition<'a> {
     call: u64,
@@ -66,14 +67,14 @@ struct MessagePosition<'a> {
 }
 
 impl Conversation {
-    /// Creates the conversation of the first client. Answers go to the `inflight` of `tools`.
+    /// Creates the conversation with the first client.
     pub(super) fn new(tools: Arc<ToolContext>) -> Arc<Self> {
         let version = tools.registry().version();
         let listed = ListToolsResult::with_all_items(tools.list());
         Self::with_list(tools, (version, listed))
     }
 
-    /// Creates the conversation of another client, which has a connection of its own.
+    /// Creates the conversation with an attached client, which has a connection of its own.
     pub(super) fn for_attached(&self, tools: Arc<ToolContext>) -> Arc<Self> {
         let listed = self.listed.lock().clone();
         Self::with_list(tools, listed)
@@ -87,7 +88,7 @@ impl Conversation {
         conversation
     }
 
-    /// Returns the answer to `tools/list`.
+    /// Returns the answer to `tools/list`, made anew if the registry has changed.
     fn tool_list(&self) -> ListToolsResult {
         let version = self.tools.registry().version();
         let mut listed = self.listed.lock();
@@ -115,7 +116,7 @@ impl Conversation {
                 let _ = self.initialize(params);
             }
         }
-        // Only after the handshake, which says whether the client receives notices.
+        // Only after the handshake, which determines whether the client receives notices.
         self.tools.report_replacement();
     }
 
@@ -125,7 +126,7 @@ impl Conversation {
         self.tools.session().disconnect();
     }
 
-    /// Handles a line of the client. `number` is the call number.
+    /// Handles a line from the client. `number` is the call number.
     pub(super) fn handle_line(&self, line: Line<'_>, number: u64) {
         let text = match line {
             Line::Text(text) => text,
@@ -191,7 +192,7 @@ impl Conversation {
         }
     }
 
-    /// Reports a message of the handshake, so that the next worker can resume the conversation.
+    /// Reports a handshake message to the supervisor, so that the next worker can resume the conversation.
     fn report_handshake(&self, call: u64, message: String) {
         if let Some(recovery) = &self.tools.recovery {
             recovery.reporter.changed(SessionEvent::Handshake { call, message });
@@ -281,7 +282,7 @@ impl Conversation {
         }
     }
 
-    /// Returns the server's description of itself.
+    /// Returns the server's name, version, capabilities and instructions.
     fn info(&self) -> ServerConfig {
         let name = Implementation::new("sbcl-mcp", crate::VERSION).with_title("SBCL (Common Lisp)");
         let mut capabilities = ServerCapabilities::default();
@@ -291,7 +292,7 @@ impl Conversation {
         ServerConfig::new(capabilities).with_server_info(name).with_instructions(self.tools.instructions())
     }
 
-    /// Handles `initialize`. A second one replaces the first.
+    /// Handles `initialize`. A second handshake replaces the first.
     fn initialize(&self, params: JsonObject) -> Result<ServerConfig, ErrorData> {
         let params: InitializeRequestParams = serde_json::from_value(Value::Object(params))
             .map_err(|error| ErrorData::invalid_params(format!("invalid params of initialize: {error}"), None))?;
@@ -393,7 +394,7 @@ fn tool_call(mut params: JsonObject) -> Result<CallToolRequestParams, String> {
     Ok(call)
 }
 
-/// Returns the id of the first request in a line.
+/// Returns the id of the first request in a line, which may be a batch.
 pub(super) fn first_request(line: &[u8]) -> Option<RequestId> {
     match decode(line) {
         Incoming::Single(Ok(Message::Request { id, .. })) => Some(id),

@@ -1,4 +1,4 @@
-//! Clients on streams of their own: those that attach to a server without a supervisor, and those of a program that
+//! Clients on streams of their own: clients that attach to a server without a supervisor, and clients of a program that
 //! embeds the image.
 
 use std::io;
@@ -80,7 +80,7 @@ impl Served {
     /// Stops serving the client and cancels its requests.
     ///
     /// # Errors
-    /// Those of [`wait`](Self::wait).
+    /// If reading from the client failed.
     pub fn stop(self) -> io::Result<()> {
         self.over.store(true, Ordering::Release);
         self.waker.wake();
@@ -97,28 +97,29 @@ impl Served {
 /// The tools of all clients of this program's image.
 static REGISTRY: LazyLock<Registry> = LazyLock::new(|| Registry::changing(ToolSet::default().embedded()));
 
-/// Chooses the tools for MCP clients of this program's image, now and in the future: `all`, `core`, or a
-/// comma-separated list of names, as `list-definitions,describe-symbol`. It never includes reset-session and
-/// checkpoint. Connected clients are notified (`notifications/tools/list_changed`), and calls of other tools are
-/// refused at once.
+/// Chooses the tools for present and future MCP clients of this program's image: `all`, `core`, or a comma-separated
+/// list of names, for example `list-definitions,describe-symbol`. The tools reset-session and checkpoint are never
+/// offered. Connected clients are notified (`notifications/tools/list_changed`), and calls of other tools are refused
+/// at once.
 ///
-/// This is no protection against a client with a tool that evaluates code.
+/// The choice does not confine a client that has a tool that evaluates code.
 ///
 /// # Errors
-/// A message that names the unknown tool and all known ones.
+/// A message that names the unknown tool and all known tools.
 pub fn set_tools(tools: &str) -> Result<(), String> {
     REGISTRY.set(ToolSet::parse(tools)?.embedded());
     Ok(())
 }
 
-/// Serves an MCP client on this program's own image, so that the client inspects and repairs the running application.
+/// Serves an MCP client on this program's own image, so that the client can inspect and repair the running
+/// application.
 ///
 /// The client has all tools of the server ([`set_tools`] chooses some) except reset-session and checkpoint, which would
 /// remove the program's own definitions. It has a connection of its own ([`Session::connect`](crate::Session::connect)):
 /// its error state, held evaluation and `*package*` affect no other client. The program's calls into Lisp run
 /// concurrently with the client's evaluations.
 ///
-/// Anybody who can write to `stream` has all rights of this process, so make sure who that is.
+/// Anybody who can write to `stream` has all rights of this process, so restrict access to the stream.
 ///
 /// Returns at once. A separate thread serves the client until it disconnects.
 ///
@@ -158,7 +159,7 @@ fn serve(
     served
 }
 
-/// The conversations with the clients attached by the socket.
+/// The conversations with the clients attached through the socket.
 #[derive(Debug, Clone, Default)]
 pub(super) struct AttachedClients(Arc<Mutex<Vec<Arc<Conversation>>>>);
 

@@ -27,12 +27,12 @@ const TIME_LIMIT: Duration = Duration::from_secs(1800);
 /// Maximum number of bytes that the child may write.
 const MAX_OUTPUT: u64 = 64 << 20;
 
-/// This program's arguments, without the command, and its directory for temporary files. Set only in a program that can
-/// run tests, not in one that embeds the library.
+/// This program's arguments, without the command, and its directory for temporary files. A program that embeds the
+/// library never sets them, and so cannot run tests in a fresh image.
 static SERVER_OPTIONS: OnceLock<(Vec<OsString>, PathBuf)> = OnceLock::new();
 
-/// Enables test runs in child processes that have the options of this one. Their temporary files are in the directory
-/// of `scratch`: whoever ends this process' children and removes its directory thereby removes theirs.
+/// Enables test runs in child processes, which get the options of this process. The children's temporary files are in
+/// the directory of `scratch`, so the removal of this directory removes them too.
 pub(crate) fn enable(arguments: impl Iterator<Item = OsString>, scratch: &Scratch) {
     let mut arguments = arguments.peekable();
     arguments.next_if(|first| first == "serve" || first == "worker");
@@ -54,9 +54,10 @@ pub(crate) struct TestSelection {
     pub(crate) registry: Vec<String>,
     /// Systems to load before the tests.
     pub(crate) load: Vec<String>,
-    /// Maximum number of suspects, found by coverage, for each failing test.
+    /// Maximum number of suspects for each failing test: functions that, by coverage, few passing tests ran.
     pub(crate) suspects: u64,
-    /// Names of tests known to exceed the time limit. A part of that time suffices to see which functions they run.
+    /// Names of tests known to exceed the time limit. A part of the limit suffices to see which functions these tests
+    /// run.
     pub(crate) endless: Vec<String>,
 }
 
@@ -76,8 +77,8 @@ impl TestSelection {
             .with("endless", self.endless.clone())
     }
 
-    /// Returns the code that is logged for the run: it loads the systems, so that a later image can run the tests, but
-    /// does not run them.
+    /// Returns the code that is logged for the run. The code loads the systems, so that a later image can run the tests,
+    /// but does not run the tests.
     pub(crate) fn evaluation(&self) -> Evaluation {
         let code = match &self.systems[..] {
             [system] => format!("{} ; and run-tests", system.code(None)),
@@ -100,11 +101,11 @@ impl TestSelection {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct TestRequest {
     pub(crate) tests: TestSelection,
-    /// The child's directory for temporary files. Whichever process survives removes it.
+    /// The child's directory for temporary files. Both processes remove the directory, in case one of them is killed.
     pub(crate) scratch: PathBuf,
 }
 
-/// A test run in a child process. Clones share it.
+/// A test run in a child process. Clones share the run.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FreshRun(Arc<Mutex<State>>);
 
@@ -159,8 +160,8 @@ impl FreshRun {
         let scratch = Scratch::in_directory(directory);
         let request = TestRequest { tests: tests.clone(), scratch: scratch.path().to_owned() };
         let request = serde_json::to_string(&request).map_err(|error| failed("cannot be sent the request", &error))?;
-        // Written on a thread, because a child that does not read would block past the time limit. The thread returns
-        // the pipe, since the child exits when it is closed.
+        // Written on a thread, because a write to a child that does not read would block past the time limit. The
+        // thread returns the pipe, since the child exits when the pipe is closed.
         let write_request = move || (stdin.write_all(format!("{request}\n").as_bytes()), stdin);
         let writer = std::thread::Builder::new().name("sbcl-mcp-beside".to_owned()).spawn(write_request);
         let deadline = Instant::now() + TIME_LIMIT;
@@ -192,7 +193,7 @@ enum ChildSource {
     Process,
 }
 
-/// Reads a process' output to the end, or until the process exits: its own children may keep the pipe open for longer.
+/// Reads a process' output to the end, or until the process exits: its own children may keep the pipe open longer.
 fn read_output(
     stdout: &mut ChildStdout,
     process: Option<&OwnedFd>,

@@ -1,4 +1,4 @@
-//! Decoding of the client's lines.
+//! Decoding of lines from the client into messages.
 
 use rmcp::model::{ErrorCode, ErrorData, JsonObject, RequestId};
 use serde_json::Value;
@@ -28,7 +28,7 @@ pub(super) type InvalidMessage = (Option<Value>, ErrorData);
 pub(super) enum Incoming {
     Empty,
     Single(Result<Message, InvalidMessage>),
-    /// A batch: an array of messages in one line, as revision 2025-03-26 allows.
+    /// A batch: an array of messages in one line (MCP 2025-03-26).
     Batch(Vec<Result<Message, InvalidMessage>>),
 }
 

@@ -42,14 +42,14 @@ use stdio::Stdio;
 use tools::ToolContext;
 pub(crate) use tools::{MAX_SUSPECTS, Registry, TEST_TIMEOUT_RANGE, ToolSet, split_names};
 
-/// Time in which the client may read the last answers.
+/// Maximum time for the client to read the last answers.
 const DRAIN_TIME: Duration = Duration::from_millis(150);
-/// Time in which a client that is to be refused may send its first request.
+/// Maximum time for a client that will be refused to send its first request.
 const REFUSAL_TIME: Duration = Duration::from_secs(2);
-/// Time in which the supervisor may send the recovery state.
+/// Maximum time for the supervisor to send the recovery state.
 const RECOVERY_STATE_TIME: Duration = Duration::from_secs(30);
 
-/// The error for requests that are pending at the shutdown.
+/// The error for requests that are pending at shutdown.
 const SHUTTING_DOWN: &str = "the server is shutting down; the request was not finished";
 
 /// The event loop and the pending requests of a connection on stdin and stdout.
@@ -97,9 +97,10 @@ pub(crate) struct ToolOptions {
     pub(crate) attachable: bool,
 }
 
-/// Serves a supervisor's clients until the supervisor closes its end, beginning where the last worker stopped.
+/// Serves a supervisor's clients until the supervisor closes its end. The recovery state that the supervisor sends
+/// first continues the last worker's session.
 ///
-/// Returns the exit status, and the process that saves the session at the end, if there is one.
+/// Returns the exit status, and the process that saves the session at the end, if any.
 pub(crate) fn serve(
     stdio: Stdio,
     session: &Session,
@@ -132,7 +133,7 @@ pub(crate) fn serve(
     }
     let deadline = connection.event_loop.unwinding_deadline();
     if recovery.is_restoring() {
-        // The replay is abandoned, not failed: the form that is being replayed and those after it stay definitions.
+        // The replay is abandoned, not failed: the form being replayed and all later forms remain definitions.
         recovery.replay.abandon(|| ());
         session.cancel_and_answer_all();
         session.await_unwound(deadline);
@@ -174,7 +175,7 @@ pub(crate) fn serve_plain(
     let main = Conversation::new(tools);
     let listener = listener.map(Arc::new);
     let attached = embedded::AttachedClients::default();
-    // Whichever thread ends the process holds this lock: a client that disconnects as soon as it is answered must not
+    // The thread that ends the process holds this lock: a client that disconnects as soon as it is answered must not
     // change the exit status.
     let ending = Arc::new(Mutex::new(()));
     session.abandon_stuck({
@@ -205,7 +206,7 @@ pub(crate) fn serve_plain(
     Ok(status)
 }
 
-/// Answers the client's first request with the reason why there is no server.
+/// Answers the client's first request with the reason why the server cannot start.
 pub(crate) fn refuse(stdio: Stdio, reason: &str) -> io::Result<()> {
     let connection = Connection::open(stdio, output::Recipient::Client)?;
     if let Ok(id) = connection.event_loop.first_line(MAX_LINE, REFUSAL_TIME, first_request) {

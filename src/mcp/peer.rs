@@ -1,4 +1,4 @@
-//! The client's description, as its requests and its handshake give it.
+//! The client's description, from its requests and its handshake.
 
 use rmcp::model::{ClientCapabilities, ProtocolVersion, RequestMetaObject, ServerResult};
 
@@ -12,12 +12,12 @@ pub(crate) const ONE_FORM: &str = "sbcl-mcp/one-form";
 /// Key in the `_meta` of a result: the name of the session's package.
 pub(crate) const PACKAGE: &str = "sbcl-mcp/package";
 
-/// The client's description, from the request itself or from the handshake.
+/// The protocol revision, metadata and capabilities of the client that made a request.
 #[derive(Debug, Clone)]
 pub(super) struct Peer {
     pub(super) version: ProtocolVersion,
     pub(super) meta: RequestMetaObject,
-    /// The capabilities from the handshake.
+    /// The capabilities from the handshake, for requests that carry none.
     pub(super) capabilities: Option<ClientCapabilities>,
 }
 
@@ -36,7 +36,7 @@ impl Peer {
         self.meta.0.0.get(key).and_then(serde_json::Value::as_bool) == Some(true)
     }
 
-    /// Returns the client's capabilities.
+    /// Returns the client's capabilities from the request, or else from the handshake.
     pub(super) fn capabilities(&self) -> Option<ClientCapabilities> {
         self.meta.client_capabilities().or_else(|| self.capabilities.clone())
     }

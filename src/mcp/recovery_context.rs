@@ -28,7 +28,8 @@ use crate::session::recovery::{SavedErrors, describe_background};
 /// Grace period in which running and held evaluations unwind before another image replaces theirs.
 const UNWINDING_GRACE_PERIOD: Duration = Duration::from_millis(700);
 
-/// The recovery context of one client.
+/// One client's view of recovery: messages about the last image, the replay of its definitions, and requests for
+/// another image.
 #[derive(Debug, Clone)]
 pub(super) struct RecoveryContext {
     pub(super) reporter: Reporter,
@@ -38,7 +39,7 @@ pub(super) struct RecoveryContext {
     begun: u64,
     /// The call that requested this image.
     requested_by: Option<u64>,
-    /// The call whose inspection has lost at least two images.
+    /// The call of an inspection that has crashed at least two images.
     fatal_inspection: Option<u64>,
     pub(super) replay: Arc<DefinitionReplay>,
     /// True if the last image was lost rather than replaced by request.
@@ -55,7 +56,7 @@ pub(super) struct RecoveryContext {
     cancelled: Option<u64>,
     /// The outcome of this client's lost evaluation, as recorded in the client's error history.
     lost: Arc<OnceLock<Outcome>>,
-    /// True once an answer has reported the loss.
+    /// True once an answer has reported the lost evaluation.
     loss_reported: Arc<AtomicBool>,
 }
 
@@ -236,7 +237,8 @@ impl RecoveryContext {
     }
 }
 
-/// Makes `session` continue where the last image stopped, and reports its events to the supervisor.
+/// Restores the session's limits, errors and counters from `state`, forwards its events to the supervisor, and begins
+/// to replay the definitions.
 pub(super) fn resume(
     session: &Session,
     state: RecoveryState,
@@ -265,7 +267,7 @@ pub(super) fn resume(
         replay: Arc::new(DefinitionReplay::new(forms)),
         crashed: state.crash.is_some(),
         activity: Arc::default(),
-        // A checkpoint exists only of definitions that need no replay.
+        // If definitions must be replayed, no checkpoint contains all of them yet.
         saves: SaveReports::new(reporter.clone(), status, (forms == 0).then_some(state.evaluations)),
         unrestored: Arc::new(Mutex::new(state.unrestored.clone())),
         errors: Arc::new(errors),

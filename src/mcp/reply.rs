@@ -37,7 +37,7 @@ impl<F: Finding + 'static> From<F> for Reply {
 }
 
 impl Reply {
-    /// Returns the text for the client, of at most `max` characters. [`Self::content`] then matches it.
+    /// Returns the text for the client, of at most `max` characters. Afterwards [`Self::content`] matches the text.
     pub(super) fn text(&mut self, max: usize) -> String {
         let text = self.0.text(max);
         if text.len() <= max || text.chars().count() <= max {

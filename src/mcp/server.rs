@@ -27,7 +27,7 @@ pub(super) struct Server {
     attached: Mutex<BTreeMap<u64, Arc<Conversation>>>,
     /// Incomplete long lines, with their call numbers, by connection.
     pieces: Mutex<BTreeMap<u64, (u64, Vec<u8>)>>,
-    /// Lines that wait, by connection, while a thread handles a slow line of that connection.
+    /// Waiting lines, by connection: a thread handles a slow line of the connection first.
     slow_lines: Arc<Mutex<BTreeMap<u64, WaitingLines>>>,
     /// Number of lines received from the supervisor.
     received: AtomicU64,
@@ -42,8 +42,8 @@ pub(super) struct Server {
 type WaitingLines = VecDeque<(u64, Option<Vec<u8>>)>;
 
 impl Server {
-    /// Creates a server that continues the conversations of another image, whose `handshakes` are answered. The first
-    /// new line has the call number `next_line`.
+    /// Creates a server that resumes the last image's conversations from their `handshakes`. The first new line has the
+    /// call number `next_line`.
     pub(super) fn new(
         tools: Arc<ToolContext>,
         handshakes: Vec<(u64, Vec<String>)>,
@@ -74,19 +74,19 @@ impl Server {
         }
     }
 
-    /// Records that this line was received. The recorded number only rises: lines that an earlier worker received have
-    /// lower numbers.
+    /// Records that line `number` was received. The recorded number only rises: lines that an earlier worker received
+    /// have lower numbers.
     fn record_received(&self, number: u64) {
         self.status.raise(StatusField::LastLineRead, number);
     }
 
-    /// Records that this line, or an unknown one, has not reached this worker, because other code in the process has
-    /// read from the supervisor's pipe. The supervisor then hands its open lines to another worker.
+    /// Records that line `number`, or an unknown line, has not reached this worker, because other code in the process
+    /// has read from the supervisor's pipe. The supervisor then sends the unanswered lines to another worker.
     fn record_missed(&self, number: Option<u64>) {
         self.status.raise(StatusField::LostLine, number.unwrap_or(u64::MAX));
     }
 
-    /// Returns true if the line is intact: if it begins here, or continues the line `begun`.
+    /// Returns true if line `number` is intact: if it begins here, or continues the line `begun`.
     fn is_intact(&self, number: u64, begun: Option<u64>) -> bool {
         if let Some(begun) = begun {
             if begun != number {
@@ -107,7 +107,7 @@ impl Server {
         self.supervisor.is_some_and(|supervisor| getppid() != Some(supervisor))
     }
 
-    /// Returns the conversation with an attached client, and begins it if it is new.
+    /// Returns the conversation with an attached client, and begins the conversation if the client is new.
     fn attached_client(&self, connection: u64) -> Arc<Conversation> {
         let mut attached = self.attached.lock();
         let begin = || {
@@ -121,7 +121,7 @@ impl Server {
 }
 
 impl Server {
-    /// Handles a line of the supervisor.
+    /// Handles a line from the supervisor.
     fn handle_supervisor_line(&self, text: &[u8]) {
         let Some((connection, content)) = route::parse(text) else {
             tracing::error!("the supervisor wrote a line that cannot be read");
@@ -207,7 +207,7 @@ impl Server {
         self.conversation(connection).handle_decoded(incoming, line.len(), number);
     }
 
-    /// Handles a slow line, one that is long or searches directories, on a separate thread.
+    /// Handles a slow line (long, or a call that searches directories) on a separate thread.
     fn handle_slow(&self, connection: u64, number: u64, line: Vec<u8>) {
         let mut lines = VecDeque::from([(number, Some(line))]);
         let mut slow_lines = self.slow_lines.lock();

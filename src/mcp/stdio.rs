@@ -20,8 +20,8 @@ pub(crate) struct Stdio {
 }
 
 impl Stdio {
-    /// Takes descriptors 0 and 1 and replaces them by `/dev/null` and stderr. Nothing that Lisp, C code or a child
-    /// process then writes to "stdout" reaches the client, and nothing that they read comes from the client.
+    /// Takes descriptors 0 and 1 and replaces them by `/dev/null` and stderr. Lisp, C code and child processes then
+    /// cannot write to the client through stdout, nor read from the client through stdin.
     pub(crate) fn take() -> io::Result<Self> {
         let input = to_private_number(rustix::stdio::stdin())?;
         let output = to_private_number(rustix::stdio::stdout())?;

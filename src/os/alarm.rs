@@ -1,5 +1,5 @@
-//! A timer that one thread waits for and any thread sets. Setting the timer wakes nobody: to wake the waiting thread,
-//! so that it sleeps until another time, can take longer than the evaluation that the time is for.
+//! A timer that one thread waits for and any thread sets. Setting a kernel timer does not wake the waiting thread: a
+//! wake-up can take longer than the evaluation whose time limit is set.
 
 pub(crate) use timer::Alarm;
 
@@ -13,7 +13,7 @@ mod timer {
         Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
     };
 
-    /// The poll interval when there is no timer: evaluated code may close every descriptor.
+    /// The poll interval when the kernel timer is lost: evaluated code may close every descriptor.
     const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
     #[derive(Debug)]

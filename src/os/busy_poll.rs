@@ -6,17 +6,19 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, Timespec};
 use rustix::io::Errno;
 
-/// The time that a thread without work polls before it sleeps. A program that sends one request after another returns within
-/// this time (10 to 30 µs here), and to wake a processor takes 50 µs.
+/// The time for which a thread without work polls before it sleeps. A program that sends one request after another
+/// returns within this time (10 to 30 µs here), and waking a processor takes 50 µs.
 const POLL_TIME: Duration = Duration::from_micros(50);
 
-/// A thread polls only if this is its third wait within this time. For requests that come alone it is asleep anyway.
+/// The time within which a thread must have waited twice before it polls in a third wait. When requests arrive singly,
+/// the thread is asleep anyway.
 const RECENTLY: Duration = Duration::from_millis(5);
 
-/// A thread whose yield took longer than this has lost the processor to a program that computes.
+/// The duration of a yield from which a thread counts as having lost the processor to another program.
 const CROWDED_AFTER: Duration = Duration::from_micros(500);
 
-/// The time in which such a thread then sleeps without polling: the other program's time slice takes longer than any wake-up.
+/// The time for which a thread that has lost the processor does not poll: the other program's time slice takes longer
+/// than any wake-up.
 const CROWDED_TIME: Duration = Duration::from_millis(100);
 
 thread_local! {
@@ -45,7 +47,7 @@ pub(crate) fn poll_briefly<T>(checks_per_yield: u32, mut check: impl FnMut() -> 
         if begin.elapsed() >= poll_time {
             return None;
         }
-        // Other threads may need this processor, perhaps the one that this thread waits for.
+        // Other threads, perhaps the awaited one, may need this processor.
         let yielded = Instant::now();
         std::thread::yield_now();
         let now = Instant::now();
@@ -55,8 +57,8 @@ pub(crate) fn poll_briefly<T>(checks_per_yield: u32, mut check: impl FnMut() -> 
     }
 }
 
-/// Waits until one of `fds` is ready, for `timeout` at most. Returns how many are ready: none after a signal. Only
-/// [`PollSet`](crate::os::poll_set::PollSet) calls this.
+/// Waits until one of `fds` is ready, for `timeout` at most. Returns the number of ready descriptors: 0 after a signal.
+/// Only [`PollSet`](crate::os::poll_set::PollSet) calls this.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> std::io::Result<usize> {
     let mut poll = |timeout: Option<&Timespec>| match rustix::event::poll(fds, timeout) {
         Err(Errno::INTR) => Ok(0),

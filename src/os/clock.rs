@@ -1,5 +1,5 @@
-//! Deadlines: an alarm for the earliest of many times, and the wait for it. The session and the library's thread pool
-//! have one each.
+//! Deadlines: an alarm for the earliest of many times, and the wait for the alarm. The session and the library's thread
+//! pool each have a clock.
 
 use std::time::Instant;
 
@@ -7,8 +7,9 @@ use parking_lot::Mutex;
 
 use crate::os::alarm::Alarm;
 
-/// An alarm that is armed for every evaluation and every call with a limit but seldom goes off: it stays at the
-/// earliest time that it was armed for. When that time comes, the waiting thread checks which deadlines have passed.
+/// An alarm for the earliest of many deadlines. Every evaluation and every call with a limit arms the alarm, but it
+/// seldom goes off: it stays at the earliest time that it was armed for. At that time, the waiting thread checks which
+/// deadlines have passed.
 #[derive(Debug, Default)]
 pub(crate) struct Clock {
     /// The time when the waiting thread wakes; `None` when the clock is not armed.

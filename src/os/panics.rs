@@ -1,4 +1,4 @@
-//! Panics in the embedding program's code. A panic's payload can be any object, and its destructor may panic in turn.
+//! Panics in the embedding program's code. The payload of a panic can be any object, even one whose destructor panics.
 
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -8,8 +8,8 @@ pub(crate) fn caught<R>(work: impl FnOnce() -> R) -> Option<R> {
     caught_as(work, |_| ()).ok()
 }
 
-/// Returns the result of `work`. When it panics, returns what `describe` makes of the panic's text, or of `None` if the
-/// payload is no text.
+/// Returns the result of `work`. If `work` panics, returns the error that `describe` makes of the panic's text, which
+/// is `None` if the payload is not text.
 pub(crate) fn caught_as<R, E>(work: impl FnOnce() -> R, describe: impl FnOnce(Option<&str>) -> E) -> Result<R, E> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref().map(String::as_str));
@@ -75,7 +75,8 @@ mod tests {
 
     use super::*;
 
-    /// Panics when it is dropped. The payload is another bomb, until the number is 0.
+    /// An object that panics when it is dropped, with a bomb of the next lower number as the payload; a bomb with
+    /// number 0 does not panic.
     struct Bomb(u32);
 
     impl Drop for Bomb {

@@ -1,5 +1,5 @@
-//! Sets of descriptors to poll, each under a name of the caller's. All waits for descriptors in this program go through
-//! here.
+//! Sets of descriptors to poll, each under a name that the caller chooses. All code in this program waits for
+//! descriptors with a [`PollSet`].
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::os::busy_poll::wait;
 
-/// A set of descriptors to wait for, each under a name of its own.
+/// A set of descriptors to wait for, each with a name of type `T`.
 #[derive(Debug)]
 pub(crate) struct PollSet<'a, T> {
     names: Vec<T>,
@@ -48,7 +48,7 @@ impl<'a, T: Copy + PartialEq> PollSet<'a, T> {
     /// Waits until a descriptor is ready, for `timeout` at most. After a signal, none is ready.
     ///
     /// # Errors
-    /// Fails when poll(2) does: the process may not have so many descriptors, or the system is out of memory.
+    /// Fails when poll(2) does: the set exceeds the process's limit of descriptors, or the system is out of memory.
     pub(crate) fn wait(mut self, timeout: Option<Duration>) -> io::Result<Ready<T>> {
         let count = wait(&mut self.fds, timeout)?;
         let events = self.names.iter().zip(&self.fds).map(|(name, fd)| (*name, fd.revents()));

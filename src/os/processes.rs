@@ -11,7 +11,7 @@ use rustix::process::{
 
 use super::poll_set::PollSet;
 
-/// The number of searches for processes, which may be starting others meanwhile.
+/// The maximum number of searches for descendants, which may start other processes meanwhile.
 const ROUNDS: usize = 5;
 
 /// Makes this process the parent of the worker's orphans.

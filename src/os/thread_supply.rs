@@ -1,11 +1,11 @@
-//! The starting of Lisp threads: how many are being started, and when the next attempt is made after a failure.
+//! The starting of Lisp threads: the number being started, and the time of the next attempt after a failure.
 
 use std::time::{Duration, Instant};
 
 /// The delay before the next attempt after a thread could not be started.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Counts the threads that are being started, and delays attempts after a failure.
+/// The number of threads that are being started, and the time of the next attempt after a failure.
 #[derive(Debug, Default)]
 pub(crate) struct ThreadSupply {
     starting: usize,
@@ -26,13 +26,13 @@ impl ThreadSupply {
         self.starting = self.starting.saturating_sub(1);
     }
 
-    /// Records that a thread could not be started. Returns when the next attempt may be made.
+    /// Records that a thread could not be started. Returns the time of the next attempt.
     pub(crate) fn refused(&mut self, now: Instant) -> Instant {
         self.arrived();
         *self.retry_at.insert(now + RETRY_DELAY)
     }
 
-    /// Returns how many threads are being started.
+    /// Returns the number of threads that are being started.
     pub(crate) fn starting(&self) -> usize {
         self.starting
     }

@@ -108,7 +108,7 @@ impl From<Vec<Record>> for Expansion {
 pub struct CallTree<'a> {
     /// The summary of the trace.
     pub trace: &'a Trace,
-    /// The calls, each after its caller, those of one thread together.
+    /// The calls, grouped by thread, each after its caller.
     pub calls: Vec<&'a TracedCall>,
 }
 
@@ -120,7 +120,7 @@ impl<'a> CallTree<'a> {
     }
 }
 
-/// The profile of an evaluation: where it spent time, or what allocated.
+/// The profile of an evaluation: the functions in which it spent time or allocated memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Profile<'a> {
     /// The counts of the profiler.

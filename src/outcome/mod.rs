@@ -102,11 +102,11 @@ pub struct Warning {
     pub message: Clipped,
     /// The file that the compiler was reading; `None` for the submitted code, and for a warning outside the compiler.
     pub file: Option<String>,
-    /// The line in that file, or in the submitted code, from 1.
+    /// The line in the file, or in the submitted code, from 1.
     pub line: Option<u64>,
-    /// The column on that line, from 1.
+    /// The column on the line, from 1.
     pub column: Option<u64>,
-    /// The enclosing top-level form in that file: `(DEFUN F)`.
+    /// The enclosing top-level form in the file: `(DEFUN F)`.
     pub form: Option<String>,
 }
 
@@ -362,8 +362,8 @@ pub(crate) struct Changes {
     pub(crate) role: FormRole,
 }
 
-/// The role of a form in a session: determines whether it can be replayed, and whether an exported source file may omit
-/// it.
+/// The role of a form in a session. It determines whether the form can be replayed, and whether an exported source file
+/// may omit the form.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FormRole {
@@ -581,7 +581,8 @@ impl Outcome {
         self.followed_by(tests)
     }
 
-    /// Combines this outcome of a held evaluation with the outcome `after` it was resumed.
+    /// Appends the outcome `after`, of the same evaluation when it was held and then resumed, or of the tests of
+    /// another system.
     pub(crate) fn followed_by(self, after: Self) -> Self {
         let mut turns = self.turns;
         if turns.len() % 2 == 1 {
@@ -686,7 +687,7 @@ pub enum Progress {
 pub struct EvaluationStatus {
     /// The number of the evaluation.
     pub id: u64,
-    /// The beginning of its code.
+    /// The beginning of the evaluation's code.
     pub code: String,
     /// The progress of the evaluation.
     pub progress: Progress,

@@ -240,7 +240,7 @@ impl Record {
         })
     }
 
-    /// Returns the system that this record, and those after it, belong to, if the record names one.
+    /// Returns the name of the system that this record and the records after it belong to, if this record names a system.
     pub(crate) fn system(&self) -> Option<&str> {
         match self {
             Self::RunCounts(RunCounts { system, .. })

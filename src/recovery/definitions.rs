@@ -14,7 +14,7 @@ const MAX_BYTES: usize = 16 << 20;
 const MAX_FORM: usize = crate::rpc::frame::MAX_EVENT - (64 << 10);
 /// Number of characters that are kept of a form over [`MAX_FORM`].
 const BEGINNING: usize = 200;
-/// Maximum number of dropped forms that are named. The newest are named, older ones are only counted.
+/// Maximum number of dropped forms that are named. The newest forms are named; older forms are only counted.
 const MAX_DROPPED: usize = 100;
 /// Maximum size of the named dropped forms together, in bytes of JSON.
 const MAX_DROPPED_BYTES: usize = 1 << 20;
@@ -42,7 +42,7 @@ pub(crate) struct Definition {
     /// An upper bound of the form's first run time, in milliseconds.
     #[serde(default)]
     pub(crate) took: u64,
-    /// The size of a form over [`MAX_FORM`], in bytes of JSON. Then `form` has only the beginning, and cannot be
+    /// The size of a form over [`MAX_FORM`], in bytes of JSON. If set, `form` has only its beginning, and cannot be
     /// replayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) too_long: Option<usize>,
@@ -77,12 +77,12 @@ impl Definition {
         })
     }
 
-    /// Returns true when `before` is a report that the same evaluation of this form had failed.
+    /// Returns true when `before` is an earlier report of this form's evaluation, in which the form failed.
     fn continues(&self, before: &Self) -> bool {
         before.changes.role == FormRole::Failed && (before.evaluation, before.key()) == (self.evaluation, self.key())
     }
 
-    /// Returns the key that repetitions of a form share.
+    /// Returns the key by which repetitions of a form are recognized.
     fn key(&self) -> (&DefiningForm, bool) {
         (&self.form, self.local)
     }
@@ -193,7 +193,7 @@ impl Definitions {
     /// Adds a definition. Returns the positions of dropped definitions that are no longer named, only counted.
     pub(crate) fn add(&mut self, definition: Definition) -> Vec<u64> {
         self.dropped_forms.retain_mut(|(_, form)| !form.is_resolved_by(&definition.form, &definition.changes));
-        // The form was held where it failed, and has been resumed: this report replaces the last one.
+        // The form was held where it failed, and has been resumed: the new report replaces the last report.
         if let Some((_, failed)) = self.entries.pop_if(|(_, last)| definition.continues(last)) {
             self.bytes -= failed.size();
         }
@@ -281,7 +281,7 @@ impl Definitions {
             let is_replaced = !is_generic && !defined.is_empty() && defined.iter().all(|name| names.contains(name));
             ranks.push(match role {
                 _ if !is_replaced => Rank::Live,
-                // A form that failed is not replayed, so nothing it does is lost with it.
+                // A form that failed is not replayed, so dropping the form loses no other effects.
                 FormRole::Function | FormRole::Failed if is_intermediate => Rank::Intermediate,
                 FormRole::Function | FormRole::Failed => Rank::Replaced,
                 _ => Rank::Acting,
@@ -359,7 +359,8 @@ impl Definitions {
         Stored { entries, count: self.count, dropped_forms, dropped: self.dropped }.into()
     }
 
-    /// Removes the definitions from `position` on. `dropped` of these have been dropped already and are not named.
+    /// Removes the definitions from `position` on. `dropped`: the number of these definitions that were already dropped
+    /// and are not named.
     pub(crate) fn truncate(&mut self, position: u64, dropped: usize) {
         self.forget_dropped_forms(position);
         self.dropped = self.dropped.saturating_sub(dropped);

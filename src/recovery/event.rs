@@ -83,7 +83,7 @@ pub(crate) enum WorkerEvent {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum SessionEvent {
-    /// A client sent a message that is part of its handshake once the call is answered.
+    /// A client sent a message that becomes part of its handshake once the call is answered.
     Handshake {
         /// The call's number.
         call: u64,

@@ -25,7 +25,7 @@ use crate::rpc::framing::MAX_LINE;
 pub(crate) const LOG: &str = "log";
 /// The name of the copy of a log with unreadable lines.
 pub(crate) const DAMAGED: &str = "log.damaged";
-/// The name of an empty file that marks an incomplete log: definitions since the file was created are missing.
+/// The name of an empty file that marks an incomplete log: definitions since the file was created may be missing.
 pub(crate) const INCOMPLETE: &str = "log.incomplete";
 /// Size of the appended events, in bytes, above which the log is compacted.
 const GROWTH: u64 = 64 << 20;
@@ -54,7 +54,7 @@ struct FirstLine {
     snapshot: Version,
 }
 
-/// The part of a snapshot that tells which program wrote it, in which format.
+/// The part of a snapshot that identifies its format and the program that wrote it.
 #[derive(Debug, Deserialize)]
 struct Version {
     format: u32,
@@ -70,7 +70,7 @@ pub(crate) struct Loaded {
     pub(crate) state: RecoveryState,
     /// The number of lines that could not be read. An incomplete last line does not count.
     pub(crate) unreadable: usize,
-    /// True when the log has a snapshot that could be read; false when there is no log.
+    /// True when the log has a readable snapshot or the first line of a log of version 0.1; false without a log.
     pub(crate) has_snapshot: bool,
 }
 
@@ -99,8 +99,8 @@ fn unreadable(error: &io::Error) -> String {
     format!("its log cannot be read ({error})")
 }
 
-/// Copies a log with unreadable lines within the session's directory, before it is compacted. Returns the path of the
-/// copy.
+/// Copies a log with unreadable lines to [`DAMAGED`] in the session's directory, before the log is compacted. Returns
+/// the path of the copy.
 ///
 /// # Errors
 /// The copy cannot be written.
@@ -139,7 +139,7 @@ fn read(mut file: impl BufRead, initial: RecoveryState) -> Result<Loaded, String
         if read.map_err(|error| unreadable(&error))? == 0 {
             return Ok(loaded);
         }
-        // A newer format shares only `FirstLine` with this one.
+        // A newer format shares only `FirstLine` with this format.
         if let Ok(FirstLine { snapshot }) = serde_json::from_slice(&line)
             && snapshot.format > FORMAT
         {
@@ -173,8 +173,8 @@ pub(crate) fn write_content(path: &Path, content: &RecoveryState) -> io::Result<
     write_atomically(path, &snapshot(content))
 }
 
-/// Returns the first line of a log. If the line is too long, error histories are left out; the bounds of the other
-/// parts of the state ensure that these fit.
+/// Returns the first line of a log. If the line is too long, error histories are left out; the other parts of the state
+/// are bounded, and always fit.
 fn snapshot(state: &RecoveryState) -> Vec<u8> {
     let encoded = |state| {
         encoded(&LogLine::Snapshot { format: FORMAT, build: crate::build_id(), state: Box::new(Cow::Borrowed(state)) })
@@ -218,7 +218,7 @@ impl RecoveryLog {
         let file = written.and_then(|()| OpenOptions::new().append(true).mode(0o600).open(&self.path));
         self.file = Some(file.inspect_err(|error| self.fail(error))?);
         (self.grown, self.failure) = (0, None);
-        // An error means that there is no such file.
+        // An error means that the file does not exist.
         let _ = std::fs::remove_file(self.path.with_file_name(INCOMPLETE));
         Ok(())
     }
@@ -239,7 +239,7 @@ impl RecoveryLog {
         self.failure.is_none() && self.grown > GROWTH
     }
 
-    /// Records that the log cannot be written, also for the next server.
+    /// Records that the log cannot be written, in memory and, for the next server, in the [`INCOMPLETE`] file.
     fn fail(&mut self, error: &io::Error) {
         if self.failure.is_none() && self.file.is_some() {
             tracing::warn!("the session's log cannot be written: {error}");

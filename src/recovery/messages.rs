@@ -16,7 +16,7 @@ const MAX_LISTED: usize = 10;
 /// Maximum number of characters of a form that a message shows.
 const MAX_SHOWN: usize = 100;
 
-/// The messages for all clients.
+/// The messages about a replaced image, for all clients.
 #[derive(Debug)]
 pub(crate) struct Messages {
     /// The crash report, if the last image was lost.
@@ -25,7 +25,7 @@ pub(crate) struct Messages {
     pub(crate) lost: Outcome,
     /// The connection of the client that requested this image; 0 if no client did.
     pub(crate) requested_by: u64,
-    /// The notices that this client has not seen yet.
+    /// The notices of the replaced image that the requesting client has not seen yet.
     pub(crate) notices: Vec<String>,
     /// The message to the other clients about the reset or restore that requested this image.
     pub(crate) reset: Option<String>,
@@ -123,7 +123,7 @@ fn lost_outcome(state: &RecoveryState, report: &ReplayReport) -> Outcome {
     Outcome { result: Err(Arc::new(error)), ..outcome.clone() }
 }
 
-/// Describes what the new image has restored after a crash, and what is lost.
+/// Describes the definitions that the new image has restored after a crash, and the losses.
 fn restored(state: &RecoveryState, report: &ReplayReport, crash: &CrashReport) -> String {
     let mut text = "A new image has replaced it.\n".to_owned();
     if state.definitions.is_none() {
@@ -152,7 +152,7 @@ fn not_kept(state: &RecoveryState, others: &str) -> String {
     format!("\n{values}{others}.{hint}")
 }
 
-/// Describes the restored checkpoint and the definitions since: how many were replayed, and which were not.
+/// Describes the restored checkpoint and the definitions since: the number of replayed forms, and the missing forms.
 fn restored_since(state: &RecoveryState, report: &ReplayReport) -> String {
     let dropped = state.dropped();
     let failures = state.failures(&report.failed);

@@ -1,5 +1,5 @@
-//! The format of the recovery log of version 0.1. Such a log is only read: the next server rewrites it in the current
-//! format.
+//! The format of the recovery log of version 0.1. A log in this format is only read: the server that reads the log
+//! rewrites it in the current format.
 
 use serde::Deserialize;
 

@@ -22,7 +22,7 @@ const MIN_REPLAY_TIME: Duration = Duration::from_secs(10);
 pub(crate) enum ReplayEnd {
     /// The replay is complete; forms may have failed.
     Complete,
-    /// The replay was abandoned: another image replaces this one.
+    /// The replay was abandoned: another image replaces this image.
     Abandoned,
 }
 
@@ -175,7 +175,7 @@ pub(crate) struct ReplayReport {
     pub(crate) failed: Vec<(usize, String)>,
 }
 
-/// Returns the reason of a failure as one line: the type and the shortened message of the error.
+/// Returns the reason for a failure as one line: the type and the shortened message of the error.
 fn reason(error: &ErrorRecord) -> String {
     let text = error.message.text.lines().next().unwrap_or_default();
     format!("{}: {}", error.kind, shortened(text))

@@ -19,19 +19,19 @@ pub(crate) struct ReplayPolicy {
     suspect: Option<Suspect>,
 }
 
-/// A decision about the next replay, after an image was lost during the last one.
+/// A decision about the next replay, after an image was lost during the last replay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ReplayDecision {
-    /// Replay the same definitions again.
+    /// Replay all definitions again.
     Retry {
-        /// True when a form became the suspect and there was none before, or when the suspect lost another of its
-        /// tries.
+        /// True when a form is suspected and nothing was suspected before, or when the suspected form has fewer tries
+        /// left.
         progress: bool,
     },
     /// Leave out the definition at this index, which is poisoned.
     Skip {
         index: usize,
-        /// The reason, in a line.
+        /// The reason, as one line.
         reason: String,
     },
     /// Boot the previous checkpoint, since the last checkpoint does not boot.
@@ -53,7 +53,7 @@ impl Suspicion {
 
 impl ReplayPolicy {
     /// Records that an image was lost before its replay had ended, and decides about the next replay. `replaying`: the
-    /// index of the definition that was being replayed; `None` if the replay had not begun.
+    /// index of the definition that was being replayed; `None` if the replay had not reached a form.
     pub(crate) fn after_crash(&mut self, replaying: Option<usize>, suspicion: Suspicion) -> ReplayDecision {
         let before = self.suspect.filter(|suspect| suspect.replaying == replaying).map_or(0, |suspect| suspect.losses);
         let losses = before + 1;

@@ -151,7 +151,7 @@ impl Observer for EventReporter {
     }
 
     fn stuck(&self, outcome: Option<Outcome>, why: Stuck) {
-        // An answer shows no more characters than this.
+        // The maximum number of characters in an answer.
         let most = usize::try_from(*Limits::MAX_ANSWER_RANGE.end()).unwrap_or(usize::MAX);
         let outcome = outcome.map(|outcome| report::fitted(&Outcome { kept: false, ..outcome }, most));
         self.reporter.report(&WorkerEvent::Stuck { outcome: outcome.map(Box::new), why });

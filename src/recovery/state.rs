@@ -19,15 +19,15 @@ use crate::session::recovery::SavedErrors;
 
 /// Maximum number of messages in a client's handshake.
 const MAX_HANDSHAKE: usize = 4;
-/// Maximum number of handshake messages of all clients whose calls are not answered yet.
+/// Maximum number of handshake messages, of all clients together, whose calls are not answered yet.
 const MAX_UNANSWERED_HANDSHAKES: usize = 64;
-/// Maximum number of saves in progress. The oldest are forgotten.
+/// Maximum number of saves in progress. The oldest saves are forgotten.
 pub(crate) const MAX_SAVING: usize = 64;
 /// Maximum number of checkpoints that the next image may boot from.
 const MAX_RESTORABLE: usize = 8;
-/// Maximum number of forms in [`RecoveryState::unrestored`]. The newest are kept.
+/// Maximum number of forms in [`RecoveryState::unrestored`]. The newest forms are kept.
 const MAX_UNRESTORED: usize = 100;
-/// Maximum size of these forms together, in bytes of JSON.
+/// Maximum size of the unrestored forms together, in bytes of JSON.
 const MAX_UNRESTORED_BYTES: usize = 8 << 20;
 
 /// The state that outlives an image.
@@ -40,8 +40,8 @@ pub(crate) struct RecoveryState {
     handshakes: Vec<(u64, String)>,
     /// The limits that a client has set; `None` for the limits of the command line.
     pub(crate) limits: Option<Limits>,
-    /// The definitions since the session began; `None` when definitions are not kept. A replay evaluates those after
-    /// the checkpoint.
+    /// The definitions since the session began; `None` when definitions are not kept. A replay evaluates the
+    /// definitions after the checkpoint.
     pub(crate) definitions: Option<Definitions>,
     /// The forms that could not be restored and have not been defined again.
     pub(crate) unrestored: Vec<Unrestored>,
@@ -135,7 +135,7 @@ pub(crate) struct ContinuedSession {
     pub(crate) remark: Option<String>,
 }
 
-/// The crash report: what the next image tells its clients about the lost image.
+/// The crash report: the information about a lost image that the next image passes to its clients.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct CrashReport {
     /// The cause, as the rest of a sentence about the image: `was killed by signal 9 (SIGKILL)`.
@@ -223,11 +223,11 @@ impl Crash {
 /// The content of the status page of a worker that is lost or about to be replaced.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LastStatus {
-    /// The number of the last foreground job that began; 0 if there was none, or if no call that was sent requested it.
+    /// The number of the last foreground job that began; 0 if there was none, or if its call was never sent.
     pub(crate) begun: u64,
-    /// True when this job had not ended.
+    /// True when the foreground job had not ended.
     pub(crate) in_flight: bool,
-    /// The client of this job.
+    /// The client of the foreground job.
     pub(crate) client: u64,
     /// The numbers of the background evaluations.
     pub(crate) background: Vec<u64>,
@@ -435,8 +435,8 @@ impl RecoveryState {
     }
 
     /// Records a crash. `replayed` is true when the image had replayed its definitions. Returns true when the crash
-    /// brings the replay further: a poisoned form is left out, a form is newly suspected, or the suspect has fewer
-    /// tries left.
+    /// advances the replay: a poisoned form is left out, a form is newly suspected, or the suspect has fewer tries
+    /// left.
     pub(crate) fn record_crash(&mut self, last: LastStatus, replayed: bool, crash: &Crash) -> bool {
         self.handshakes.clear();
         // No client waits for the outcome of a replayed form.
@@ -536,13 +536,14 @@ impl RecoveryState {
         }
     }
 
-    /// Returns the client that requested a replacement, or the client of stdin if that client has disconnected.
+    /// Returns the client that requested a replacement, or the client of stdin if the requesting client has
+    /// disconnected.
     fn client_of(&mut self, replacement: &Replacement) -> Option<&mut Client> {
         let client = if self.clients.contains_key(&replacement.client) { replacement.client } else { 0 };
         self.clients.get_mut(&client)
     }
 
-    /// Records what resets and restores share: a requested replacement of the image.
+    /// Records a requested replacement of the image, the common part of a reset and a restore.
     fn replace(&mut self, last: &LastStatus, replacement: Replacement) {
         self.handshakes.clear();
         self.saving.clear();
@@ -567,7 +568,7 @@ impl RecoveryState {
         }
     }
 
-    /// Decides which saves of a session that a new server continues are restorable. `classify` gets each file, oldest
+    /// Keeps the restorable saves of a session that a new server continues. Calls `classify` with each file, oldest
     /// first.
     pub(crate) fn resolve_saves(&mut self, mut classify: impl FnMut(&str) -> SavedFile) {
         let complete = self.restorable.drain(..);
@@ -742,7 +743,7 @@ mod tests {
         (20..40).for_each(|number| state.apply(SessionEvent::Defined(large(number))));
         let (dropped, count) = (missing(&state), state.definitions().count());
         assert_eq!(dropped + count, 30);
-        // A newer checkpoint contains all definitions; the first checkpoint still lacks those that were dropped since.
+        // A newer checkpoint contains all definitions; the first checkpoint still lacks the definitions dropped since.
         let newer = Checkpoint { name: "y".to_owned(), file: "y.core".to_owned(), ..self::checkpoint() };
         state.apply(SessionEvent::Saving { file: newer.file.clone() });
         state.apply(SessionEvent::Saved(Box::new(newer.clone())));

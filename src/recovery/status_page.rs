@@ -1,5 +1,5 @@
-//! The status page: numbers and one short text in memory that a worker shares with its supervisor. The worker writes it
-//! without a system call, and what it has written remains after the worker's death.
+//! The status page: numbers and one short text in memory that a worker shares with its supervisor. The worker writes to
+//! the page without a system call, and the supervisor can read the page after the worker's death.
 
 use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -59,8 +59,8 @@ pub(crate) fn monotonic() -> u64 {
 /// The grace period after a time limit, in which the evaluation ends or the worker abandons it.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Returns the [deadline](StatusField::Deadline) of an evaluation that has this much time from now on, plus the grace
-/// period.
+/// Returns the [deadline](StatusField::Deadline) of an evaluation that may run for `time` from now: the end of this time
+/// and the grace period.
 pub(crate) fn deadline(time: Duration) -> u64 {
     u64::try_from((time + GRACE).as_nanos()).unwrap_or(u64::MAX).saturating_add(monotonic())
 }
@@ -70,7 +70,7 @@ pub(crate) fn deadline(time: Duration) -> u64 {
 pub(crate) struct StatusPage(SharedPage);
 
 impl StatusPage {
-    /// Maps the page of this file descriptor, which the supervisor passed.
+    /// Maps the page of file descriptor `number`, which the supervisor passed.
     pub(crate) fn map(number: i32) -> io::Result<Self> {
         map_shared_page(number).map(Self)
     }
@@ -85,7 +85,7 @@ impl StatusPage {
         self.0[field as usize].fetch_max(value, Ordering::AcqRel);
     }
 
-    /// Writes the numbers of the background evaluations.
+    /// Writes the numbers of the background evaluations, at most [`MAX_BACKGROUND`].
     pub(crate) fn set_background(self, evaluations: &mut dyn Iterator<Item = u64>) {
         for index in BACKGROUND {
             self.0[index].store(evaluations.next().unwrap_or(0), Ordering::Release);
@@ -106,7 +106,7 @@ impl StatusPage {
         self.0[STEP].store(step.len() as u64, Ordering::Release);
     }
 
-    /// Adds one to a number, or subtracts one.
+    /// Increments a number if `more` is true, else decrements it. A number that would overflow stays.
     pub(crate) fn count(self, field: StatusField, more: bool) {
         let number = &self.0[field as usize];
         // Checked, since foreign code may have written any value to the page.
@@ -126,8 +126,8 @@ impl StatusPage {
 pub(crate) struct WorkerStatus(OwnedFd);
 
 impl WorkerStatus {
-    /// Creates a page of zeros: in the file `path`, which it replaces and where it outlives the supervisor, or in
-    /// memory.
+    /// Creates a page of zeros. With a `path`, the page is a file, which replaces any file at `path` and outlives the
+    /// supervisor. Without a `path`, or if the file cannot be written, the page is in memory.
     pub(crate) fn new(path: Option<&Path>) -> io::Result<Self> {
         let in_file = |path| {
             Self::in_file(path).inspect_err(|error| {
@@ -195,7 +195,7 @@ pub(crate) fn last_number(path: &Path) -> u64 {
     file.map_or(0, |status| status.get(StatusField::NewestEvaluation)).min(u64::MAX / 2)
 }
 
-/// Creates a file in memory, or an unlinked temporary file on systems without such files.
+/// Creates a file in memory, or an unlinked temporary file on systems without memfd_create(2).
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn unnamed_file() -> io::Result<OwnedFd> {
     Ok(rustix::fs::memfd_create(c"sbcl-mcp-status", rustix::fs::MemfdFlags::CLOEXEC)?)

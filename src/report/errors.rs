@@ -93,7 +93,7 @@ pub fn backtrace_with_locals(error: Option<&ErrorRecord>, max_frames: u64) -> St
     frames(error, &FrameRange { from: 0, max_frames, locals: true }, usize::MAX)
 }
 
-/// Returns one line for each variable that has a value, and one that names the variables without an available value.
+/// Returns one line for each variable that has a value, and a last line with the names of the other variables.
 fn local_lines(locals: &[Local]) -> Vec<String> {
     let mut lines = Vec::new();
     let mut missing = Vec::new();
@@ -230,8 +230,9 @@ pub fn frames(error: Option<&ErrorRecord>, range: &FrameRange, max: usize) -> St
 #[cfg(feature = "mcp")]
 pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -> String {
     const TITLE: &str = "Backtrace (live)";
-    /// Characters of a shortened value, and of the line that says that values are shortened.
+    /// Maximum length of a shortened value, in characters.
     const SHORT_VALUE: usize = 200;
+    /// Characters reserved for the line that says that values are shortened.
     const ABOUT_LOCALS: usize = 100;
     let shown = range.within(error, usize::MAX);
     let mut text = titled_frames(TITLE, error, range, usize::MAX);

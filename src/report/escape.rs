@@ -1,10 +1,10 @@
-//! Escapes text from Lisp, so that it cannot be mistaken for one of the report's own markers.
+//! Escaping of text from Lisp, so that it cannot be mistaken for one of the report's own markers.
 
 /// The names in the report's markers, without brackets.
 const MARKERS: [&str; 8] = ["stdout", "stderr", "warnings", "background", "notice", "ERROR", "Backtrace", "Debugger"];
 
-/// Escapes the report's markers in `text`: adds a backslash before the closing bracket, after any that are there
-/// already, so that [`unescape_markers`] can undo it.
+/// Escapes the report's markers in `text`. Adds one backslash before each closing bracket, in addition to existing
+/// backslashes, so that [`unescape_markers`] can restore the text.
 #[must_use]
 pub fn escape_markers(text: &str) -> String {
     map_markers(text, |escaped, backslashes| {
@@ -24,7 +24,8 @@ pub fn unescape_markers(text: &str) -> String {
     })
 }
 
-/// Copies `text`. At each marker `[name\…\]`, `backslashes` is called with their number to write those of the copy.
+/// Copies `text`. At each marker `[name\…\]`, calls `backslashes` with the marker's number of backslashes, to write the
+/// backslashes of the copy.
 fn map_markers(text: &str, backslashes: impl Fn(&mut String, usize)) -> String {
     let mut result = String::with_capacity(text.len());
     let mut rest = text;

@@ -8,7 +8,7 @@ use super::fit::{length, page_marker};
 use super::{escape_markers, escape_output, omission};
 use crate::outcome::{ErrorRecord, EvaluationStatus, Outcome, Progress, byte_offset};
 
-/// Characters of the code that are shown.
+/// Maximum number of characters of the code that are shown.
 const MAX_CODE: u64 = 100;
 
 /// A part of an evaluation that is kept and can be read page by page.
@@ -34,8 +34,8 @@ impl EvaluationPart {
         }
     }
 
-    /// Returns the text of this part of an outcome, and how many characters of it were not kept. The output of an
-    /// evaluation that still runs is read elsewhere, since it has no outcome yet.
+    /// Returns the text of this part of an outcome, and the number of further characters that were not kept. Output of
+    /// a running evaluation, which has no outcome yet, is read elsewhere.
     #[must_use]
     pub fn of(self, outcome: &Outcome) -> (String, u64) {
         match (self, &outcome.result) {
@@ -104,20 +104,20 @@ fn seconds(time: Duration) -> String {
 pub struct Page {
     /// The number of the evaluation.
     pub evaluation: u64,
-    /// The part.
+    /// The part of the evaluation that the page belongs to.
     pub part: EvaluationPart,
     /// The text of the page, as printed.
     pub text: String,
-    /// The index of its first character in the part.
+    /// The index of the page's first character in the part.
     pub from: u64,
-    /// The number of characters of the part.
+    /// The number of characters of the part that were kept.
     pub total: u64,
-    /// The number of characters after those, which were not kept.
+    /// The number of further characters, which were not kept.
     pub omitted: u64,
 }
 
 impl Page {
-    /// Takes at most `characters` characters of `text` from index `from` on.
+    /// Returns the page of at most `characters` characters that begins at index `from` of `text`.
     #[must_use]
     pub fn new(evaluation: u64, part: EvaluationPart, text: &str, omitted: u64, from: u64, characters: u64) -> Self {
         let rest = &text[byte_offset(text, from)..];

@@ -80,8 +80,8 @@ pub fn expansion(expansion: &Expansion) -> String {
     parts.join("\n\n")
 }
 
-/// Returns the steps as `WITH-OPEN-FILE → LET, WHEN → IF`. A step that begins with the operator that the last one ended
-/// with continues its chain.
+/// Returns the steps as `WITH-OPEN-FILE → LET, WHEN → IF`. A step that begins with the operator at the end of the
+/// previous step continues its chain.
 fn steps(expansion: &Expansion) -> String {
     let mut text = String::new();
     let mut last = None;
@@ -119,7 +119,7 @@ fn push_line(text: &mut String, line: &str) {
     }
 }
 
-/// Returns the lines that fit, with the number of those that do not and how to see them.
+/// Returns the lines that fit and, if others do not, a line with their number and how to see them.
 fn listed(lines: impl Iterator<Item = String>, more: u64, max: usize, narrower: &str) -> String {
     let lines: Vec<_> = lines.map(|line| escape_output(&line.replace('\n', " "))).collect();
     let mut room = max.saturating_sub(RESERVED);

@@ -1,4 +1,4 @@
-//! Shortens outcomes and errors to the maximum length of an answer.
+//! Shortening of outcomes and errors to the maximum length of an answer.
 //!
 //! The data is cut, not the text, so that text and structured content agree. An [`Allowance`] limits each part of a
 //! report; limits are lowered in a fixed order until the text is short enough.
@@ -11,7 +11,7 @@ use super::{EvaluationPart, errors, omission};
 use crate::outcome::{Clipped, ErrorRecord, Outcome, Warning, byte_offset};
 use crate::tool_names;
 
-/// Characters of a message that are always shown.
+/// Number of characters of a message that are always shown.
 const MIN_MESSAGE: usize = 2_000;
 /// Number of frames that are always shown.
 const MIN_FRAMES: usize = 10;
@@ -24,8 +24,8 @@ const MAX_LINE: usize = 500;
 /// Maximum length of a frame in a terse report, in characters.
 const SHORT_LINE: usize = 240;
 
-/// The parts of an evaluation's report in the order in which they are cut, each with its floor in the first round and
-/// in the second.
+/// The parts of an evaluation's report in the order in which they are cut, each with the lowest limit that it gets in
+/// the first and in the second round.
 const EVALUATION_ORDER: [(Part, usize, usize); 8] = [
     (Part::Output, 2_000, 0),
     (Part::Background, 500, 0),
@@ -61,7 +61,7 @@ const PART_COUNT: usize = 9;
 #[derive(Debug, Clone, Copy)]
 struct Allowance {
     parts: [usize; PART_COUNT],
-    /// Shorten each frame as well.
+    /// True to shorten each frame, too.
     terse: bool,
 }
 
@@ -88,7 +88,8 @@ impl Allowance {
                 return made;
             }
             let now = size(&made, part);
-            // Sizes in characters of counted items are unknown, so those parts go to their floor at once.
+            // The number of characters in counted items is unknown, so the limits of their parts drop to the lowest at
+            // once.
             let less = match part {
                 Part::Frames | Part::Restarts | Part::Slots => floor,
                 _ => now.saturating_sub(more + 2 * MAX_MARKER).max(floor),
@@ -151,8 +152,7 @@ pub(super) fn length(text: &str) -> usize {
     text.chars().count()
 }
 
-/// Returns where to cut `text` so that about `keep` characters are left: after the last newline before that, if it is
-/// near.
+/// Returns the number of characters to keep at the beginning of `text`: `keep`, or fewer if a line ends shortly before.
 fn head(text: &str, keep: usize) -> usize {
     let kept = &text[..byte_offset(text, keep as u64)];
     match kept.rfind('\n') {
@@ -232,7 +232,7 @@ pub fn fitted(outcome: &Outcome, max: usize) -> Outcome {
 #[cfg(feature = "mcp")]
 const BRIEF_OUTPUT: usize = 1_000;
 
-/// Returns the outcome with most of its output cut: for a load, which prints its progress for a person who watches.
+/// Returns the outcome with most of its output cut. Meant for loads, whose output is mostly progress messages.
 #[cfg(feature = "mcp")]
 pub(crate) fn with_brief_output(outcome: &Outcome) -> Outcome {
     let mut parts = [usize::MAX; PART_COUNT];
@@ -306,8 +306,7 @@ fn split_evenly(all: usize, first: usize, second: usize) -> (usize, usize) {
     }
 }
 
-/// Returns the values without the middle of their text. A cut across several values joins the first and the last to
-/// one.
+/// Returns the values without the middle of their text. A cut across several values joins the first and the last of them.
 fn cut_values(values: &[Clipped], keep: usize, omitted: Omission) -> Vec<Clipped> {
     let text = values_text(values);
     let total = length(&text);

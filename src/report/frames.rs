@@ -1,6 +1,6 @@
 //! The frames in the report of a failed evaluation.
 //!
-//! Machinery is code that only led to the user's code, such as ASDF or the reader. Of its frames, most are left out.
+//! Machinery is code, such as ASDF or the reader, that only leads to the user's code. Most machinery frames are left out.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use crate::tool_names;
 
 /// Maximum number of frames in the report of a failed evaluation.
 const MAX_FRAMES: usize = 20;
-/// Number of frames shown of each run of frames of one machinery.
+/// Number of frames shown of consecutive frames that belong to the same machinery.
 const MAX_MACHINERY_FRAMES: usize = 2;
 /// Maximum length of the call of a machinery frame, in characters: enough for the name of the function.
 const MAX_MACHINERY_CALL: usize = 60;
@@ -28,8 +28,8 @@ pub(crate) fn report_frames(error: &ErrorRecord) -> impl Iterator<Item = (&Frame
     shown.take(MAX_FRAMES)
 }
 
-/// Returns how many of the error's frames to keep for a report that shows at most `count` of them. Frames that the report
-/// leaves out in between count as kept.
+/// Returns the number of the error's frames to keep for a report that shows at most `count` of them. Frames in between
+/// that the report leaves out are counted, too.
 pub(super) fn frames_shown_by(error: &ErrorRecord, count: usize) -> usize {
     let after = report_frames(error).nth(count).map_or(u64::MAX, |(frame, _)| frame.number);
     error.frames.partition_point(|frame| frame.number < after)

@@ -85,7 +85,8 @@ fn definition_line(definition: &Definition) -> String {
     format!("\n- {}", escape_markers(&definition.text))
 }
 
-/// Distributes `room` over items of these `sizes`. What a small item leaves of its share goes to the larger ones.
+/// Divides `room` among items of these `sizes` and returns their shares. Room that small items do not need goes to
+/// larger ones.
 fn shares(sizes: &[usize], mut room: usize) -> Vec<usize> {
     let mut order: Vec<_> = (0..sizes.len()).collect();
     order.sort_by_key(|&index| sizes[index]);

@@ -1,4 +1,4 @@
-//! Turns outcomes into the text that a client reads.
+//! Reports: outcomes as the text that a client reads.
 //!
 //! All functions here are pure. Text from Lisp is escaped wherever it could be mistaken for one of the report's own
 //! markers.

@@ -2,7 +2,7 @@
 //! connecting.
 //!
 //! A socket carries MCP as stdin and stdout do, with a connection of its own for each client. The directory and the
-//! sockets belong to the user alone, and the kernel tells which user connects.
+//! sockets belong to the user alone, and the kernel reports the user of each connection.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
@@ -19,15 +19,16 @@ use crate::rpc::descriptors::to_private_number;
 
 /// Maximum number of attached clients.
 pub(crate) const MAX_ATTACHED: usize = 16;
-/// The method that lists the clients of a server. Only this program uses it, and no documentation has it.
+/// The method that lists the clients of a server. Only this program uses the method, which is undocumented.
 pub(crate) const STATUS: &str = "sbcl-mcp/status";
 /// The method that moves an evaluation from the client that holds it to the calling client. Its parameter `id` is the
-/// number of the evaluation, needed if there is more than one. The answer is that of the evaluation.
+/// number of the evaluation, needed if several are held. The answer is the error of the held evaluation.
 pub(crate) const ADOPT_HELD: &str = "sbcl-mcp/take-over";
 /// The method that lists the packages of the image, with their nicknames, as `packages`.
 pub(crate) const PACKAGES: &str = "sbcl-mcp/packages";
-/// The notification about what other clients do: `text`, and `held`, the number of an evaluation that a client holds
-/// from now on. Clients that name it among their experimental capabilities get it, and get the text in no answer.
+/// The notification about actions of other clients: `text`, and `held`, the number of an evaluation that a client holds
+/// from now on. Clients with this name among their experimental capabilities get the notification; for other clients,
+/// the text is part of the next answer.
 pub(crate) const NOTICE: &str = "sbcl-mcp/notice";
 /// Time limit for [`STATUS`].
 const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
@@ -39,11 +40,11 @@ const SOCKET_SUFFIX: &str = ".sock";
 /// A running server that accepts clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RunningServer {
-    /// Name of the server: the one it was given, or its process id.
+    /// Name of the server: the given name, or the process id.
     pub(crate) name: String,
     /// Process id.
     pub(crate) pid: u32,
-    /// Name of the server's first client, if that client has given one.
+    /// Name of the server's first client, if the client has given a name.
     pub(crate) client: Option<String>,
     /// Names of the attached clients.
     pub(crate) attached: Vec<String>,
@@ -57,8 +58,8 @@ fn io_error(kind: io::ErrorKind, reason: impl Into<String>) -> io::Error {
     io::Error::new(kind, reason.into())
 }
 
-/// Returns the directory of the sockets: `sbcl-mcp` in XDG_RUNTIME_DIR, else a directory of the user's among the
-/// temporary files. It may be missing.
+/// Returns the directory of the sockets, which need not exist: `sbcl-mcp` in XDG_RUNTIME_DIR, else a directory of this
+/// user in the directory for temporary files.
 fn directory() -> PathBuf {
     match std::env::var_os(crate::environment::RUNTIME_DIRECTORY).map(PathBuf::from).filter(|path| path.is_absolute()) {
         Some(runtime) => runtime.join("sbcl-mcp"),
@@ -68,7 +69,7 @@ fn directory() -> PathBuf {
 
 /// Refuses a directory in which another user could put a socket.
 fn check_directory(directory: &Path) -> io::Result<()> {
-    // Links are not followed: anybody may make one in a directory for temporary files.
+    // Links are not followed: any user may create a link in a directory for temporary files.
     let metadata = std::fs::symlink_metadata(directory)?;
     if metadata.is_dir() && metadata.uid() == geteuid().as_raw() && metadata.mode() & 0o022 == 0 {
         return Ok(());
@@ -96,7 +97,7 @@ pub(crate) fn socket_path(name: &str) -> io::Result<PathBuf> {
     Ok(directory().join(format!("{name}{SOCKET_SUFFIX}")))
 }
 
-/// Connects to the server with this name, or to the only one that runs.
+/// Connects to the server with this name, or to the only running server.
 ///
 /// # Errors
 /// A message for the user, if there is no server, if there is more than one, or if the server cannot be reached.
@@ -138,7 +139,7 @@ pub(crate) fn running_servers() -> Vec<RunningServer> {
     running
 }
 
-/// Returns the server that listens on a socket. Returns `None` if no server does, or if the path is not a socket.
+/// Returns the server that listens on a socket; `None` if no server of this user listens, or if the path is not a socket.
 fn probe_socket(path: &Path) -> Option<RunningServer> {
     let name = path.file_name()?.to_str()?.strip_suffix(SOCKET_SUFFIX)?;
     if !std::fs::symlink_metadata(path).ok()?.file_type().is_socket() {
@@ -193,7 +194,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The socket of this server. Dropping it removes the file.
+/// The socket of this server. Dropping the listener removes the socket's file.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: UnixListener,

@@ -31,15 +31,15 @@ fn open(fd: OwnedFd, access: OFlags) -> io::Result<OwnedFd> {
     }
 }
 
-/// Opens the file of `fd` again, non-blocking. Returns `None` if the system cannot.
+/// Opens the file of `fd` again, non-blocking. Returns `None` if the system cannot open it again.
 pub(crate) fn reopen_nonblocking(fd: impl AsFd, access: OFlags) -> Option<OwnedFd> {
     let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
     let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     to_private_number(rustix::fs::open(path, flags, Mode::empty()).ok()?).ok()
 }
 
-/// Duplicates a descriptor to a high number, which code does not close or write to by mistake as it may a small one.
-/// Child processes do not inherit it.
+/// Duplicates a descriptor to a high number, since user code may close or write to low numbers by mistake. Child
+/// processes do not inherit the duplicate.
 pub(crate) fn to_private_number(fd: impl AsFd) -> io::Result<OwnedFd> {
     // At least above the standard three, which may have been closed before this program started.
     Ok(fcntl_dupfd_cloexec(&fd, MIN_PRIVATE_NUMBER).or_else(|_| fcntl_dupfd_cloexec(&fd, 3))?)

@@ -21,8 +21,8 @@ use crate::os::poll_set::PollSet;
 
 /// Grace period for requests that were read before the shutdown began.
 const ANSWER_GRACE_PERIOD: Duration = Duration::from_millis(700);
-/// Grace period, after the one for answers, in which running evaluations may unwind: the process exits within a second
-/// of the end of input. If no request is pending, unwinding begins at once.
+/// Grace period for running evaluations to unwind, after [`ANSWER_GRACE_PERIOD`]: the process exits within a second of
+/// the end of input. If no request is pending, unwinding begins at once.
 const UNWINDING_GRACE_PERIOD: Duration = Duration::from_millis(150);
 /// Poll interval after the wake-up descriptor is lost: evaluated code may close any descriptor.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -31,7 +31,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 pub(crate) trait Service: Send + Sync {
     /// Handles one line from the client.
     fn handle_line(&self, line: Line<'_>);
-    /// Runs the timers that have expired by `now`. Returns the time of the next one.
+    /// Runs the timers that have expired by `now`. Returns the time of the next timer.
     fn run_timers(&self, now: Instant) -> Option<Instant>;
     /// Returns true if no request waits for an answer.
     fn is_idle(&self) -> bool;
@@ -39,7 +39,7 @@ pub(crate) trait Service: Send + Sync {
     fn exits_on_signal(&self) -> bool;
 }
 
-/// The event loop: reads lines, hands them to a [`Service`], and flushes the output.
+/// The event loop, which reads lines, passes each line to a [`Service`], and flushes the output.
 #[derive(Debug)]
 pub(crate) struct EventLoop {
     input: Mutex<LineReader>,
@@ -80,15 +80,16 @@ impl EventLoop {
         })
     }
 
-    /// Records every line that the loop reads.
+    /// Sets the recorder of every line that the loop reads.
     pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
         Self { input: Mutex::new(self.input.into_inner().recorded(recorder)), ..self }
     }
 
-    /// Reads lines of up to `limit` bytes, before the loop runs, until `take` returns a value for one.
+    /// Reads lines of up to `limit` bytes, before the loop runs, until `take` returns a value for a line; returns this
+    /// value.
     ///
     /// # Errors
-    /// If no line is taken within `time`, at the end of input, and if reading fails.
+    /// If `take` returns no value within `time`, at the end of input, and if reading fails.
     pub(crate) fn first_line<T>(
         &self,
         limit: usize,
@@ -130,7 +131,8 @@ impl EventLoop {
         self.state.lock().is_paused = true;
     }
 
-    /// Begins the shutdown. A shutdown that has begun already stays as it is.
+    /// Begins the shutdown with this exit status. Pending requests may be answered for the time `within`. Has no effect
+    /// after the first call.
     fn begin_shutdown(&self, status: i32, within: Duration) {
         let mut state = self.state.lock();
         let now = Instant::now();
@@ -282,8 +284,8 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::sync::mpsc::{Sender, channel};
 
-    /// A service that answers each line with itself: at once, or, if the line is a number, after that many milliseconds
-    /// on the evaluating thread.
+    /// A service that answers each line with the line itself: at once, or, if the line is a number, after this number of
+    /// milliseconds, on the evaluating thread.
     struct Echo {
         inflight: Arc<Inflight>,
         jobs_sender: Mutex<Sender<(u64, Responder)>>,

@@ -1,10 +1,10 @@
-//! Frames: what a worker writes to its supervisor.
+//! Frames, the units in which a worker writes to its supervisor.
 //!
 //! A frame is a header of 16 bytes and a payload. The header is [`MAGIC`], the kind, the length of the payload and a
 //! number whose meaning depends on the kind, the last two little-endian.
 //!
 //! Frames are no defence against malicious code: code in the worker's address space can write any frame, and so answer
-//! for the server, have a request forgotten, or have the image replaced. They do keep out accidents (the descriptors
+//! for the server, drop a request, or replace the image. Frames do prevent accidents (the descriptors
 //! have high numbers, no program that Lisp starts inherits them, and bytes that are not a frame are detected at once),
 //! and every frame is bounded: it cannot make the supervisor wait, exit, or use up memory.
 
@@ -16,8 +16,8 @@ const MAGIC: [u8; 3] = [0xfe, b'S', b'M'];
 
 /// Maximum size of a worker's answer or message, in bytes.
 pub(crate) const MAX_LINE_PAYLOAD: usize = 256 << 20;
-/// Length of a [part](FrameKind::Part), in bytes. Longer answers go in parts, and a small frame of another client waits
-/// for one part at most.
+/// Length of a [part](FrameKind::Part), in bytes. Longer answers are sent in parts, so that a small frame of another
+/// client waits for one part at most.
 pub(crate) const PART_LEN: usize = 64 << 10;
 /// Maximum size of a worker's event, in bytes.
 pub(crate) const MAX_EVENT: usize = 8 << 20;
@@ -30,11 +30,11 @@ pub(crate) enum FrameKind {
     Answer = 1,
     /// Any other line for a client. `call` is the number of the client's connection.
     Message,
-    /// No payload: `call` gets no answer.
+    /// The end of `call` without an answer. No payload.
     Done,
     /// A [`WorkerEvent`](crate::recovery::event::WorkerEvent), as JSON.
     Event,
-    /// No payload: the worker has received `call` lines in all.
+    /// The number of lines that the worker has received so far, in the place of `call`. No payload.
     Received,
     /// The next bytes of the answer to `call`. An `Answer` frame has the last bytes. Other frames may come in between,
     /// but not parts of another answer.
@@ -80,10 +80,11 @@ pub(crate) type Frame<'a> = (FrameKind, u64, &'a [u8]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
-/// Parses the frame at the start of `bytes`. Returns it with its length, or `None` if it is incomplete.
+/// Parses the frame at the start of `bytes`. Returns the frame with its total length, or `None` if the frame is
+/// incomplete.
 ///
 /// # Errors
-/// If no worker writes such bytes.
+/// If no worker writes these bytes.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, Malformed> {
     if bytes.iter().zip(MAGIC).any(|(byte, expected)| *byte != expected) {
         return Err(Malformed);

@@ -1,4 +1,4 @@
-//! The line reader: splits a stream into lines of bounded length.
+//! The line reader, which splits a stream into lines of bounded length.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +17,7 @@ pub(crate) fn too_long_message() -> String {
     format!("the message is longer than {} MiB", MAX_LINE >> 20)
 }
 
-/// Number of bytes to read at a time.
+/// Minimum free capacity of the buffer before a read, in bytes.
 const CHUNK: usize = 64 << 10;
 /// Maximum capacity, in bytes, that an empty buffer keeps allocated.
 const MAX_IDLE_CAPACITY: usize = 1 << 20;
@@ -25,7 +25,7 @@ const MAX_IDLE_CAPACITY: usize = 1 << 20;
 /// A line of the stream.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Line<'a> {
-    /// A line with its newline, which is added to a last line without one.
+    /// A line with its newline. A newline is added to a last line that lacks it.
     Text(&'a [u8]),
     /// A skipped line over the limit, with the id of its request if it has one.
     TooLong(Option<Value>),
@@ -42,7 +42,7 @@ pub(crate) enum ReadStatus {
     End,
 }
 
-/// Reads lines from a non-blocking descriptor. Its memory is bounded by the longest line and one read.
+/// A reader of lines from a non-blocking descriptor. Its memory is bounded by the longest line and one read.
 #[derive(Debug)]
 pub(crate) struct LineReader {
     fd: OwnedFd,
@@ -69,7 +69,7 @@ impl LineReader {
         Self { fd, limit, buffer: Vec::new(), start: 0, searched: 0, too_long: None, at_end: false, recorder: None }
     }
 
-    /// Records each line as the client's.
+    /// Sets the recorder, which gets each line as a line of the client.
     pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
         Self { recorder, ..self }
     }

@@ -1,4 +1,4 @@
-//! Finds the id of a request in text that is not valid JSON or too long to parse.
+//! The id scanner, which finds the id of a request in text that is not valid JSON or too long to parse.
 
 use serde_json::Value;
 
@@ -19,7 +19,7 @@ pub(crate) fn is_exact(id: &Value) -> bool {
     }
 }
 
-/// Scans a message piece by piece, in constant memory, for the `"id"` at its top level.
+/// A scanner that searches a message for the `"id"` at its top level, piece by piece, in constant memory.
 #[derive(Debug, Default)]
 pub(crate) struct IdScanner {
     depth: usize,
@@ -35,7 +35,7 @@ pub(crate) struct IdScanner {
 }
 
 impl IdScanner {
-    /// Returns the id in a complete text.
+    /// Returns the id in a complete text; `None` if there is no id or the text is a response.
     pub(crate) fn scan(text: &[u8]) -> Option<Value> {
         let mut scanner = Self::default();
         scanner.feed(text);
@@ -49,7 +49,7 @@ impl IdScanner {
         }
     }
 
-    /// Returns the id, if one was found and the message is not a response.
+    /// Returns the id; `None` if no id was found or the message is a response.
     pub(crate) fn finish(mut self) -> Option<Value> {
         self.end_of_value();
         self.found.filter(|_| !self.is_response)

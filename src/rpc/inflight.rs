@@ -1,8 +1,8 @@
-//! The pending requests of one connection. Each gets exactly one answer, or none if it is cancelled.
+//! The pending requests of one connection. Each request gets exactly one answer, or no answer if it is cancelled.
 //!
 //! Each request gets a number of its own, so that the client may use an id again once its request is answered or
 //! cancelled. A request's [`Responder`] is consumed by answering; dropping it answers with an internal error. Call
-//! numbers, in contrast, come from the supervisor, which numbers lines: the requests of a batch share one.
+//! numbers, in contrast, come from the supervisor, which numbers lines: the requests of a batch share a call number.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -21,14 +21,14 @@ pub(crate) const MAX_REQUESTS: usize = 10_000;
 /// Maximum size of all pending requests, in bytes. A single request may be larger.
 pub(crate) const MAX_BYTES: usize = 128 << 20;
 
-/// Interval between progress reports without output. Clients are promised one every five seconds.
+/// Interval between progress reports without output. Clients are promised a report every five seconds.
 const STATUS_INTERVAL: Duration = Duration::from_secs(4);
-/// Interval at which new output is looked for.
+/// Interval between checks for new output.
 const OUTPUT_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum number of bytes of output in one report, unless the client wants all output.
 const MAX_PROGRESS_MESSAGE: usize = 1000;
-/// Key in the `_meta` of a progress report: the index of the first byte of output that the message has. Only clients
-/// that want all output get it, and only for output.
+/// Key in the `_meta` of a progress report for the index of the message's first byte in the whole output. Only reports of
+/// output to clients that want all output have the key.
 pub(crate) const OUTPUT_FROM: &str = "sbcl-mcp/output-from";
 /// Maximum duration of a timer.
 const MAX_TIMER: Duration = Duration::from_secs(86_400);
@@ -86,10 +86,10 @@ enum Timer {
 
 struct PendingRequest {
     id: RequestId,
-    /// Size of the request, in bytes. 0 for a request in a batch, which counts them itself.
+    /// Size of the request, in bytes; 0 for a request in a batch, since the batch counts the bytes of its requests.
     bytes: usize,
     destination: Destination,
-    /// Functions that stop the steps of the request, in no order: a step may begin before the previous one is
+    /// Functions that stop the steps of the request, in no order: a step may begin before the previous step is
     /// registered. Stopping a finished step has no effect.
     cancel: Vec<Cancel>,
     progress: Option<Progress>,
@@ -100,7 +100,7 @@ struct PendingRequest {
 /// The destination of an answer.
 #[derive(Debug)]
 enum Destination {
-    /// The client: the answer is the complete answer to this call.
+    /// The client: the answer completes this call.
     Line(u64),
     /// A batch, which is answered as a whole.
     Batch(Arc<Batch>),
@@ -149,19 +149,19 @@ struct Response<I, R> {
     jsonrpc: &'static str,
     id: I,
     #[serde(flatten)]
-    outcome: Outcome<R>,
+    body: ResponseBody<R>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Outcome<R> {
+enum ResponseBody<R> {
     Result(R),
     Error(ErrorData),
 }
 
 impl<I> Response<I, ()> {
     fn failed(id: I, error: ErrorData) -> Self {
-        Self { jsonrpc: "2.0", id, outcome: Outcome::Error(error) }
+        Self { jsonrpc: "2.0", id, body: ResponseBody::Error(error) }
     }
 }
 
@@ -174,7 +174,7 @@ impl Inflight {
     /// Admits a request of `bytes` bytes, alone in `call` or part of `batch`.
     ///
     /// # Errors
-    /// The error to answer with, if another request with this id is pending, or if too many are.
+    /// The error to answer with, if another request with this id is pending, or if too many requests are pending.
     pub(crate) fn admit(
         self: &Arc<Self>,
         id: RequestId,
@@ -226,7 +226,7 @@ impl Inflight {
         self.table.lock().requests.is_empty()
     }
 
-    /// Cancels the pending request with this id. It gets no answer, and its id is free.
+    /// Cancels the pending request with this id. The request gets no answer, and its id may be used again.
     pub(crate) fn cancel(&self, id: &RequestId) {
         let mut table = self.table.lock();
         let Some(number) = table.ids.get(id).copied() else { return };
@@ -242,11 +242,12 @@ impl Inflight {
         drop(table);
         self.output.notify_answered();
         request.cancel.into_iter().for_each(|cancel| cancel());
-        // Their reply handlers may own the responder of the cancelled request, whose drop now finds no request.
+        // The reply handlers may own the responder of the cancelled request; dropping the responder now sends no answer.
         drop(withdrawn);
     }
 
-    /// Answers a line, or a member of a batch, that is not a request. `id` is whatever the client sent.
+    /// Answers a line, or a member of a batch, that is not a request. `id` is the id that the client sent, if any; it may
+    /// be any JSON value.
     pub(crate) fn refuse(&self, id: Option<Value>, error: ErrorData, call: u64, batch: Option<&Arc<Batch>>) {
         let refusal = encode_error(&id.unwrap_or_default(), error);
         match batch {
@@ -266,7 +267,7 @@ impl Inflight {
         self.finish(&mut self.table.lock(), batch);
     }
 
-    /// Counts one member of the batch as done, and sends the answers if it was the last.
+    /// Counts one member of the batch as done, and sends the answers if no other member is missing.
     fn finish(&self, table: &mut Table, batch: &Batch) {
         let mut state = batch.state.lock();
         state.missing -= 1;
@@ -285,8 +286,8 @@ impl Inflight {
         }
     }
 
-    /// Cancels all pending requests, because the client is gone. The newest comes first: a queued job must not begin
-    /// because the job before it was cancelled.
+    /// Cancels all pending requests, because the client is gone. The newest request is cancelled first: a queued job must
+    /// not begin because the job before it was cancelled.
     pub(crate) fn cancel_all(&self) {
         let mut requests: Vec<_> = self.table.lock().ids.iter().map(|(id, number)| (*number, id.clone())).collect();
         requests.sort_unstable_by_key(|(number, _)| Reverse(*number));
@@ -304,15 +305,15 @@ impl Inflight {
     }
 
     fn fail(&self, number: u64, error: ErrorData) {
-        self.settle::<()>(number, Outcome::Error(error));
+        self.settle::<()>(number, ResponseBody::Error(error));
     }
 
     /// Sends an answer if the request is still pending.
-    fn settle<R: Serialize>(&self, number: u64, outcome: Outcome<R>) {
+    fn settle<R: Serialize>(&self, number: u64, body: ResponseBody<R>) {
         let id = self.table.lock().requests.get(&number).map(|request| request.id.clone());
         // Encoded before the lock is taken, since other threads of this client wait for the lock.
-        let answer = id.filter(|_| !self.output.has_excess_backlog()).map(|id| encode(&id, outcome));
-        // The lock is held until the answer is sent, so that a cancellation comes either before or after it.
+        let answer = id.filter(|_| !self.output.has_excess_backlog()).map(|id| encode(&id, body));
+        // The lock is held until the answer is sent, so that a cancellation comes either before or after the answer.
         let mut table = self.table.lock();
         let Some(request) = table.take(number) else {
             // Released first: a `tracing` subscriber might wait for the lock.
@@ -356,7 +357,7 @@ impl Inflight {
 
     /// Reports the progress of a request until it is answered. `printed` returns the output from a byte index on, if
     /// there is more. Without output, a report comes every few seconds, with the text of `status` if it returns one. A
-    /// report has the end of the new output, or, with `all_output`, all of it and its index.
+    /// report has the end of the new output, or, with `all_output`, all of the new output and its index.
     pub(crate) fn report_progress(
         &self,
         request: u64,
@@ -385,7 +386,7 @@ impl Inflight {
         table.timers.insert((time, timer));
     }
 
-    /// Asks the client a question on behalf of a request. `reply` gets the answer, or the reason why none came within
+    /// Asks the client a question on behalf of a request. `reply` gets the answer, or the reason why no answer came within
     /// `time`. Cancelling the request drops `reply` and withdraws the question.
     pub(crate) fn ask(&self, request: u64, method: &str, params: &impl Serialize, time: Duration, reply: ReplyHandler) {
         let mut table = self.table.lock();
@@ -424,7 +425,7 @@ impl Inflight {
         self.output.send(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}));
     }
 
-    /// Runs the timers that have expired by `now`. Returns the time of the next one.
+    /// Runs the timers that have expired by `now`. Returns the time of the next timer.
     pub(crate) fn run_timers(&self, now: Instant) -> Option<Instant> {
         loop {
             let mut table = self.table.lock();
@@ -461,8 +462,8 @@ impl Inflight {
 }
 
 /// Encodes an answer. An answer that is too long becomes an error.
-fn encode<R: Serialize>(id: &impl Serialize, outcome: Outcome<R>) -> EncodedLine {
-    match EncodedLine::new(&Response { jsonrpc: "2.0", id, outcome }) {
+fn encode<R: Serialize>(id: &impl Serialize, body: ResponseBody<R>) -> EncodedLine {
+    match EncodedLine::new(&Response { jsonrpc: "2.0", id, body }) {
         Ok(answer) if answer.len() <= MAX_ANSWER => answer,
         Ok(_) => encode_error(id, too_large_error()),
         Err(error) => {
@@ -560,7 +561,8 @@ fn tail(output: &str) -> &str {
     output[start..].trim_end()
 }
 
-/// The obligation to answer one request. Answering consumes it; dropping it answers with an internal error.
+/// The obligation to answer one request. Answering consumes the responder; dropping the responder answers with an
+/// internal error.
 #[derive(Debug)]
 pub(crate) struct Responder {
     request: u64,
@@ -577,7 +579,7 @@ impl Responder {
     /// Answers the request with a result.
     pub(crate) fn answer(mut self, result: impl Serialize) {
         self.settled = true;
-        self.inflight.settle(self.request, Outcome::Result(result));
+        self.inflight.settle(self.request, ResponseBody::Result(result));
     }
 
     /// Answers the request with a protocol error.
@@ -586,7 +588,7 @@ impl Responder {
         self.inflight.fail(self.request, error);
     }
 
-    /// Sends no answer, because another process will.
+    /// Leaves the request to another process, which will answer it.
     pub(crate) fn leave_unanswered(mut self) {
         self.settled = true;
         let request = self.inflight.table.lock().take(self.request);
@@ -745,7 +747,7 @@ mod tests {
     enum Step {
         Ask(i64),
         Cancel(i64),
-        /// Answers, or drops, the responder at this index.
+        /// The index of the responder that answers; `Drop` has the index of the responder to drop.
         Answer(usize),
         Drop(usize),
     }

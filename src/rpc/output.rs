@@ -23,15 +23,15 @@ pub(crate) enum Recipient {
     Supervisor,
 }
 
-/// Maximum number of bytes that a client may leave unread. Above it, no more of its requests are read, its answers
-/// become errors, and its notifications are dropped.
+/// Maximum number of bytes that a client may leave unread. Above this limit, further requests of the client are not read,
+/// its answers become errors, and its notifications are dropped.
 pub(crate) const MAX_UNREAD: usize = 64 << 20;
-/// Maximum backlog to the supervisor, in bytes. Above it, the worker reads no more requests, since their answers would
-/// wait behind it.
+/// Maximum backlog to the supervisor, in bytes. Above this limit, the worker reads no more requests, since their answers
+/// would wait behind the backlog.
 const MAX_SUPERVISOR_BACKLOG: usize = 1 << 20;
 /// Maximum number of parts written at a time: a fast supervisor must not keep the thread from its other work.
 const MAX_PARTS_PER_TURN: usize = 16;
-/// Maximum length of a line, in bytes, apart from what the encoding of an error adds.
+/// Maximum length of an answer, in bytes. A batch may exceed this limit by the errors that replace its further answers.
 pub(crate) const MAX_ANSWER: usize = 128 << 20;
 
 /// A line for the client, with room before it for the header of a frame.
@@ -74,8 +74,8 @@ impl Default for EncodedLine {
     }
 }
 
-/// Writes lines or frames in order: at once if the other side reads, else later, from a buffer. Any thread may write,
-/// and no function blocks.
+/// An output that writes lines or frames in order: at once if the recipient reads, else later, from a buffer. Any thread
+/// may write, and no function blocks.
 #[derive(Debug)]
 pub(crate) struct Output {
     fd: Arc<OwnedFd>,
@@ -83,25 +83,25 @@ pub(crate) struct Output {
     recipient: Recipient,
     /// The connection that the supervisor forwards messages to.
     connection: u64,
-    /// Wakes the thread that calls [`Output::flush`].
+    /// The waker of the thread that calls [`Output::flush`].
     waker: Arc<Waker>,
 }
 
 #[derive(Debug)]
 struct Buffer {
     bytes: WriteBuffer<Arc<OwnedFd>>,
-    /// Answers that go to the supervisor in parts, one after the other. Small frames pass them.
+    /// Answers that are sent to the supervisor in parts, one answer after the other. Small frames may come in between.
     large: VecDeque<LargeAnswer>,
     is_broken: bool,
 }
 
-/// An answer that goes in parts.
+/// An answer that is sent to the supervisor in parts.
 #[derive(Debug)]
 struct LargeAnswer {
     connection: u64,
     call: u64,
     bytes: Vec<u8>,
-    /// Index of the first unwritten byte in `bytes`. Room for a frame's header is before it.
+    /// Index of the first unwritten byte in `bytes`. Before this byte, there is room for a frame's header.
     rest: usize,
 }
 
@@ -140,7 +140,7 @@ impl Output {
         self.recipient == Recipient::Supervisor
     }
 
-    /// Records every line.
+    /// Sets the recorder of every line. Must be called before any output.
     pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
         self.buffer.lock().bytes = WriteBuffer::new(self.fd.clone()).recorded(recorder);
         self
@@ -162,8 +162,8 @@ impl Output {
         }
     }
 
-    /// Returns true if the client has too many bytes to read. The supervisor reads everything, and itself watches how
-    /// much of that the client has read; here only the large answers to the client count.
+    /// Returns true if the client has too many unread bytes. A supervisor reads everything and counts the client's unread
+    /// bytes itself; with a supervisor, only unwritten bytes of large answers to the client count here.
     pub(crate) fn has_excess_backlog(&self) -> bool {
         let buffer = self.buffer.lock();
         match self.recipient {
@@ -206,12 +206,12 @@ impl Output {
         }
     }
 
-    /// Wakes the thread that flushes.
+    /// Wakes the thread that calls [`Self::flush`].
     pub(crate) fn wake(&self) {
         self.waker.wake();
     }
 
-    /// Wakes the thread that flushes if it waits for the last answers.
+    /// Wakes the thread that calls [`Self::flush`] if the thread waits for the last answers.
     pub(crate) fn notify_answered(&self) {
         self.waker.notify_answered();
     }
@@ -229,7 +229,7 @@ impl Output {
         self.buffer.lock().backlog()
     }
 
-    /// Returns true if the other end is closed.
+    /// Returns true if a write has failed because the other end is closed.
     pub(crate) fn is_broken(&self) -> bool {
         self.buffer.lock().is_broken
     }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 const MAX_BYTES: u64 = 256 << 20;
 /// Bytes reserved for the note that ends a full recording.
 const FINAL_NOTE_BYTES: u64 = 200;
-/// Maximum number of bytes read in search of a header: the file may hold anything.
+/// Maximum number of bytes read in search of a header, since the file may contain anything.
 const MAX_HEADER: u64 = 1 << 20;
 
 /// The first line of a recording.
@@ -42,7 +42,7 @@ pub(crate) enum Side {
     Server,
 }
 
-/// One line of the session.
+/// The record of one line, or of a line that was left out.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
     /// Seconds since the recording began.
@@ -61,13 +61,13 @@ pub(crate) struct Record {
     pub(crate) note: Option<String>,
 }
 
-/// Writes a recording. A write error ends the recording and does not affect the session.
+/// The writer of a recording. A write error ends the recording and does not affect the session.
 #[derive(Debug, Clone)]
 pub(crate) struct Recorder(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
-    /// The file, until it is full or a write fails.
+    /// The file; `None` once the recording is full or a write has failed.
     file: Option<File>,
     begin: Instant,
     bytes_left: u64,
@@ -116,7 +116,7 @@ impl Recorder {
         self.append(Record { from: Some(from), line: Some(text.into_owned()), bytes, ..Record::default() });
     }
 
-    /// Records that a line was left out, and why.
+    /// Records that a line was left out, with `note` as the reason.
     pub(crate) fn skipped(&self, from: Side, note: &str) {
         self.append(Record { from: Some(from), note: Some(note.to_owned()), ..Record::default() });
     }
@@ -148,7 +148,7 @@ impl Recorder {
     }
 }
 
-/// Reads the header of a recording. Returns `None` if the file does not begin with one.
+/// Reads the header of a recording. Returns `None` if the file does not begin with a header.
 pub(crate) fn read_header(file: &mut impl BufRead) -> Option<Header> {
     let mut line = Vec::new();
     file.take(MAX_HEADER).read_until(b'\n', &mut line).ok()?;

@@ -5,8 +5,8 @@
 //! pieces, between which lines of other clients may come: all pieces but the last have a `+` in place of the space. A
 //! `!` in place of the colon marks a notice.
 
-/// Maximum number of complete lines that a supervisor sends ahead of the worker's last report. The lines of other
-/// clients cannot pass a line that is sent, and the answer to a line of 60 bytes may have 30 KB.
+/// Maximum number of complete lines that a supervisor sends ahead of the worker's last report. The number is small, since
+/// lines of other clients cannot pass a line that is sent, and the answer to a line of 60 bytes may have 30 KB.
 pub(crate) const MAX_AHEAD: u64 = 64;
 /// Number of lines after which the worker reports how many it has received.
 pub(crate) const REPORT_AFTER: u64 = MAX_AHEAD / 4;
@@ -36,7 +36,7 @@ pub(crate) enum MarkedContent<'a> {
     Piece(u64, &'a [u8]),
     /// A notice of the supervisor for the client of this connection.
     Notice(&'a [u8]),
-    /// The end of the connection, which has a call number, too.
+    /// The end of the connection, with its call number.
     End(u64),
 }
 
@@ -64,7 +64,7 @@ fn number(text: &[u8]) -> Option<(u64, &[u8])> {
 
 /// Number of low bits of a job's number that are not part of the call's number.
 const CALL_SHIFT: u32 = 28;
-/// Number of low bits that leave room for jobs that no call requested.
+/// Number of low bits that are 0 in a call's job numbers, to leave room for jobs that no call requested.
 const PART_SHIFT: u32 = 8;
 
 /// Returns the lowest number for the jobs of the `part`th message of a call. Numbers rise with calls, and within a batch.

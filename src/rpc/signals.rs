@@ -16,13 +16,13 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Handles the signals of a process without Lisp: SIGTERM, SIGINT and SIGHUP end it, SIGCHLD wakes the poll, and
-    /// other signals whose default action is to kill the process have no effect.
+    /// Installs the handlers of a process without Lisp: SIGTERM, SIGINT and SIGHUP end the process, SIGCHLD wakes the
+    /// poll, and other signals whose default action is to kill the process have no effect.
     pub(crate) fn new() -> io::Result<Self> {
         Self::register(&[SIGCHLD], &[SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO])
     }
 
-    /// Handles the signals of a process that holds Lisp, which has handlers of its own: SIGTERM, SIGINT and SIGHUP end
+    /// Installs the handlers of a process that holds Lisp, besides Lisp's own handlers: SIGTERM, SIGINT and SIGHUP end
     /// the process, and SIGUSR1 has no effect.
     pub(crate) fn in_lisp_process() -> io::Result<Self> {
         Self::register(&[], &[SIGUSR1])
@@ -43,7 +43,8 @@ impl Signals {
         Ok(Self { pipe, ending_signal })
     }
 
-    /// Clears the readiness. Returns the number of a signal that ends the server, if one arrived.
+    /// Clears the descriptor's readiness. Returns the number of the ending signal (SIGTERM, SIGINT or SIGHUP) that arrived
+    /// last, if any.
     pub(crate) fn take(&mut self) -> Option<i32> {
         let mut bytes = [0; 64];
         while rustix::io::read(&self.pipe, &mut bytes).is_ok_and(|read| read == bytes.len()) {}
@@ -52,7 +53,7 @@ impl Signals {
 }
 
 /// Installs handlers that do nothing, for signals that kill the process by default. SIG_IGN would be inherited by every
-/// program that this one starts.
+/// program that this process starts.
 fn install_empty_handlers(signals: &[i32]) -> io::Result<()> {
     for signal in signals {
         signal_hook::flag::register(*signal, Arc::new(AtomicBool::new(false)))?;
@@ -60,8 +61,8 @@ fn install_empty_handlers(signals: &[i32]) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the signals that end a server harmless in a worker. Only the supervisor is meant to receive them; a worker
-/// gets one by accident (`kill 0` in a program that Lisp started, `kill` of `getpid`).
+/// Makes the signals that end a server harmless in a worker. Only the supervisor is meant to receive these signals; a
+/// worker receives a signal by accident (`kill 0` in a program that Lisp started, `kill` of `getpid`).
 pub(crate) fn survive_stray_signals() -> io::Result<()> {
     install_empty_handlers(&[SIGTERM, SIGINT, SIGHUP, SIGUSR1])
 }

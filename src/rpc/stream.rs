@@ -1,4 +1,4 @@
-//! Serves one client on a stream, on the calling thread.
+//! The service of one client on a stream, on the calling thread.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ enum StreamSource {
     Output,
 }
 
-/// Hands the lines of `input` to `service` and flushes `output`, which must have been created with `waker`. Returns
+/// Passes the lines of `input` to `service` and flushes `output`, which must have been created with `waker`. Returns
 /// when either side closes the stream, or when `is_over` returns true; `is_over` is called in every iteration.
 pub(crate) fn serve(
     input: OwnedFd,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::descriptors::nonblocking;
 
-/// A pipe from the process to itself.
+/// The wake-up descriptor: a pipe from the process to itself.
 #[derive(Debug)]
 pub(crate) struct Waker {
     reader: OwnedFd,
@@ -56,9 +56,9 @@ impl Waker {
 
     fn clear_by(&self, read: impl FnOnce() -> rustix::io::Result<usize>) -> bool {
         let read = read();
-        // Cleared after the read. Cleared before, a concurrent `wake` could set the flag again and write the byte that the
-        // read consumes: no later `wake` would write another byte. A `wake` between the read and this line writes nothing,
-        // but the caller looks for work after `clear`.
+        // The flag is cleared after the read. Otherwise, a concurrent `wake` could set the flag again and write the byte
+        // that the read consumes: no later `wake` would write another byte. A `wake` between the read and this line
+        // writes nothing, but the caller looks for work after `clear`.
         self.is_pending.swap(false, Ordering::AcqRel);
         matches!(read, Ok(1..) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR))
     }

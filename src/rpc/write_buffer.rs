@@ -1,4 +1,4 @@
-//! The write buffer: writes what the descriptor accepts and keeps the rest.
+//! The write buffer, which writes what the descriptor accepts and keeps the rest.
 
 use std::borrow::Cow;
 use std::io;
@@ -28,7 +28,8 @@ impl<F: AsFd> WriteBuffer<F> {
         Self { fd, bytes: Vec::new(), written: 0, recorder: None }
     }
 
-    /// Records what is put in, as lines of the server. Every call must then put complete lines.
+    /// Sets the recorder, which gets everything put in as lines of the server. With a recorder, every call must put
+    /// complete lines.
     pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
         Self { recorder, ..self }
     }
@@ -49,7 +50,7 @@ impl<F: AsFd> WriteBuffer<F> {
         Ok(())
     }
 
-    /// Does as [`put`](Self::put), without copying a large owned buffer.
+    /// Writes `bytes` like [`put`](Self::put), but without copying a large owned buffer.
     pub(crate) fn put_owned(&mut self, bytes: Cow<'_, [u8]>) -> io::Result<()> {
         match bytes {
             Cow::Owned(bytes) if self.is_empty() && bytes.len() > MAX_IDLE_CAPACITY => {

@@ -1,4 +1,4 @@
-//! `--read-only`, by Landlock: no writing of files.
+//! The `--read-only` option, by Landlock: denies writing to files.
 
 use std::path::PathBuf;
 
@@ -9,15 +9,15 @@ use landlock::{
 /// The first version of Landlock that covers all ways to change the content of a file (Linux 6.2).
 const VERSION: ABI = ABI::V3;
 
-/// Devices that programs expect to open for writing, and that lose no data by it.
+/// Devices that programs expect to open for writing; writing to them destroys no data.
 const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/ptmx", "/dev/pts"];
 
-/// Denies this thread, and the threads and programs that it starts from now on, to write, create, rename or remove
-/// files outside of the temporary directory, ASDF's cache, `checkpoints` and some devices.
+/// Prevents this thread, and the threads and programs that it starts from now on, from writing, creating, renaming or
+/// removing files outside of the temporary directory, ASDF's cache, the directory `checkpoints` and some devices.
 pub(super) fn confine(checkpoints: Option<PathBuf>) -> Result<(), String> {
     let cache = cache();
     if let Some(cache) = &cache {
-        // Landlock rules need existing paths. If the cache cannot be created, there is none.
+        // Landlock rules need existing paths. If the cache cannot be created, no rule allows writing to it.
         let _ = std::fs::create_dir_all(cache);
     }
     let writable = [std::env::temp_dir()].into_iter().chain(cache).chain(checkpoints).chain(DEVICES.map(PathBuf::from));

@@ -1,7 +1,7 @@
-//! The rights that `--no-network` and `--read-only` take from this process and all that it starts, for good.
+//! The options `--no-network` and `--read-only`, which permanently restrict this process and the programs that it starts.
 //!
-//! This is a seat belt, not a sandbox: it covers what honest code does, but does not limit, for one, what other
-//! processes do when asked through Unix sockets.
+//! The options guard against accidents, not against malicious code: for example, they do not limit other processes that
+//! Lisp reaches through Unix sockets.
 
 #[cfg(target_os = "linux")]
 mod files;
@@ -25,11 +25,11 @@ pub(crate) struct Confinement {
 }
 
 impl Confinement {
-    /// Drops the rights. Must be called before other threads exist, which would keep them.
+    /// Drops the rights. Must be called before other threads exist, since other threads would keep the rights.
     ///
     /// # Errors
-    /// Returns a sentence that names the option and says why this system cannot do it. To serve without the restriction
-    /// would break the promise of the option.
+    /// A sentence that names the option and the reason why it is not available on this system. Serving without the
+    /// restriction would break the promise of the option.
     #[cfg(target_os = "linux")]
     pub(crate) fn apply(self, checkpoints: Option<&Checkpoints>) -> Result<(), String> {
         if self.read_only {
@@ -43,7 +43,7 @@ impl Confinement {
         Ok(())
     }
 
-    /// Returns an error: the options need Linux.
+    /// Returns an error if an option is set, since both options need Linux.
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn apply(self, _: Option<&Checkpoints>) -> Result<(), String> {
         if self.read_only || self.no_network {

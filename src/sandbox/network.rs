@@ -1,4 +1,4 @@
-//! `--no-network`, by seccomp: Landlock restricts only TCP.
+//! The `--no-network` option, by seccomp, since Landlock restricts only TCP.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
 
-/// The bit that marks system calls of the x32 interface, which reach the same kernel.
+/// The bit that marks system calls of the x32 interface, which a rule for the plain number does not match.
 #[cfg(target_arch = "x86_64")]
 const X32: libc::c_long = 0x4000_0000;
 
-/// Denies this process, and the programs that it starts, all sockets except Unix ones.
+/// Prevents this process, and the programs that it starts, from creating sockets other than Unix sockets.
 pub(super) fn confine() -> Result<(), String> {
     let program = filter().map_err(|error| error.to_string())?;
     seccompiler::apply_filter_all_threads(&program).map_err(|error| format!("it needs seccomp ({error})"))

@@ -47,7 +47,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Creates the content with these frames. `locals`: frames have their local variables.
+    /// Creates the content with these frames, and with their local variables if `locals` is true.
     pub(crate) fn new<'a>(
         error: &ErrorRecord,
         frames: impl IntoIterator<Item = &'a FrameRecord>,
@@ -63,7 +63,7 @@ impl Failure {
     }
 }
 
-/// A frame and its call.
+/// A frame, with its call as a whole and split into function and arguments.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Call {
     number: u64,

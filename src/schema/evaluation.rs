@@ -8,7 +8,7 @@ use crate::Outcome;
 use crate::outcome::{self, Loaded, ReadUpTo, of_kind};
 use crate::report;
 
-/// The result of an evaluation.
+/// Structured content of an evaluation's result.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Evaluation {
@@ -19,7 +19,7 @@ pub(crate) struct Evaluation {
     warnings: Vec<Warning>,
     warnings_omitted: u64,
     held: bool,
-    /// Index of the end of the form that was read, for clients that send code form by form.
+    /// Character index of the end of the form that was read, for clients that send code form by form.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
     read: Option<u64>,
@@ -110,7 +110,7 @@ impl Timing {
     }
 }
 
-/// The report of a load.
+/// Structured content about what an evaluation loaded.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct LoadReport {

@@ -1,8 +1,7 @@
-//! The structured content of results, as JSON, and its schemas. It has the same meaning as the text.
+//! The structured content of results, as JSON, and its schemas. Structured content has the same meaning as the text.
 //!
-//! Strings are as Lisp wrote them: nothing is escaped, since in JSON no string can be mistaken for a marker of the text
-//! format. Truncated strings end as in the text, with the number of omitted characters. Properties without a value are
-//! missing.
+//! Strings are as Lisp wrote them, without the text format's escapes: in JSON no string can be mistaken for a marker.
+//! Truncated strings end as in the text, with the number of omitted characters. Properties without a value are missing.
 //!
 //! Content that only one tool has is defined in that tool's file.
 
@@ -36,7 +35,7 @@ pub(crate) struct Refusal<'a> {
     pub(crate) refused: &'a str,
 }
 
-/// Returns a text with a note of how much was omitted.
+/// Returns a text, followed by the number of omitted characters if it was truncated.
 fn clipped(text: &Clipped) -> String {
     let mut result = text.text.clone();
     if text.omitted > 0 {
@@ -51,10 +50,10 @@ fn seconds(milliseconds: u64) -> f64 {
     milliseconds as f64 / 1000.0
 }
 
-/// Reduces a schema to keywords that the converters of all clients understand: one `type` each, no `$ref`, no `anyOf`.
-/// The extension `says` becomes the description.
+/// A transform that reduces a schema to keywords that all clients understand: one `type` each, no `$ref`, no `anyOf`.
+/// The extension keyword `says` becomes the description.
 struct PlainSchema {
-    /// True to use doc comments as descriptions; false if they are for programmers only.
+    /// True to use doc comments as descriptions.
     keep_descriptions: bool,
 }
 
@@ -114,14 +113,14 @@ fn plain_schema<T: JsonSchema>(keep_descriptions: bool) -> JsonObject {
     ordered
 }
 
-/// Returns the schema of arguments. Their doc comments become descriptions.
+/// Returns the schema of a tool's arguments. Doc comments of the fields become descriptions.
 pub(crate) fn schema_of_arguments<T: JsonSchema>() -> JsonObject {
     let mut schema = plain_schema::<T>(true);
     schema.entry("properties").or_insert_with(|| Map::new().into());
     schema
 }
 
-/// Returns the schema of a result. No property is required, since a refused call has only `refused`.
+/// Returns the schema of a tool's result. No property is required, since a refused call has only `refused`.
 pub(crate) fn schema_of_result<T: JsonSchema>() -> JsonObject {
     let [mut schema, mut refusal] = [plain_schema::<T>(false), plain_schema::<Refusal<'_>>(false)];
     schema.remove("required");

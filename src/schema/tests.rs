@@ -7,7 +7,7 @@ use super::{Evaluation, Summary, seconds};
 use crate::Outcome;
 use crate::outcome::{PassingImage, Suspect, SuspectLine, SuspectList, Test, TestCounts, TestRun, TestStatus};
 
-/// The result of a test run.
+/// Structured content of a test run's result.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Tests {
     #[serde(flatten)]

@@ -13,17 +13,17 @@ use super::{Answer, Inner, Session};
 use crate::image::heap::is_collecting;
 use crate::image::{JobKind, Lane};
 
-/// The largest number of abandoned threads.
+/// The maximum number of abandoned threads.
 pub(super) const MAX_ABANDONED: usize = 4;
 /// The interval of the lock checks, which ask Lisp whether an abandoned thread blocks others.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// The longest time for an answer to a lock check. While an abandoned thread keeps the garbage collector waiting, no
-/// Lisp thread can answer.
+/// The time within which Lisp must answer a lock check. While an abandoned thread keeps the garbage collector waiting,
+/// no Lisp thread can answer.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
 /// The number of answers in a row that must name a lock before the process ends.
 const BLOCKED_ANSWERS: u32 = 3;
 
-/// Ends the process for a reason, after answering all clients. Does not return.
+/// A function that answers all clients and ends the process, for the reason in its argument.
 pub(super) type EndProcess = Box<dyn Fn(&str) + Send + Sync>;
 
 /// The abandoned threads, and the signs that they block others.
@@ -44,9 +44,9 @@ enum LockCheck {
     /// No thread is abandoned.
     #[default]
     Idle,
-    /// Asked at this time, and not answered.
+    /// The check was requested at this time and has not been answered.
     Asked(Instant),
-    /// Answered; the next check is at this time.
+    /// The next check is at this time.
     Scheduled(Instant),
 }
 
@@ -89,7 +89,7 @@ impl Abandoned {
         }
     }
 
-    /// Returns why Lisp is blocked, if it is.
+    /// Returns the reason why abandoned threads block Lisp, if they do.
     fn standstill(&self, now: Instant) -> Option<String> {
         let threads = match self.jobs.len() {
             0 => return None,
@@ -135,8 +135,8 @@ impl Inner {
         }
     }
 
-    /// Abandons a job that was taken out of `scheduler`, with its thread. Adds its answer to `answers`. Returns why the
-    /// process must end, if there are too many abandoned threads already.
+    /// Abandons a job that was taken out of `scheduler`, with its thread. Adds its answer to `answers`. Returns the
+    /// reason to end the process if there are too many abandoned threads already.
     pub(super) fn abandon_job(
         &self,
         scheduler: &mut SchedulerState,
@@ -161,8 +161,8 @@ impl Inner {
         None
     }
 
-    /// Asks Lisp at intervals whether an abandoned thread blocks others. Returns why the process must end, if it must.
-    /// Adds the time of the next check to `next`.
+    /// Asks Lisp at intervals whether an abandoned thread blocks others. Returns the reason to end the process, if
+    /// there is one. Adds the time of the next check to `next`.
     pub(super) fn check_abandoned(
         &self,
         scheduler: &mut SchedulerState,

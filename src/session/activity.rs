@@ -1,4 +1,4 @@
-//! The activities of jobs. Each owns the builder of its result, and the reply that gets the result.
+//! The activities of jobs: an activity owns the builder of a job's result, and the reply that gets the result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,12 +22,12 @@ pub(super) enum RequestBody {
     Held(HeldRequest),
     /// A query, or a reset.
     Inspect(Inspection),
-    /// The host's own job for the control lane. Nobody waits for it.
+    /// The host's own job for the control lane, for which no client waits.
     Control,
 }
 
-/// The data of an outcome builder. The evaluating thread makes the builder: memory that another thread has just written
-/// is slow to read.
+/// The data from which an evaluation's outcome builder is made. The evaluating thread makes the builder: memory that
+/// another thread has just written is slow to read.
 pub(super) struct Submission {
     /// The evaluation's number; 0 for none.
     pub(super) number: u64,
@@ -54,11 +54,11 @@ pub(super) enum HandledErrors {
 pub(super) enum HeldRequest {
     /// Resume the evaluation, or abort it if the restart is `ABORT`.
     Resume(Box<OutcomeBuilder>, Reply<Result<Resumed, HoldError>>),
-    /// Evaluate code in one of its frames.
+    /// Evaluate code in one of the evaluation's frames.
     Evaluate(Box<OutcomeBuilder>, Reply<Result<Arc<Outcome>, HoldError>>),
     /// Read the local variables of some frames.
     Locals(InspectionBuilder, Reply<Result<Vec<FrameLocals>, HoldError>>),
-    /// Unwind the evaluation. Without a reply, the session itself requests that.
+    /// Unwind the evaluation. Without a reply, the session itself requests the release.
     Release(Option<Reply<Result<(), HoldError>>>),
 }
 
@@ -98,7 +98,7 @@ pub(super) struct HeldActivity {
     /// The held evaluation; `None` if there is none.
     pub(super) hold: Option<Box<Hold>>,
     pub(super) request: HeldRequest,
-    /// Collects the output and the errors of the cleanup forms when the evaluation is released.
+    /// The builder that collects the output and the errors of the cleanup forms while the evaluation unwinds.
     pub(super) unwinding: Option<Box<OutcomeBuilder>>,
     /// Lisp's reason for refusing the request.
     pub(super) refused: Option<String>,
@@ -254,7 +254,7 @@ impl Activity {
         builder.into_iter().chain(unwinding)
     }
 
-    /// Returns the builder that output and definitions go to now, if they are kept.
+    /// Returns the builder that output and definitions go to now; `None` if they are not kept.
     pub(super) fn current_builder(&mut self) -> Option<&mut OutcomeBuilder> {
         self.builders().last()
     }
@@ -307,7 +307,7 @@ impl Activity {
         }
     }
 
-    /// Handles an event about an error that the code may handle. Returns as [`event`](Self::event) does.
+    /// Handles an event about an error that the code may handle. The result is that of [`event`](Self::event).
     pub(super) fn signalled(&mut self, event: Event<'_>) -> bool {
         match self {
             Self::Evaluate(evaluate) => evaluate.builder.signalled(event),

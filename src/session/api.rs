@@ -19,7 +19,7 @@ use crate::outcome::{
     SymbolDescription, of_kind,
 };
 
-/// Identifies an evaluation, so that it can be cancelled.
+/// The identity of an evaluation, by which it can be cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct JobId(pub(super) u64);
 
@@ -36,7 +36,7 @@ pub enum TimeLimit {
 }
 
 impl TimeLimit {
-    /// Returns the limit as a duration, where `default` is the session's.
+    /// Returns the limit as a duration; `default` is the session's default limit.
     pub(super) fn or(self, default: Option<Duration>) -> Option<Duration> {
         match self {
             Self::Default => default,
@@ -46,7 +46,7 @@ impl TimeLimit {
     }
 }
 
-/// Whether later evaluations wait for this one to end.
+/// The choice whether later evaluations wait for this one to end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Background {
     /// Later evaluations wait.
@@ -58,7 +58,7 @@ pub enum Background {
     AtOnce,
 }
 
-/// Code to evaluate, and how to evaluate it.
+/// Code to evaluate, with the options of the evaluation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
     /// The source text: one form or many.
@@ -67,17 +67,17 @@ pub struct Evaluation {
     pub package: Option<String>,
     /// The time limit.
     pub timeout: TimeLimit,
-    /// Measure time and allocation.
+    /// True to measure time and allocation.
     pub capture_time: bool,
-    /// Hold a failed evaluation where it failed, so that its restarts can be invoked and its frames inspected. Ignored
-    /// for an evaluation that may be in the background.
+    /// True to hold a failed evaluation where it failed, so that its restarts can be invoked and its frames inspected.
+    /// Ignored for an evaluation that may be in the background.
     pub hold: bool,
-    /// Whether later evaluations wait for this one to end. A background evaluation begins in its turn, on a thread of
-    /// its own, with a copy of the session's `*package*` and REPL variables, to which it writes nothing back. At most
-    /// 16 evaluations are in the background: the next one waits until one of them ends, and so do the evaluations
-    /// queued behind it.
+    /// The choice whether later evaluations wait for this one to end. A background evaluation begins in its turn, on a
+    /// thread of its own, with a copy of the session's `*package*` and REPL variables, to which it writes nothing back.
+    /// At most 16 evaluations are in the background: the next one waits until one of them ends, and so do the
+    /// evaluations queued behind it.
     pub background: Background,
-    /// Record the errors that the code handles, too, when they are signalled: the first of each kind and place.
+    /// True to record the errors that the code handles, too, when they are signalled: the first of each kind and place.
     pub record_errors: bool,
 }
 
@@ -96,8 +96,8 @@ impl Evaluation {
     }
 }
 
-/// A handle to the image of this process, and to one connection to it. Clones share the connection;
-/// [`connect`](Self::connect) makes another one.
+/// A handle to the image of this process, and to one connection to the image. Clones share the connection;
+/// [`connect`](Self::connect) adds a connection.
 #[derive(Clone)]
 pub struct Session {
     pub(super) inner: Arc<Inner>,
@@ -144,11 +144,11 @@ impl Session {
     /// [`submit`](Self::submit) the code.
     ///
     /// A background evaluation may wait for another evaluation, unless the background is full and all evaluations there
-    /// wait to begin another one. When the waiting evaluation is interrupted, for instance by its time limit, the other
-    /// one is cancelled.
+    /// wait for evaluations that cannot begin. When the waiting evaluation is interrupted, for instance by its time
+    /// limit, the awaited evaluation is cancelled.
     ///
-    /// Only the calling thread is checked. An evaluation that waits for *another* thread, of Rust or Lisp, which in
-    /// turn waits for this function, is not recognised as a deadlock: neither of them ends.
+    /// Only the calling thread is checked. A deadlock through *another* thread, of Rust or Lisp, is not detected: if an
+    /// evaluation waits for a thread that itself waits for this function, neither ends.
     #[must_use]
     pub fn evaluate(&self, evaluation: Evaluation) -> Arc<Outcome> {
         self.evaluate_as(None, evaluation, None)
@@ -287,9 +287,9 @@ impl Session {
         self.inner.deliver(withdrawn);
     }
 
-    /// Moves an evaluation to the background if it [may be there](Background::Later), so that later ones need not wait.
-    /// Returns its outcome so far; `None` when it stays in the foreground, because it is over or about to end, or the
-    /// background is full.
+    /// Moves an evaluation to the background if it [may be there](Background::Later), so that later evaluations need
+    /// not wait. Returns its outcome so far; `None` when the evaluation stays in the foreground, because it is over or
+    /// about to end, or the background is full.
     #[must_use = "it may have stayed"]
     pub fn leave_foreground(&self, id: JobId) -> Option<Outcome> {
         let mut scheduler = self.inner.scheduler.lock();
@@ -324,7 +324,7 @@ impl Session {
     }
 
     /// Returns the progress messages of a running evaluation so far, one per line, from byte `from` on. Returns `None`
-    /// as [`output_so_far`](Self::output_so_far) does.
+    /// when the evaluation does not run, or has no further messages.
     pub(crate) fn progress_so_far(&self, id: JobId, from: usize) -> Option<String> {
         let mut scheduler = self.inner.scheduler.lock();
         let text = scheduler.find(id.0)?.activity.outcome_builder()?.progress();
@@ -349,7 +349,7 @@ impl Session {
         self.connection.state().history.newest_first().cloned().collect()
     }
 
-    /// Lists the session's definitions. Works while an evaluation runs; `reply` as in [`submit`](Self::submit).
+    /// Lists the session's definitions. Works while an evaluation runs; `reply` runs as in [`submit`](Self::submit).
     pub fn definitions(
         &self,
         query: &DefinitionQuery,
@@ -371,7 +371,7 @@ impl Session {
     }
 
     /// Describes a symbol; with `source`, includes the text of its definitions. Works while an evaluation runs; `reply`
-    /// as in [`submit`](Self::submit).
+    /// runs as in [`submit`](Self::submit).
     pub fn describe_symbol(
         &self,
         name: &str,
@@ -383,7 +383,7 @@ impl Session {
         self.inspect(job, Inspection::Symbol(InspectionBuilder::default(), Box::new(reply)));
     }
 
-    /// Runs a query that the Lisp side knows by name. Works while an evaluation runs; `reply` as in
+    /// Runs a query that the Lisp side knows by name. Works while an evaluation runs; `reply` runs as in
     /// [`submit`](Self::submit).
     pub(crate) fn query(
         &self,
@@ -422,7 +422,7 @@ impl Session {
         self.inner.scheduler.lock().evaluations.last()
     }
 
-    /// Returns true while anything is evaluated, in the background too, or held.
+    /// Returns true while an evaluation runs, in the background too, or is held.
     pub(crate) fn is_busy(&self) -> bool {
         self.inner.scheduler.lock().is_busy()
     }
@@ -443,7 +443,7 @@ impl Session {
 
     /// Removes all definitions made since the image was booted, in order with the evaluations, and clears the error
     /// state. The limits stay. Functions that the program defined by [`Lisp::define`](crate::Lisp::define) and code
-    /// that it loaded are removed, too: no call of the program may use them meanwhile.
+    /// that it loaded are removed, too: no call of the program may use them during the reset.
     pub fn reset(&self, reply: impl FnOnce(Result<(), InspectError>) + Send + 'static) {
         let job = self.inner.job(JobKind::Reset, "", "");
         let body = RequestBody::Inspect(Inspection::Reset(InspectionBuilder::default(), Box::new(reply)));

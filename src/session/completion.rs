@@ -242,7 +242,7 @@ impl Inner {
         }
     }
 
-    /// Records the outcome of a background evaluation in the history. The last error stays as it is.
+    /// Records the outcome of a background evaluation in the history, without changing the last error.
     pub(super) fn record_background_evaluation(
         &self,
         scheduler: &mut SchedulerState,
@@ -296,7 +296,7 @@ impl Inner {
         }
     }
 
-    /// Adds an error to the history.
+    /// Adds an error to the history, and reports it to the observer.
     fn record(&self, connection: &Connection, state: &mut ErrorState, error: &mut Arc<ErrorRecord>) {
         state.record(error, &self.error_count);
         if let Some(observer) = self.observer.get() {
@@ -326,8 +326,7 @@ impl Inner {
         }
     }
 
-    /// Adds errors to the history that no answer is about. The next answer mentions them, and why there was more than
-    /// one.
+    /// Adds errors to the history that no answer reports. The next answer mentions them, with the reason `why`.
     fn record_superseded(
         &self,
         connection: &Connection,
@@ -376,12 +375,12 @@ impl Inner {
     }
 }
 
-/// The errors of an evaluation that came before the error that it ended with.
+/// The errors of an evaluation before its final one.
 pub(super) struct EarlierErrors {
     /// The errors that the code handled, if they are recorded.
     signalled: Option<Vec<Arc<ErrorRecord>>>,
-    /// The errors that reached the debugger, each with whether the evaluation was interrupted while the error was being
-    /// described.
+    /// The errors that reached the debugger, each with a flag: true if the evaluation was interrupted while the error
+    /// was being described.
     superseded: Vec<(Arc<ErrorRecord>, bool)>,
 }
 
@@ -391,7 +390,7 @@ impl EarlierErrors {
     }
 }
 
-/// Keeps an outcome. Returns the function that gives it to the caller and to those who wait for it.
+/// Keeps an outcome. Returns the function that sends the outcome to the caller and to the clients that wait for it.
 pub(super) fn keep_outcome(scheduler: &mut SchedulerState, outcome: Outcome, reply: Reply<Arc<Outcome>>) -> Answer {
     let Ended { outcome, waiters, forgotten } = scheduler.evaluations.end(outcome);
     Box::new(move || {
@@ -401,7 +400,7 @@ pub(super) fn keep_outcome(scheduler: &mut SchedulerState, outcome: Outcome, rep
 }
 
 impl ErrorState {
-    /// Sets the last error by the outcome of an evaluation.
+    /// Sets the last error from the outcome of an evaluation.
     fn update_from(&mut self, outcome: &Outcome) {
         self.last_error = match &outcome.result {
             Err(error) => Some(error.clone()),

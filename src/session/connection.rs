@@ -14,11 +14,11 @@ use super::{INSPECTION_TIMEOUT, Inner, Session};
 use crate::image::{Interrupt, Lane};
 use crate::session::operation::{Operation, RecordsBuilder};
 
-/// The number of characters that are kept of a connection's name.
+/// The maximum length of a connection's name in characters.
 const MAX_NAME: usize = 60;
 
-/// Receives messages about other connections' actions at once, and the number of an evaluation that another connection
-/// now holds. Must not block.
+/// A function that immediately receives messages about other connections' actions, each with the number of the
+/// evaluation that another connection now holds, if any. It must not block.
 pub(super) type Listener = Box<dyn Fn(&str, Option<u64>) + Send + Sync>;
 
 /// The state of one connection.
@@ -45,7 +45,7 @@ impl Connection {
         })
     }
 
-    /// Locks the error state, which has the messages for the next answer, too.
+    /// Locks the error state, which also contains the messages for the next answer.
     pub(super) fn state(&self) -> MutexGuard<'_, ErrorState> {
         self.state.lock()
     }
@@ -82,8 +82,9 @@ impl Connection {
 
 impl Session {
     /// Adds a connection to the session. The returned handle has an error state, a held evaluation, `*package*`, and
-    /// REPL and printer variables of its own, which begin as those of a new session. The evaluations of all connections
-    /// take turns. The definitions of one connection are reported to the others, as notices of their next outcome.
+    /// REPL and printer variables of its own, which begin with the values of a new session. The evaluations of all
+    /// connections take turns. The definitions of one connection are reported to the others, as notices of their next
+    /// outcome.
     ///
     /// [`disconnect`](Self::disconnect) ends the connection.
     #[must_use]
@@ -91,7 +92,8 @@ impl Session {
         self.connect_as(self.inner.next_connection.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Adds a connection as [`connect`](Self::connect) does, under a number that was never used before.
+    /// Adds a connection as [`connect`](Self::connect) does, with the number `id`, which must not have been used
+    /// before.
     pub(crate) fn connect_as(&self, id: u64) -> Self {
         self.inner.next_connection.fetch_max(id + 1, Ordering::Relaxed);
         let connection = Connection::new(id);
@@ -148,8 +150,8 @@ impl Session {
         self.connection.id
     }
 
-    /// Returns the names of the connections: first the session's own, which may be empty, then the names of those that
-    /// have one.
+    /// Returns the names of the connections: first the name of the session's own connection, which may be empty, then
+    /// the other nonempty names.
     #[must_use]
     pub fn connection_names(&self) -> Vec<String> {
         let names = self.inner.connections().map(|connection| connection.name.lock().clone()).enumerate();
@@ -178,7 +180,7 @@ impl Inner {
     }
 
     /// Notifies the listeners of other connections that this one holds an evaluation. Connections without a listener
-    /// are not told later: the evaluation may not be held any more by then.
+    /// are not notified: the evaluation might no longer be held when their next answer is sent.
     pub(super) fn notify_of_hold(&self, connection: &Connection, evaluation: u64, kind: &str) {
         let text = format!("{} holds evaluation {evaluation} for debugging: {kind}.", connection.describe());
         for other in self.connections().filter(|other| other.id != connection.id) {

@@ -7,7 +7,7 @@ use super::events::ClippedBuffer;
 use super::history::History;
 use crate::outcome::ErrorRecord;
 
-/// The largest number of notices for the next answer, and of characters in one notice.
+/// The maximum number of notices for the next answer, and of characters in one notice.
 const MAX_NOTICES: usize = 100;
 const MAX_NOTICE: usize = 2_000;
 
@@ -26,7 +26,7 @@ pub(super) struct ErrorState {
     notices_omitted: u64,
 }
 
-/// Truncates a notice to the characters that are kept.
+/// Truncates a notice to [`MAX_NOTICE`] characters.
 fn truncate_notice(mut notice: String) -> String {
     if let Some((end, _)) = notice.char_indices().nth(MAX_NOTICE) {
         notice.truncate(end);
@@ -36,7 +36,7 @@ fn truncate_notice(mut notice: String) -> String {
 }
 
 impl ErrorState {
-    /// Numbers `error` with the next number after `errors`, and adds it to the history.
+    /// Increments the count `errors`, gives `error` the new count as its number, and adds it to the history.
     pub(super) fn record(&mut self, error: &mut Arc<ErrorRecord>, errors: &AtomicU64) {
         let number = errors.fetch_add(1, Ordering::Relaxed) + 1;
         // `get_mut` succeeds: the builder has just made the error.
@@ -46,7 +46,7 @@ impl ErrorState {
         self.history.push(error.clone());
     }
 
-    /// Makes another connection's error the last one.
+    /// Adds another connection's error to the history, and makes it the last error.
     pub(super) fn adopt_last_error(&mut self, error: &Arc<ErrorRecord>) {
         self.history.push(error.clone());
         self.last_error = Some(error.clone());

@@ -12,14 +12,14 @@ use super::{Answer, Inner, JobId, Reply, Session, answer};
 use crate::error::EvaluationError;
 use crate::outcome::{EvaluationStatus, Outcome, Progress, byte_offset};
 
-/// The largest number of finished evaluations that are kept.
+/// The maximum number of finished evaluations that are kept.
 const MAX_KEPT: usize = 20;
 /// The memory limit of all kept outcomes together, in bytes.
 const MAX_BYTES: usize = 16 << 20;
-/// The number of characters that are kept of an evaluation's code.
+/// The maximum number of characters that are kept of an evaluation's code.
 const MAX_CODE: u64 = 1_000;
 
-/// Identifies a wait for the end of an evaluation, so that it can be cancelled.
+/// The identity of a wait for the end of an evaluation, by which the wait can be cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitId(u64);
 
@@ -34,13 +34,13 @@ enum Stage {
 
 pub(super) struct Entry {
     id: u64,
-    /// The connection that submitted the evaluation, or took it over.
+    /// The connection that the evaluation belongs to: it submitted the evaluation, or took it over when held.
     connection: Arc<Connection>,
     /// The job that works on the evaluation.
     job: u64,
     code: Arc<str>,
     stage: Stage,
-    /// The running time before this stage.
+    /// The total running time before this stage.
     took: Duration,
     /// The outcome: at the last hold, or at the end.
     outcome: Option<Arc<Outcome>>,
@@ -70,9 +70,9 @@ struct Waiter {
 pub(super) struct Ended {
     /// The outcome for the call, which begins where the evaluation was last resumed.
     pub(super) outcome: Arc<Outcome>,
-    /// The answers to those who waited for the end.
+    /// The answers to the clients that waited for the end.
     pub(super) waiters: Vec<Answer>,
-    /// The entries that are no longer kept. Dropping them takes time, so it is done after the call is answered.
+    /// The entries that are no longer kept. Dropping them takes time, so they are dropped after the call is answered.
     pub(super) forgotten: Vec<Entry>,
 }
 
@@ -81,13 +81,13 @@ pub(super) struct Ended {
 pub(super) struct Evaluations {
     /// The number of the newest evaluation.
     last: u64,
-    /// The value of `last` when this image began or was reset. While the two are equal, there is no evaluation since.
+    /// The value of `last` when this image began or was reset. While both are equal, nothing has been evaluated since.
     last_before: u64,
     /// The evaluations that were in the background when the previous image was lost.
     lost: Vec<u64>,
     /// The entries, ordered by number.
     entries: VecDeque<Entry>,
-    /// The bytes that finished evaluations take, and their number below.
+    /// The size of all kept outcomes in bytes, and their number.
     bytes: usize,
     finished: usize,
     waiters: Vec<Waiter>,
@@ -118,7 +118,7 @@ impl Evaluations {
         self.last
     }
 
-    /// Gives the next evaluations numbers above this one.
+    /// Makes future evaluations get numbers above `number`.
     pub(super) fn count_from(&mut self, number: u64) {
         self.last = self.last.max(number);
         if self.entries.is_empty() {
@@ -209,7 +209,7 @@ impl Evaluations {
         self.get(id).ok()?.outcome.clone()
     }
 
-    /// Makes an evaluation belong to this connection, as its newest.
+    /// Transfers an evaluation to this connection, as its newest.
     pub(super) fn set_connection(&mut self, id: u64, connection: &Arc<Connection>) {
         if let Some(entry) = self.entry(id) {
             entry.connection = connection.clone();
@@ -217,7 +217,7 @@ impl Evaluations {
         }
     }
 
-    /// Removes all evaluations that are over. The numbers continue, and those that wait or run stay.
+    /// Removes all evaluations that are over. The numbers continue, and evaluations that wait or run stay.
     pub(super) fn reset(&mut self) {
         self.entries.retain(|entry| entry.stage != Stage::Over);
         self.lost.clear();
@@ -247,7 +247,7 @@ impl Evaluations {
         }
     }
 
-    /// Returns the entry of this evaluation.
+    /// Returns the entry of evaluation `id`.
     fn get(&self, id: u64) -> Result<&Entry, EvaluationError> {
         let none = self.last == 0;
         match self.find(id) {
@@ -273,7 +273,8 @@ impl Evaluations {
         self.entries.remove(index)
     }
 
-    /// Moves the oldest finished entries except `newest` into `forgotten` until the bounds are kept.
+    /// Moves the oldest finished entries except `newest` into `forgotten` until the limits [`MAX_KEPT`] and
+    /// [`MAX_BYTES`] hold.
     fn evict(&mut self, newest: u64, forgotten: &mut Vec<Entry>) {
         while self.finished > MAX_KEPT || self.bytes > MAX_BYTES {
             let oldest = self.entries.iter().position(|entry| entry.id != newest && entry.stage == Stage::Over);
@@ -284,8 +285,8 @@ impl Evaluations {
 }
 
 impl Session {
-    /// Returns the status of an evaluation of any connection; by default, of the newest one of this connection. Works
-    /// while an evaluation runs.
+    /// Returns the status of an evaluation of any connection; without an `id`, of this connection's newest evaluation.
+    /// Works while an evaluation runs.
     ///
     /// # Errors
     /// Returns [`EvaluationError`] when no evaluation has this number, or it is no longer kept.
@@ -312,8 +313,8 @@ impl Session {
         Ok(EvaluationStatus { id: entry.id, code: entry.code.to_string(), progress, printed })
     }
 
-    /// Returns what an evaluation has printed so far, as far as it is kept, with stdout and stderr in the order
-    /// printed; and the number of further characters that it printed.
+    /// Returns the kept output of an evaluation so far, with stdout and stderr in the order printed, and the number of
+    /// omitted characters.
     ///
     /// # Errors
     /// Fails as [`evaluation`](Self::evaluation) does.
@@ -322,7 +323,7 @@ impl Session {
             let scheduler = self.inner.scheduler.lock();
             (scheduler.evaluations.get(id)?.outcome.clone(), scheduler.building(id).map(OutcomeBuilder::so_far))
         };
-        // The texts are put together without the lock.
+        // The texts are combined without the lock.
         let (mut text, mut omitted) = before.map_or_else(Default::default, |outcome| {
             (outcome.printed(), outcome.stdout.omitted + outcome.stderr.omitted)
         });
@@ -333,8 +334,8 @@ impl Session {
         Ok((text, omitted))
     }
 
-    /// Calls `reply` with the outcome of an evaluation when it is over or held, at once if it is already. The error
-    /// state stays as it is. If this connection began the evaluation, its next answer no longer mentions the
+    /// Calls `reply` with the outcome of an evaluation when it is over or held, at once if it already is. Does not
+    /// change the error state. If this connection began the evaluation, its next answer no longer mentions the
     /// evaluation's failure.
     ///
     /// # Errors
@@ -347,7 +348,7 @@ impl Session {
         self.inner.when_over(id, Some(&self.connection), Box::new(reply))
     }
 
-    /// Calls `reply` when an evaluation is over or held, at once if it is already. The error state stays as it is.
+    /// Calls `reply` when an evaluation is over or held, at once if it already is. Does not change the error state.
     ///
     /// # Errors
     /// Fails as [`evaluation`](Self::evaluation) does.
@@ -371,8 +372,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the number of the foreground evaluation that `job` waits behind, and how long that evaluation has run;
-    /// `None` if `job` does not wait.
+    /// Returns the number of the foreground evaluation that `job` waits behind, and the running time of that evaluation
+    /// so far; `None` if `job` does not wait.
     #[must_use]
     pub fn waits_behind(&self, job: JobId) -> Option<(u64, Duration)> {
         let scheduler = self.inner.scheduler.lock();
@@ -402,8 +403,8 @@ impl Session {
     /// Checks that there is room for another evaluation in the background.
     ///
     /// # Errors
-    /// Returns [`EvaluationError::TooMany`] when the background is full, counting the evaluations that wait to begin
-    /// there.
+    /// Returns [`EvaluationError::TooMany`] when the background is full. Evaluations that wait to begin there count,
+    /// too.
     pub fn check_background(&self) -> Result<(), EvaluationError> {
         match self.inner.scheduler.lock().background_and_waiting() {
             0..MAX_BACKGROUND => Ok(()),
@@ -413,8 +414,8 @@ impl Session {
 }
 
 impl Inner {
-    /// Calls `reply` with the outcome of an evaluation when it is over or held. `to` is the connection that the outcome
-    /// is given to.
+    /// Calls `reply` with the outcome of an evaluation when it is over or held. `to` is the connection that gets the
+    /// outcome.
     fn when_over(
         &self,
         id: u64,

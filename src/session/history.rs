@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::outcome::ErrorRecord;
 
-/// The largest number of errors that are kept.
+/// The maximum number of errors that are kept.
 const MAX_ERRORS: usize = 200;
 /// The memory limit of all kept errors together, in bytes.
 const MAX_BYTES: usize = 8 << 20;
 
-/// The last errors, oldest first, within bounds.
+/// The last errors, oldest first: at most [`MAX_ERRORS`], and at most [`MAX_BYTES`] in size.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct History {
     errors: VecDeque<Arc<ErrorRecord>>,
@@ -20,7 +20,7 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Adds an error. Drops the oldest ones if there is no room.
+    /// Adds an error. Drops the oldest errors if there is no room.
     pub(crate) fn push(&mut self, error: Arc<ErrorRecord>) {
         self.bytes += error.bytes();
         self.errors.push_back(error);

@@ -29,7 +29,7 @@ pub enum RestartDesignator {
 pub enum Resumed {
     /// The evaluation was resumed, with this outcome.
     Outcome(Arc<Outcome>),
-    /// The restart was the session's own `ABORT`, which does the same as [`Session::abort_held`].
+    /// The restart was the session's own `ABORT`, which unwinds the evaluation as [`Session::abort_held`] does.
     Aborted,
 }
 
@@ -40,13 +40,13 @@ impl Session {
         self.held_evaluation().is_some()
     }
 
-    /// Takes over an evaluation that another connection holds: number `id`, or the only held one. Its error becomes
-    /// this connection's last one, and the other connection is notified. Returns the outcome of the evaluation, as it
-    /// is held.
+    /// Takes over an evaluation that another connection holds: this connection then holds it. `id` is the evaluation's
+    /// number, `None` for the only held evaluation. Its error becomes this connection's last error, and the other
+    /// connection is notified. Returns the outcome of the evaluation, as it is held.
     ///
     /// # Errors
-    /// Returns [`HoldError`] when no evaluation is held, or none with the number `id`, or more than one and `id` is `None`;
-    /// when this connection holds one already; or when the user is being asked about the evaluation.
+    /// Returns [`HoldError`] when no evaluation is held, or none with the number `id`, or more than one and `id` is
+    /// `None`; when this connection already holds an evaluation; or when the user is being asked about the evaluation.
     pub fn take_over(&self, id: Option<u64>) -> Result<Arc<Outcome>, HoldError> {
         let refused = |reason: String| Err(HoldError::Refused(reason));
         let Self { inner, connection } = self;
@@ -105,8 +105,8 @@ impl Session {
         self.inner.scheduler.lock().held_by(self.connection.id)
     }
 
-    /// Returns the error of the evaluation that is held for this connection, with the frames and values of the time
-    /// when it failed. Returns `None` when no evaluation is held, or its error was too large to be kept.
+    /// Returns the error of the evaluation that is held for this connection, with the frames and values from the time
+    /// of the failure. Returns `None` when no evaluation is held, or its error was too large to be kept.
     #[must_use]
     pub fn held_error(&self) -> Option<Arc<ErrorRecord>> {
         let evaluation = self.held_evaluation()?;
@@ -116,7 +116,7 @@ impl Session {
     }
 
     /// Reads the current values of local variables in the held evaluation: of `count` frames, 50 at most, beginning
-    /// with frame number `from`. The reply gets fewer frames if the stack ends before.
+    /// with frame number `from`. The reply gets fewer frames if the stack ends earlier.
     pub fn held_locals(
         &self,
         from: u64,
@@ -255,7 +255,7 @@ impl Inner {
         )
     }
 
-    /// Returns the answer to a request about a held evaluation when none is held.
+    /// Returns the answer to a request about a held evaluation when no evaluation is held.
     pub(super) fn refuse(scheduler: &mut SchedulerState, request: Request) -> Answer {
         let error = HoldError::NothingHeld;
         let RequestBody::Held(request) = request.body else { return Box::new(|| ()) };

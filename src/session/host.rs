@@ -14,13 +14,14 @@ use super::scheduler::{Next, Placement, Running, SchedulerState};
 use crate::image::interruption::REACTION_TIME;
 use crate::image::{Event, Host, Job, Lane, Text};
 
-/// The time for finding where a text is unbalanced that an evaluation failed on.
+/// The time limit of the search for the place where an unbalanced text went wrong.
 const SEARCH_TIME: Duration = Duration::from_millis(200);
 
 impl Host for Inner {
     fn next_job(&self, lane: Lane, thread: u64, held: Option<u64>) -> Option<Job> {
         if lane == Lane::Evaluation {
-            // The thread polls a counter, not the queue: polling would keep the lock from those who push.
+            // The thread polls a counter, not the queue: polling would keep the lock from the threads that push
+            // requests.
             let pushes = self.pushes.load(Ordering::Acquire);
             if !self.scheduler.lock().has_waiting(lane) {
                 crate::os::busy_poll::poll_briefly(20, || {
@@ -117,7 +118,7 @@ impl Host for Inner {
             };
             let settled = running.take_error_queries();
             let answer = self.finish(&mut scheduler, running, end);
-            // The outcome is recorded before anybody can see that nothing runs.
+            // The outcome is recorded before other threads can see that nothing runs.
             self.unlock_and_notify(scheduler);
             self.deliver(std::iter::once(answer).chain(settled));
             return false;
@@ -216,7 +217,8 @@ impl Host for Inner {
     }
 }
 
-/// Finds where the texts are probably unbalanced. Takes 200 ms at most for all texts, and stops when `end` is set.
+/// Searches the texts for the places where they are probably unbalanced. Takes 200 ms at most for all texts, and stops
+/// when `end` is set.
 fn find_hints(texts: Vec<Unbalanced>, end: &AtomicBool) -> Vec<(Unbalanced, String)> {
     let begin = Instant::now();
     let stop = || end.load(Ordering::Relaxed) || begin.elapsed() >= SEARCH_TIME;
@@ -273,7 +275,8 @@ impl Inner {
         }
     }
 
-    /// Handles an event of a job that is over, whose connection was `connection`.
+    /// Handles an event of a job that is over. `connection` is the job's connection, or the session's own if that is
+    /// unknown.
     fn stray_event(&self, connection: &Connection, event: Event<'_>) {
         match event {
             Event::Stdout(text) | Event::Stderr(text) => {

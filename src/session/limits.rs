@@ -23,8 +23,9 @@ const COLLECTION_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// The interval of heap checks while evaluations run.
 pub(super) const HEAP_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Returns how much of the heap an evaluation may keep, in bytes: SBCL dies when it has no room left to collect garbage
-/// in. The limit counts what earlier evaluations left, but always leaves some room, so that code can release it.
+/// Returns the part of the heap that an evaluation may keep, in bytes. SBCL ends the process when it has no room left
+/// to collect garbage in. The limit counts what earlier evaluations left, but always leaves some room, so that code can
+/// release it.
 pub(super) fn heap_limit() -> Option<usize> {
     let Usage { kept, size, .. } = image::heap::usage()?;
     Some((size / 5 * 2).max(kept + size / 6))
@@ -56,8 +57,8 @@ impl Running {
         full
     }
 
-    /// Returns when an interrupted job counts as stuck unless it begins to unwind, or ends, before. The image must then
-    /// be replaced if it can be. Returns `None` for a job that is not interrupted.
+    /// Returns the time at which an interrupted job counts as stuck unless it begins to unwind, or ends, earlier. The
+    /// image must then be replaced if it can be. Returns `None` for a job that is not interrupted.
     fn stuck_at(&mut self, now: Instant) -> Option<Instant> {
         let (since, deadline) = self.interruption.since().zip(self.interruption.deadline())?;
         if image::heap::is_collecting() && now < since + COLLECTION_GRACE {
@@ -80,7 +81,7 @@ impl Inner {
         let cleanup = if full || running.activity.unwinds_held() { Duration::ZERO } else { self.limits.lock().cleanup };
         match reason {
             Interrupt::Heap => interruption.end_grace(now),
-            // A job that was interrupted for the heap may run out of time as well: the new reason replaces the old one.
+            // A job that was interrupted for the heap may also run out of time: the new reason replaces the old one.
             _ => {
                 if full {
                     interruption.withdraw();
@@ -111,7 +112,7 @@ impl Inner {
         scheduler.send_interruption(target, Request::new(&self.main, job, None, RequestBody::Control));
     }
 
-    /// Records that a job's thread has taken its interruption, or (`unwinds`) begins to unwind because of it.
+    /// Records that a job's thread has taken its interruption or, with `unwinds`, begins to unwind because of it.
     pub(super) fn note_interruption(&self, running: &mut Running, unwinds: bool) {
         let now = Instant::now();
         if unwinds {
@@ -245,7 +246,7 @@ impl Inner {
             _ => {
                 let answer = self.finish(&mut self.scheduler.lock(), running, JobEnd::Failed);
                 self.deliver([answer]);
-                // This gives the answer time to be written.
+                // Leave time for the answer to be written.
                 std::thread::sleep(Duration::from_millis(50));
                 observer.stuck(None, why);
             }

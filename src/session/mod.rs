@@ -70,30 +70,32 @@ fn answer<T: Send + 'static>(reply: Reply<T>, value: T) -> Answer {
 struct Inner {
     /// The scheduler state. Lock order: this lock is taken before all others.
     scheduler: CachePadded<Mutex<SchedulerState>>,
-    /// Wakes the threads of each lane when the scheduler state has something new for them.
+    /// The condition variables, one per lane, that wake a lane's threads when the scheduler state has something new for
+    /// them.
     changed: [Condvar; Lane::COUNT],
-    /// Wakes the threads that wait until nothing runs.
+    /// The condition variable of the threads that wait until nothing runs.
     ended: Condvar,
     limits: CachePadded<Mutex<Limits>>,
     /// The session's own connection.
     main: Arc<Connection>,
-    /// The connections that joined the session, in that order. No other lock is taken under this one.
+    /// The connections other than the session's own, in the order in which they joined. No other lock is taken under
+    /// this one.
     attached: Mutex<Vec<Arc<Connection>>>,
     next_connection: AtomicU64,
     /// The number of errors so far, of all connections. A reset does not restart the count, so that a number never
     /// means two errors.
     error_count: AtomicU64,
     clock: CachePadded<Clock>,
-    /// The number of evaluations so far, and its value when the heap was last checked.
+    /// The number of evaluations begun so far, and its value when the heap was last checked.
     evaluations_begun: CachePadded<AtomicU64>,
     begun_at_last_check: AtomicU64,
     next_id: CachePadded<AtomicU64>,
     /// The number of times that the evaluation queue had something new. An evaluating thread polls this number before
     /// it sleeps.
     pushes: CachePadded<AtomicU64>,
-    /// Receives the changes that must outlive the image.
+    /// The observer, which receives the changes that must outlive the image.
     observer: OnceCell<Arc<dyn Observer>>,
-    /// Ends the process for a reason, when no other image can replace this one.
+    /// The function that ends the process when abandoned threads block everything else.
     process_end: OnceCell<EndProcess>,
 }
 
@@ -165,7 +167,7 @@ impl Session {
     }
 }
 
-/// Encodes text for Lisp.
+/// Encodes text for Lisp: one code point per element.
 fn utf32(text: &str) -> Vec<u32> {
     // `Chars` has no exact length, so `collect` would reallocate again and again.
     let mut codes = Vec::with_capacity(text.len());

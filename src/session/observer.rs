@@ -7,14 +7,14 @@ use crate::config::Limits;
 use crate::image::interruption::Stuck;
 use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, Outcome};
 
-/// Receives the changes that another image needs to continue the session. The session calls it on Lisp's threads, before
-/// it sends the answer that a change belongs to: no method may block.
+/// A receiver of the changes that another image needs to continue the session. The session calls it on Lisp's threads,
+/// before it sends the answer that a change belongs to: no method may block.
 pub(crate) trait Observer: Send + Sync {
     /// Called when a foreground job of this connection begins. The job is interrupted after `timeout`.
     fn begun(&self, _job: u64, _connection: u64, _timeout: Option<Duration>) {}
-    /// Called when the foreground job gets a new deadline, this long from now; `None` for no deadline.
+    /// Called when the foreground job gets a new deadline. The argument is the time until then; `None` for no deadline.
     fn deadline_changed(&self, _more: Option<Duration>) {}
-    /// Called when the foreground job begins this step; `None` when the step is over.
+    /// Called with the step that the foreground job begins, or with `None` when the step is over.
     fn step(&self, _step: Option<&str>) {}
     /// Called when an answer begins to wait for a person or another process (`true`), or stops waiting (`false`).
     fn external_wait(&self, _begins: bool) {}
@@ -22,13 +22,13 @@ pub(crate) trait Observer: Send + Sync {
     fn ended(&self, _job: u64) {}
     /// Called when the set of background evaluations changes to these numbers.
     fn in_background(&self, _evaluations: &mut dyn Iterator<Item = u64>) {}
-    /// Called when this inspection job begins; `None` when it ends.
+    /// Called with the number of an inspection job that begins, or with `None` when it ends.
     fn inspects(&self, _job: Option<u64>) {}
-    /// Called when an evaluation ends. `added` is the new error in the connection's history, `last` the connection's
-    /// last error now.
+    /// Called when an evaluation ends or an error enters a connection's history. `added` is the new error in the
+    /// history, `last` the connection's last error now.
     fn errors(&self, _connection: u64, _added: Option<&Arc<ErrorRecord>>, _last: Option<&Arc<ErrorRecord>>) {}
-    /// Called when a form of the evaluation with this number has defined something. `binds_package`: the package was
-    /// bound for this evaluation only.
+    /// Called when a form of the evaluation with this number has defined something. `binds_package` is true if the
+    /// package was bound for this evaluation only.
     fn defined(&self, _form: &DefiningForm, _changes: &Changes, _binds_package: bool, _evaluation: u64) {}
     /// Called when a connection ends.
     fn disconnected(&self, _connection: u64) {}

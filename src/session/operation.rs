@@ -9,10 +9,11 @@ use crate::error::InspectError;
 use crate::image::{Event, Text};
 use crate::outcome::{FieldValue, LoadProgress, Omitted, Record, System, of_kind};
 
-/// The largest number of records in one answer, and their memory in bytes. Operations have smaller limits of their own.
+/// The maximum number of records in one answer, and their maximum size in bytes. Operations have smaller limits of
+/// their own.
 const MAX_RECORDS: usize = 10_000;
 const MAX_BYTES: usize = 4 << 20;
-/// The number of characters that are kept of one field.
+/// The maximum number of characters that are kept of one field.
 const MAX_FIELD: u64 = 10_000;
 
 /// An argument of an operation, in Lisp syntax.
@@ -70,13 +71,13 @@ pub(crate) struct Operation {
 }
 
 impl Operation {
-    /// Creates the operation that `define-query` or `define-operation` defines by this name.
+    /// Creates the operation that Lisp's `define-query` or `define-operation` defines under this name.
     pub(crate) fn new(name: &str) -> Self {
         Self { text: format!("(:{name}"), has_errors: false }
     }
 
-    /// Marks an operation that reports errors which its records refer to. The errors go into the history and come with
-    /// the outcome.
+    /// Marks the operation as one that reports handled errors, to which its records refer. The errors are added to the
+    /// history and to the outcome.
     #[must_use]
     pub(crate) fn with_errors(self) -> Self {
         Self { has_errors: true, ..self }
@@ -89,7 +90,7 @@ impl Operation {
         self
     }
 
-    /// Adds an argument, if there is one.
+    /// Adds an argument unless `value` is `None`.
     #[must_use]
     pub(crate) fn maybe(self, name: &str, value: Option<impl Into<Argument>>) -> Self {
         match value {
@@ -105,7 +106,7 @@ impl Display for Operation {
     }
 }
 
-/// Builds records from events. Records over the bounds are counted, in a last record [`Omitted`].
+/// A builder that makes records from events. Records beyond the limits are counted in a last record, [`Omitted`].
 #[derive(Debug, Default)]
 pub(super) struct RecordsBuilder {
     records: Vec<Record>,

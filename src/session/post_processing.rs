@@ -1,5 +1,5 @@
 //! Post-processing: work for an evaluation whose Lisp part is done, such as writing files or asking other images. It
-//! has a thread of its own, while Lisp begins the next evaluation. The evaluation is over when the work is.
+//! has a thread of its own, while Lisp begins the next evaluation. The evaluation is over when this work is done.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use crate::image::Interrupt;
 use crate::os::panics;
 use crate::outcome::Outcome;
 
-/// Makes the final outcome from Lisp's, or returns why that failed.
+/// A function that makes the final outcome from Lisp's outcome, or returns the reason why it cannot.
 type Work = Box<dyn FnOnce(Outcome) -> Result<Outcome, String> + Send>;
 
 /// The work for an evaluation whose Lisp part is done.
 pub(crate) struct PostProcessing {
     work: Work,
-    /// The function that makes the work end soon.
+    /// The function that asks the work to end soon.
     cancel: Answer,
 }
 
@@ -39,8 +39,8 @@ pub(super) struct BoundPostProcessing {
     pub(super) session: Session,
 }
 
-/// Reports to the observer that an answer waits for something outside of Lisp, until it is dropped. The supervisor then
-/// does not mistake a long wait for a stuck worker.
+/// A guard: while it lives, an answer waits for something outside of Lisp. The observer is notified, so that the
+/// supervisor does not mistake a long wait for a stuck worker.
 struct ExternalWait(Session);
 
 impl ExternalWait {
@@ -106,14 +106,14 @@ impl BoundPostProcessing {
 }
 
 impl Finishing {
-    /// Makes the work end soon.
+    /// Asks the work to end soon.
     pub(super) fn cancel(&mut self) {
         if let Some(cancel) = self.cancel.take() {
             cancel();
         }
     }
 
-    /// Returns the answer of a cancelled evaluation.
+    /// Returns the answer to the call whose evaluation was cancelled.
     pub(super) fn answer_as_cancelled(self) -> Answer {
         let outcome = OutcomeBuilder::blank(self.evaluation).finish(JobEnd::Interrupted(Interrupt::Cancel));
         answer(self.reply, Arc::new(outcome))

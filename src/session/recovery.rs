@@ -1,4 +1,4 @@
-//! The restoring of a session in a new image, and the end of a session in an old one.
+//! The restoring of a session in a new image, and the end of a session in an old image.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,13 +17,13 @@ use super::{Answer, Inner, Session};
 use crate::image::{Interrupt, Lane};
 use crate::outcome::{ErrorRecord, Outcome};
 
-/// The time that a query for the error state waits for the end of a cancelled evaluation.
+/// The maximum time for which a query for the error state waits for the end of a cancelled evaluation.
 const SETTLING_TIME: Duration = Duration::from_millis(200);
 
-/// The message of a reset about the foreground evaluation.
+/// The message that a reset ended the foreground evaluation.
 const FOREGROUND_ENDED: &str = "The running evaluation was ended.";
 
-/// Returns the messages of a reset about the evaluations that it ends.
+/// Returns messages that name the evaluations which a reset ends.
 fn describe_cancelled(scheduler: &SchedulerState) -> Vec<String> {
     let is_foreground = |running: &Running| running.is_foreground() && running.activity.is_requested();
     let foreground = scheduler.running.iter().any(is_foreground).then(|| FOREGROUND_ENDED.to_owned());
@@ -31,7 +31,7 @@ fn describe_cancelled(scheduler: &SchedulerState) -> Vec<String> {
     foreground.into_iter().chain(background).collect()
 }
 
-/// Returns the beginning of a sentence that says what has been done to evaluations in the background.
+/// Returns the beginning of a sentence in the passive whose subject is these background evaluations; `None` for none.
 pub(crate) fn describe_background(numbers: impl Iterator<Item = u64>) -> Option<String> {
     let mut numbers: Vec<_> = numbers.collect();
     numbers.sort_unstable();
@@ -62,8 +62,8 @@ impl Inner {
     }
 }
 
-/// The maximum size of a history that is handed to another image, in bytes: a worker gets the histories of all clients
-/// before it serves.
+/// The maximum size of a history that another image gets, in bytes: a worker gets the histories of all clients before
+/// it serves.
 const MAX_HISTORY: usize = 1 << 20;
 
 /// The errors of a session, in the form in which another image gets them.
@@ -78,7 +78,7 @@ pub(crate) struct SavedErrors {
 }
 
 impl SavedErrors {
-    /// Records an evaluation's error, if it has a new one, and the number of the last error after it.
+    /// Adds the new error of an evaluation, if any, to the history, and makes error number `last` the last error.
     pub(crate) fn record(&mut self, added: Option<Arc<ErrorRecord>>, last: Option<u64>) {
         if let Some(error) = added {
             self.count = self.count.max(error.id);
@@ -96,7 +96,7 @@ impl SavedErrors {
 }
 
 impl ErrorState {
-    /// Sets the last error and the history from another image's.
+    /// Sets the last error and the history to those of another image.
     fn restore(&mut self, errors: SavedErrors) {
         let SavedErrors { last, history, .. } = errors;
         // `reset` keeps the notices of the boot, which the next answer carries.
@@ -111,7 +111,7 @@ impl Session {
         let _ = self.inner.observer.set(observer);
     }
 
-    /// Gives future evaluations numbers above this one.
+    /// Makes future evaluations get numbers above `number`.
     pub(crate) fn count_evaluations_from(&self, number: u64) {
         self.inner.scheduler.lock().evaluations.count_from(number);
     }
@@ -121,7 +121,7 @@ impl Session {
         self.inner.scheduler.lock().evaluations.set_lost(numbers);
     }
 
-    /// Gives future jobs numbers from this one on.
+    /// Makes future jobs get numbers from `number` on.
     pub(crate) fn number_jobs_from(&self, number: u64) {
         self.inner.next_id.fetch_max(number, Ordering::Relaxed);
     }
@@ -276,8 +276,8 @@ pub(crate) struct UserQuestion {
 }
 
 impl Session {
-    /// Begins a question to the user about the held evaluation. The answer may take any time; until then, only this
-    /// connection's requests about the held evaluation are served.
+    /// Begins a question to the user about the held evaluation. The answer may take any time; until then, this
+    /// connection's requests wait, except resets and requests about the held evaluation.
     pub(crate) fn begin_user_question(&self) -> UserQuestion {
         let question = self.inner.next_job_id();
         let mut scheduler = self.inner.scheduler.lock();

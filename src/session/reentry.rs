@@ -1,4 +1,4 @@
-//! Calls of a session from threads that must not wait for its evaluations, or not for ever.
+//! Detection of deadlocks: calls of a session from threads that must not wait for its evaluations.
 
 use std::cell::Cell;
 

@@ -1,11 +1,12 @@
-//! The scheduler: jobs that wait and jobs that run. One lock guards both, so that a job is always found in one of them.
+//! The scheduler: jobs that wait and jobs that run. One lock guards both sets, so that a job is always found in one of
+//! them.
 //!
 //! Evaluating threads pull from one queue. One evaluation at a time is in the foreground
-//! ([`SchedulerState::foreground`]), until it ends, is held, or continues in the background. The next one begins on the
-//! same thread, the *home*, if that is free: state that belongs to a thread (a mutex, a C library's state) is there
-//! again. Otherwise a new thread is started, which becomes the home. A request about a held evaluation, such as a
-//! restart, runs in the foreground, too, but on the thread that holds the evaluation ([`SchedulerState::next`] with
-//! `held`), whichever thread is the home. A thread that asks for work ends if there is none for it.
+//! ([`SchedulerState::foreground`]), until it ends, is held, or continues in the background. The next evaluation begins
+//! on the same thread, the *home*, if it is free, so that it finds the state that belongs to a thread (a mutex, a C
+//! library's state). Otherwise a new thread is started, which becomes the home. A request about a held evaluation, such
+//! as a restart, runs in the foreground, too, but on the thread that holds the evaluation ([`SchedulerState::next`]
+//! with `held`), whichever thread is the home. A thread that asks for work ends if there is none for it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use crate::image::interruption::{Interruption, REACTION_TIME};
 use crate::image::{Interrupt, Job, JobKind, Lane};
 use crate::os::thread_supply::ThreadSupply;
 
-/// The largest number of evaluations in the background. Each has a thread of its own, with a control stack.
+/// The maximum number of evaluations in the background. Each has a thread of its own, with a control stack.
 pub(crate) const MAX_BACKGROUND: usize = 16;
 
 /// A job that waits, with the reply that gets its result.
@@ -66,9 +67,9 @@ impl Request {
 /// The placement of an evaluation: whether it is in the foreground, and may leave it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Placement {
-    /// In the foreground, to its end.
+    /// In the foreground until its end.
     Foreground,
-    /// In the foreground, until somebody moves it to the background.
+    /// In the foreground, until a client moves it to the background.
     Detachable,
     Background,
 }
@@ -76,16 +77,16 @@ pub(super) enum Placement {
 /// A held evaluation that no job works on at present.
 pub(super) struct Hold {
     pub(super) connection: Arc<Connection>,
-    /// The last job of the holding thread. The thread names its hold by this number.
+    /// The number of the holding thread's last job, by which the thread names its hold.
     pub(super) job: u64,
-    /// The time when the evaluation is released.
+    /// The time when the evaluation is released; `None` for no limit.
     pub(super) until: Option<Instant>,
     /// The builder with the evaluation's code and limits, from which a resumption makes its own.
     pub(super) builder: OutcomeBuilder,
     /// True if the evaluation binds the package for itself alone.
     pub(super) binds_package: bool,
-    /// The number of the question that the user is being asked about this hold. Until it is answered, of the
-    /// connection's requests only those about the hold are served.
+    /// The number of the question that the user is being asked about this hold. Until it is answered, the connection's
+    /// requests wait, except resets and requests about the hold.
     question: Option<u64>,
     /// The thread that holds the evaluation.
     thread: u64,
@@ -105,7 +106,7 @@ pub(super) struct Running {
     pub(super) activity: Activity,
     /// The end of the job's time limit.
     pub(super) deadline: Option<Instant>,
-    /// The part of the heap that the job may keep, in bytes.
+    /// The part of the heap that the job may keep, in bytes; `None` for no limit.
     pub(super) heap_limit: Option<usize>,
     /// True once the job was interrupted for exceeding `heap_limit`.
     pub(super) filled_heap: bool,
@@ -114,7 +115,7 @@ pub(super) struct Running {
     pub(super) collected_at: Option<Instant>,
     /// Queries for the error state that wait for the end of this job, which was cancelled.
     pub(super) error_queries: Vec<ErrorQuery>,
-    /// Set to cancel the search for hints. Present while Lisp is done and the errors are searched.
+    /// The flag that cancels the search for hints; `Some` while Lisp is done and the errors are searched.
     pub(super) search_cancelled: Option<Arc<AtomicBool>>,
     /// The last wait of the job's thread in `Session::evaluate`; it may be over.
     pub(super) awaited: Option<Awaited>,
@@ -123,7 +124,7 @@ pub(super) struct Running {
 /// A thread's wait for another job.
 pub(super) struct Awaited {
     pub(super) job: u64,
-    /// Ends the wait because the waiting job was interrupted or taken out.
+    /// The function that ends the wait, because the waiting job was interrupted or taken out.
     pub(super) interrupt: Box<dyn FnOnce() + Send>,
 }
 
@@ -131,7 +132,7 @@ pub(super) struct Awaited {
 pub(super) struct ErrorQuery {
     /// The time when the query is answered even if the evaluation has not ended.
     pub(super) until: Instant,
-    /// Answers the query. The argument is the number of the evaluation if it has not ended.
+    /// The function that answers the query. The argument is the number of the evaluation if it has not ended.
     pub(super) answer: Box<dyn FnOnce(Option<u64>) + Send>,
 }
 
@@ -308,7 +309,7 @@ impl Threads {
         is_new
     }
 
-    /// Ends the thread's role as the home, if it has that.
+    /// Clears the home if it is this thread.
     fn clear_home(&mut self, thread: u64) {
         self.home.take_if(|home| *home == thread);
     }
@@ -333,7 +334,7 @@ pub(super) struct SchedulerState {
     sending: Vec<(u64, u64)>,
     /// The jobs that were answered because their image is to be replaced, and that still unwind.
     pub(super) unwinding: Vec<u64>,
-    /// The threads that no longer serve a lane.
+    /// The abandoned threads, which no longer serve a lane.
     pub(super) abandoned: Abandoned,
     /// The time until which a reset waits for the evaluations in the background.
     reset_at: Option<Instant>,
@@ -359,7 +360,7 @@ impl SchedulerState {
         self.background_count() > 0 || !self.finishing.is_empty() || self.running.iter().any(evaluates)
     }
 
-    /// Returns true while anything is evaluated, in the background too, or held.
+    /// Returns true while an evaluation runs, in the background too, or is held.
     pub(super) fn is_busy(&self) -> bool {
         !self.holds.is_empty()
             || self.background_count() > 0
@@ -534,7 +535,7 @@ impl SchedulerState {
     }
 
     /// Records that a thread could not be started. Takes out the last ready background request if no thread is left for
-    /// it, so that it can fail. Otherwise returns when the next attempt may be made: the foreground request waits until
+    /// it, so that it can fail. Otherwise returns the time of the next attempt: the foreground request waits until
     /// then, or until the home is free.
     pub(super) fn thread_refused(&mut self, reason: &str, now: Instant) -> Result<Request, Instant> {
         if self.ready.len() >= self.threads.supply.starting()
@@ -574,14 +575,14 @@ impl SchedulerState {
             && self.waiting[Lane::Evaluation as usize].iter().all(|request| request.connection.id != connection)
     }
 
-    /// Returns all holds, with those that a job works on.
+    /// Returns all holds, including those that a job works on.
     fn all_holds(&mut self) -> impl Iterator<Item = &mut Hold> {
         let busy = self.running.iter_mut().filter_map(|running| running.activity.hold_mut());
         self.holds.iter_mut().chain(busy)
     }
 
     /// Records that the user is being asked question number `question` about the connection's hold. Returns false if
-    /// the question replaces another one, or nothing is held.
+    /// the question replaces another question, or nothing is held.
     pub(super) fn begin_question(&mut self, connection: u64, question: u64) -> bool {
         let hold = self.holds.iter_mut().find(|hold| hold.connection.id == connection);
         hold.is_some_and(|hold| hold.question.replace(question).is_none())
@@ -598,8 +599,8 @@ impl SchedulerState {
         hold.is_some_and(|hold| hold.question.take().is_some())
     }
 
-    /// Gives a held evaluation to another connection, until this time. Returns the former connection; `None` while the
-    /// user is being asked about the evaluation.
+    /// Transfers a held evaluation to another connection, which holds it until `until`. Returns the former connection;
+    /// `None` while the user is being asked about the evaluation.
     pub(super) fn transfer_hold(
         &mut self,
         evaluation: u64,
@@ -743,7 +744,7 @@ impl SchedulerState {
     }
 
     /// Returns true if the thread of `job`, in the background, must not wait for an evaluation that is submitted now:
-    /// the background is full, and every evaluation there would wait for another one's end.
+    /// the background is full, and every evaluation there would wait for the end of another evaluation.
     pub(super) fn would_deadlock(&self, job: u64, in_background: bool) -> bool {
         let waiting = &self.waiting[Lane::Evaluation as usize];
         // The first background request that waits. Neither it nor a later request begins before a background evaluation
@@ -799,8 +800,8 @@ impl SchedulerState {
         running.chain(waiting).chain(finishing.map(|finishing| finishing.evaluation))
     }
 
-    /// Moves a detachable evaluation to the background, or has it begin there. Returns false if the background is full
-    /// or the evaluation is about to end.
+    /// Moves a detachable evaluation to the background, or marks it to begin there if it still waits. Returns false if
+    /// the background is full or the evaluation is about to end.
     pub(super) fn move_to_background(&mut self, job: u64) -> bool {
         let full = self.background_and_waiting() >= MAX_BACKGROUND;
         let waiting = &mut self.waiting[Lane::Evaluation as usize];

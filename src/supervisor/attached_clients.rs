@@ -1,4 +1,4 @@
-//! The clients that are attached by the server's socket.
+//! The clients that are attached through the server's socket.
 
 use std::borrow::Cow;
 use std::os::fd::OwnedFd;
@@ -21,10 +21,10 @@ struct AttachedClient {
     is_gone: bool,
 }
 
-/// The socket, and the clients that are attached by it.
+/// The server's socket, and the clients that are attached through the socket.
 #[derive(Debug)]
 pub(super) struct AttachedClients {
-    /// The socket; `None` without one, and during a shutdown.
+    /// The socket; `None` if the server has no socket or is shutting down.
     listener: Option<Listener>,
     clients: Vec<AttachedClient>,
     /// The number of the newest connection.
@@ -52,7 +52,7 @@ impl AttachedClients {
     }
 
     /// Adds the descriptors to poll to `set`, each under the key that `name` returns. A connection is read only while
-    /// `reads` returns true for it and its client reads its answers.
+    /// `reads` returns true for its number and the client reads its answers.
     pub(super) fn watch<'a, T: Copy + PartialEq>(
         &'a self,
         set: &mut PollSet<'a, T>,

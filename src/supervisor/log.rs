@@ -42,7 +42,7 @@ impl Stderr {
     }
 }
 
-/// A writer that writes each message to stderr in one call, or drops the message. Never blocks, and never fails.
+/// A writer that writes each message to stderr in one call, or drops the message. Writing never blocks or fails.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StderrLog;
 

@@ -1,5 +1,5 @@
 //! The recovery record of a supervisor: the clients' open requests, the [recovery state](RecoveryState), and the files
-//! that are kept in step with the state: the log of a persistent session, and the checkpoints.
+//! that must agree with the state: the log of a persistent session, and the checkpoints.
 
 use std::io;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ pub(super) struct Recovery {
     begins_with_checkpoints: bool,
     /// The log; `None` unless the session is persistent.
     log: Option<RecoveryLog>,
-    /// The time of the last attempt to write a failed log again.
+    /// The time of the last attempt to rewrite a log that cannot be written.
     log_tried: Option<Instant>,
 }
 
@@ -51,8 +51,8 @@ impl Recovery {
     /// Continues a persistent session where its last server stopped.
     ///
     /// # Errors
-    /// A sentence: the saved image needs another heap size, a newer program wrote the log, or the log cannot be read, copied or
-    /// written.
+    /// A sentence: the saved image needs another heap size, a newer program wrote the log, or the log cannot be read,
+    /// copied or written.
     pub(super) fn continue_session(&mut self, session: &PersistentSession) -> Result<(), String> {
         let Loaded { state, unreadable, has_snapshot } = session.load()?;
         self.state = state.continued();
@@ -123,7 +123,7 @@ impl Recovery {
             tracing::warn!("the session {:?}: {remark}", session.name);
         }
         self.checkpoints.remove_leftovers(&files);
-        // A saving process that was killed after its last save has not done this.
+        // A saving process that was killed after its save has not deleted the older automatic checkpoints.
         self.checkpoints.keep_automatic(store::KEPT_AUTOMATIC);
         self.state.evaluations = self.state.evaluations.max(last_number(&session.status_file()));
         if self.state.has_content() || remark.is_some() {
@@ -223,7 +223,7 @@ impl Recovery {
     }
 
     /// Records the crash of a worker. `replayed` is true when the worker had replayed its definitions. Returns true
-    /// when the crash brings the replay further.
+    /// when the crash advances the replay.
     pub(super) fn record_crash(&mut self, status: &WorkerStatus, replayed: bool, crash: &Crash) -> bool {
         self.record_finished_saves();
         let last = self.last_status(status);
@@ -237,7 +237,7 @@ impl Recovery {
         self.state.record_crash(last, replayed, crash)
     }
 
-    /// Records saves that are complete though the lost worker did not report it.
+    /// Records completed saves that the lost worker did not report.
     fn record_finished_saves(&mut self) {
         let files = self.state.files_being_saved();
         let finished: Vec<_> = files.filter_map(|file| self.checkpoints.of_file(file)).collect();

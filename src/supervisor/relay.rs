@@ -166,7 +166,7 @@ impl Relay {
         self.advance_shutdown()
     }
 
-    /// Starts the worker processes that are missing and due.
+    /// Starts the missing worker processes whose start time has come.
     fn start_workers(&mut self) -> StepResult {
         if self.shutdown.is_some() {
             return Ok(());
@@ -441,7 +441,7 @@ impl Relay {
         if self.is_over() || Instant::now() >= deadline { Err(Action::End) } else { Ok(()) }
     }
 
-    /// Kills what is left of a lost process and schedules the next process, except during a shutdown. After too many
+    /// Kills the remains of a lost process and schedules the next process, except during a shutdown. After too many
     /// losses, the server fails.
     fn replace(&mut self, id: WorkerId, crash: &Crash) {
         if self.shutdown.is_some() {
@@ -497,7 +497,7 @@ fn report_unreadable(worker: &mut WorkerProcess, clients: impl Iterator<Item = u
     }
 }
 
-/// Returns the action for a worker that broke the protocol: replace it.
+/// Returns the action that replaces a worker because it broke the protocol.
 fn malformed(id: WorkerId) -> Action {
     Action::Replace(id, Crash::new("wrote to a pipe of the server and was terminated"))
 }

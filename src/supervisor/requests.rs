@@ -8,7 +8,7 @@ use crate::rpc::route;
 
 /// Bytes that each line counts for in addition to its text.
 const OVERHEAD: usize = 64;
-/// The number of workers that may stall at a line. After that, no other worker gets the line.
+/// Maximum number of workers that may stall at a line. After that, no other worker gets the line.
 const MAX_STALLS: u32 = 2;
 /// Maximum size of a piece. A longer line is sent in pieces, so that lines of other clients can pass between the
 /// pieces.
@@ -195,7 +195,7 @@ impl Requests {
         self.open.contains_key(&number)
     }
 
-    /// Returns the first open line with this number or a higher one.
+    /// Returns the number of the first open line from this number on.
     pub(super) fn first_from(&self, number: u64) -> Option<u64> {
         self.open.range(number..).next().map(|(number, _)| *number)
     }
@@ -249,8 +249,8 @@ impl Requests {
         self.open.values().chain(self.waiting.values().flatten()).any(|line| line.awaited != Some(false))
     }
 
-    /// Turns waiting requests that a later waiting line cancels into notifications. To be called before a new worker
-    /// gets the lines: a lost worker may not have handled the cancellation.
+    /// Turns waiting requests that a later waiting line cancels into notifications. Must be called before a new worker
+    /// gets the lines: the lost worker might not have handled the cancellation.
     pub(super) fn apply_cancellations(&mut self) {
         for (connection, lines) in &mut self.waiting {
             let Some(last) = lines.iter().rposition(|line| line.may_cancel) else { continue };
@@ -310,7 +310,7 @@ mod tests {
             bytes == self.bytes
         }
 
-        /// Sends everything that waits, and returns the connection and the line number of each piece.
+        /// Sends all waiting lines, and returns the connection and the line number of each piece.
         fn send_all(&mut self) -> Vec<(u64, u64)> {
             let pieces = std::iter::from_fn(|| self.next_piece());
             let parse = |piece: Piece| match route::parse(&piece.marked).unwrap() {

@@ -1,15 +1,15 @@
-//! The restart policy: when a lost worker is replaced, and when the server gives up.
+//! The restart policy: when a lost worker is replaced, and when the server stops instead.
 
 use std::time::{Duration, Instant};
 
-/// The number of losses within [`WITHIN`], without an answer in between, at which the server gives up.
+/// The number of losses within [`WITHIN`], without an answer in between, at which the server stops.
 const MAX_LOSSES: usize = 20;
-/// The number of those losses before the worker served at which the server gives up.
+/// The number of losses of workers that had not served yet, within [`WITHIN`], at which the server stops.
 const MAX_EARLY_LOSSES: usize = 5;
 /// The time within which losses are counted.
 const WITHIN: Duration = Duration::from_secs(10);
-/// The delay after the first worker that could not be started, in which the remains of the worker can go away. The
-/// delay doubles with each further one.
+/// The delay after the first worker that could not be started, so that its remaining processes can end. The delay doubles
+/// with each further failed start.
 const BACKOFF: Duration = Duration::from_millis(50);
 
 /// The stage that a worker had reached.
@@ -23,7 +23,7 @@ pub(super) enum WorkerStage {
     Serving,
 }
 
-/// The recent losses that no answer has followed, each with its time.
+/// The restart policy, with the recent losses that no answer has followed, each with its time.
 #[derive(Debug, Default)]
 pub(super) struct RestartPolicy {
     losses: Vec<(Instant, WorkerStage)>,

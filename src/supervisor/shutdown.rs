@@ -28,7 +28,8 @@ pub(super) struct Shutdown {
 }
 
 impl Shutdown {
-    /// Creates the shutdown at the end of input or after a signal. Running calls have until the deadline to finish.
+    /// Creates the shutdown at the end of input (`status` 0) or after a signal. Running calls have until the deadline to
+    /// finish.
     pub(super) fn graceful(status: i32) -> Self {
         let reason = "the server is shutting down; the request was not finished".to_owned();
         Self { status, reason, deadline: Instant::now() + SHUTDOWN_TIME, waits_for_request: false }
@@ -40,8 +41,8 @@ impl Shutdown {
     }
 
     /// Answers the open requests of the client of stdin, and waits until the client has read `output`: until the deadline
-    /// at most, or for [`FINAL_READ_TIME`] if that ends later. Returns the exit status: that of the worker, if the worker
-    /// announced one and the server did not fail.
+    /// at most, or for [`FINAL_READ_TIME`] if that ends later. Returns the exit status of the server: after the end of
+    /// input, the status that the `worker` announced, if any.
     pub(super) fn finish(self, requests: &Requests, output: &mut WriteBuffer, worker: Option<i32>) -> i32 {
         let mut refusals = requests.texts_of(0).filter_map(|line| messages::refusal(line, &self.reason));
         let end = self.deadline.max(Instant::now() + FINAL_READ_TIME);

@@ -18,7 +18,7 @@ use crate::session::recovery::failed;
 const NOT_READING: u32 = 10;
 /// Limit for a worker that reads requests but runs nothing while a client waits.
 const STALLED: u32 = 20;
-/// Limit for a worker that a signal has stopped, which another signal may let continue.
+/// Limit for a worker that a signal has stopped: a SIGCONT may follow.
 const STOPPED: u32 = 10;
 /// Limit for an evaluation that still runs after the worker should have abandoned it.
 const OVERDUE: u32 = 2;
@@ -55,7 +55,7 @@ impl Watchdog {
     }
 
     /// Checks the worker if the interval has passed. Returns the crash to record if the worker must be ended.
-    /// `is_serving`: the server is not shutting down, so the worker should read its input and write answers.
+    /// `is_serving` is true unless the server is shutting down: the worker should read its input and write answers.
     pub(super) fn check(&mut self, worker: &WorkerProcess, requests: &mut Requests, is_serving: bool) -> Option<Crash> {
         if self.last_check.get_or_insert_with(Instant::now).elapsed() < self.interval {
             return None;

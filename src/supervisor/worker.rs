@@ -1,4 +1,4 @@
-//! A worker as the supervisor sees it: a session, its recovery record, and the process that serves it at the moment.
+//! A worker as the supervisor sees it: a session's recovery record, and the process that currently serves the session.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -22,10 +22,10 @@ impl WorkerId {
     pub(super) const FIRST: Self = Self(0);
 }
 
-/// A session, and the process that serves the session.
+/// A worker: a session's recovery record, and the process that serves the session.
 #[derive(Debug)]
 pub(super) struct Worker {
-    /// The current process; `None` between the loss of a process and the start of the next one.
+    /// The current process; `None` between the loss of a process and the start of the next process.
     pub(super) process: Option<WorkerProcess>,
     /// The time to start the next process.
     pub(super) start_at: Instant,
@@ -34,7 +34,7 @@ pub(super) struct Worker {
     pub(super) watchdog: Watchdog,
     pub(super) restarts: RestartPolicy,
     pub(super) recovery: Recovery,
-    /// True from the notice that the log cannot be written to the notice that it can be written again.
+    /// True between the notice that the log cannot be written and the notice that the log can be written again.
     log_failed: bool,
     /// The exit status that the last process announced.
     pub(super) announced_status: Option<i32>,
@@ -146,8 +146,8 @@ impl Worker {
         })
     }
 
-    /// Records the loss of the process, and the time to start the next process. If two processes have stalled at a
-    /// request, returns its client and the error that answers the request.
+    /// Records the loss of the process, and sets the time to start the next process. If two processes have stalled at a
+    /// request, returns the request's client and the error that answers the request.
     ///
     /// # Errors
     /// A sentence: too many processes were lost.

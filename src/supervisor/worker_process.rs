@@ -22,9 +22,9 @@ use crate::rpc::descriptors::nonblocking;
 use crate::rpc::frame::{FrameKind, MAX_LINE_PAYLOAD, Malformed, parse};
 use crate::rpc::route::MAX_AHEAD;
 
-/// Maximum number of bytes that one read returns.
+/// Minimum free capacity of the read buffer before a read, in bytes.
 const CHUNK: usize = 64 << 10;
-/// Capacity of the read buffer that is kept while the buffer is empty, in bytes.
+/// Maximum capacity, in bytes, that an empty read buffer keeps allocated.
 const KEEP: usize = 1 << 20;
 
 /// Starts a worker process with these arguments, which boots `image`, or the program's own core. With a persistent
@@ -50,7 +50,7 @@ pub(super) fn start(
     }
     command.stdin(Stdio::from(OwnedFd::from(requests))).stdout(Stdio::from(OwnedFd::from(answers)));
     // A process group of its own: the terminal's signals reach only the supervisor, and signals that a child of the
-    // worker sends to its process group do not.
+    // worker sends to its process group do not reach the supervisor.
     let child = command.process_group(0).spawn();
     status.inherit(false)?;
     lock.map_or(Ok(()), |lock| rustix::io::fcntl_setfd(lock, FdFlags::CLOEXEC))?;
@@ -88,7 +88,7 @@ pub(super) struct WorkerProcess {
     output: OwnedFd,
     /// True until the end of the process' output.
     pub(super) open: bool,
-    /// The bytes that were read; those before `start` are handled.
+    /// The bytes that were read; the bytes before `start` are handled.
     buffer: Vec<u8>,
     /// The start of the next frame in `buffer`.
     start: usize,
@@ -97,10 +97,10 @@ pub(super) struct WorkerProcess {
     large_line: Option<u64>,
     /// The number of bytes read from the process.
     pub(super) read: u64,
-    /// The number of complete lines sent to the process, and the number that it has reported as received.
+    /// The number of complete lines sent to the process, and the number of lines that it has reported as received.
     sent: u64,
     received: u64,
-    /// The wait status, once the process is reaped. Its id may belong to another process from then on.
+    /// The wait status, once the process is reaped. From then on, `pid` may belong to another process.
     pub(super) ended: Option<WaitStatus>,
     /// True once the process serves.
     pub(super) ready: bool,
@@ -137,7 +137,7 @@ impl WorkerProcess {
         }
     }
 
-    /// Returns true while the process may be sent further lines as soon as it reads.
+    /// Returns true while the process is ready and fewer than [`MAX_AHEAD`] sent lines are not reported as received.
     pub(super) fn takes_lines(&self) -> bool {
         self.ready && self.sent < self.received + MAX_AHEAD
     }

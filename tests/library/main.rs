@@ -420,7 +420,7 @@ fn mcp_spawn_serves_multiple_clients_on_the_program_image() {
         assert_eq!(agent.tools(), ["describe-symbol"]);
         agent.post("tools/call", &serde_json::json!({"name": "evaluate-lisp", "arguments": {"code": "1"}}));
         let refused = agent.answer()["error"]["message"].as_str().expect("a message").to_owned();
-        assert!(refused.ends_with("There are: describe-symbol."), "{refused}");
+        assert!(refused.ends_with("Tools: describe-symbol."), "{refused}");
     }
     sbcl::mcp::set_tools("all").unwrap();
     for agent in [&mut one, &mut other] {

@@ -618,7 +618,7 @@ fn request_at_which_two_workers_stalled_is_answered_and_not_repeated() {
     let text = server.evaluate("(f)");
     assert!(text.contains("stopped answering") && text.ends_with("=> 42"), "{text}");
     let end = server.finish();
-    assert_eq!(end.stderr.matches("the Lisp image no longer").count(), 2, "{}", end.stderr);
+    assert_eq!(end.stderr.matches("the Lisp image stopped answering").count(), 2, "{}", end.stderr);
 }
 
 #[test]

@@ -167,7 +167,7 @@ fn held_evaluation_can_be_taken_over_by_another_connection() {
     let refusal = person.take_over(None).unwrap_err().to_string();
     assert!(refusal.contains(&format!("{first}, {second}")), "{refusal}");
     person.take_over(Some(second)).unwrap();
-    assert!(person.take_over(Some(first)).unwrap_err().to_string().contains("holds an evaluation already"));
+    assert!(person.take_over(Some(first)).unwrap_err().to_string().contains("already holds an evaluation"));
     third.disconnect();
     assert!(person.is_held());
     person.disconnect();

@@ -53,8 +53,8 @@ impl Cache {
         self.folder("sources")
     }
 
-    /// Returns the directory of a finished stage, which `make` fills if it does not exist. If several builds need it at
-    /// the same time, one makes it and the others wait.
+    /// Returns the directory of a finished stage, which `make` fills if it does not exist. If several builds need the
+    /// stage at the same time, one of them makes it and the others wait.
     pub(crate) fn stage(
         &self,
         stage: &str,
@@ -66,7 +66,7 @@ impl Cache {
         let entry = self.root.join(&name);
         if !manifest::is_complete(&entry) {
             let _lock = lock::take(&self.folder("locks")?.join(&name), progress)?;
-            // Another build may have made it during the wait.
+            // Another build may have made the stage during the wait.
             if !manifest::is_complete(&entry) {
                 self.make(&name, &entry, progress, make)?;
             }
@@ -96,7 +96,7 @@ impl Cache {
         progress: &Progress,
         make: impl FnOnce(&StageContext<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        // This build holds the lock, so no other is still using what was left here.
+        // This build holds the lock, so no other build is still using what was left here.
         if entry.exists() {
             self.discard(entry)?;
         }

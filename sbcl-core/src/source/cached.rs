@@ -6,7 +6,7 @@ use super::{Outcome, Provider, Source, git, verify};
 use crate::pin;
 use crate::progress::Progress;
 
-/// The cache's directory of sources.
+/// The provider that looks in the cache's directory of sources.
 pub(super) struct Cached {
     sources: PathBuf,
 }

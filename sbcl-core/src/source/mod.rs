@@ -61,8 +61,8 @@ pub(crate) fn find(settings: &Settings, cache: &Cache, progress: &Progress) -> R
     first(&providers(settings, &cache.sources()?), progress)
 }
 
-/// Returns a text that distinguishes stages built from different sources. All sources that agree with the pin bit by
-/// bit are the same; a directory is identified by its contents. Fails if the user named a source that cannot be used,
+/// Returns a text that distinguishes stages built from different sources: `pinned` for every source that agrees with
+/// the pin bit by bit, or a digest of a directory's contents. Fails if the user named a source that cannot be used,
 /// even if the cache does not need it.
 pub(crate) fn identity(settings: &Settings, progress: &Progress) -> Result<String, Error> {
     if settings.source.is_some() {

@@ -6,7 +6,7 @@ use super::{Outcome, Provider, Source, verify};
 use crate::progress::Progress;
 use crate::settings;
 
-/// The provider for that directory or archive.
+/// The provider of the directory or archive that the user names.
 pub(super) struct Named {
     path: Option<PathBuf>,
 }

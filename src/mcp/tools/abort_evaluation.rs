@@ -32,7 +32,7 @@ pub(super) struct Arguments {
     newest: Flag,
 }
 
-/// The end of the held evaluation, or the progress of another one.
+/// Structured content: the end of the held evaluation, or the progress of another evaluation.
 #[derive(JsonSchema)]
 #[allow(dead_code, reason = "the schema of two contents")]
 pub(super) struct Content {
@@ -86,7 +86,7 @@ fn interrupt(call: Call, id: u64) {
     wait(call, id, WAIT, move |session, answer| session.when_ended(id, move || answer(report())));
 }
 
-/// The result: the held evaluation is aborted.
+/// The result of aborting the held evaluation.
 #[derive(Debug)]
 pub(super) struct Aborted;
 

@@ -68,8 +68,8 @@ impl<'a> Arguments<'a> {
         required.into_iter().flatten().filter_map(Value::as_str)
     }
 
-    /// Checks the names of the arguments, and replaces underscores in them by hyphens. `known` has all names, also
-    /// those that the tool does not list.
+    /// Checks the names of the arguments, and replaces underscores in them by hyphens. `known` has all accepted names,
+    /// including names that the tool does not list.
     fn check_names(&mut self, known: &[&str]) -> Result<(), Wrong> {
         let known_name = |name: String| {
             let hyphenated = name.replace('_', "-");
@@ -126,7 +126,7 @@ impl<'de> Deserializer<'de> for Arguments<'_> {
     }
 }
 
-/// The present arguments, as serde visits them.
+/// The given arguments, in the form that serde visits.
 struct Given<'a> {
     tool: &'a str,
     given: std::vec::IntoIter<(String, Value)>,
@@ -214,7 +214,7 @@ macro_rules! argument {
     };
 }
 
-/// A string. A number is converted as it is written.
+/// A string argument. A JSON number is converted to its text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Text(pub(super) String);
 
@@ -232,7 +232,7 @@ pub(super) fn text(given: Option<Text>) -> Option<String> {
     given.map(|text| text.0)
 }
 
-/// A boolean, false by default.
+/// A boolean argument, false by default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub(super) struct Flag(pub(super) bool);
@@ -247,8 +247,8 @@ argument!(Flag, {"type": "boolean"}, |value| {
     }
 });
 
-/// A list of names: an array, or a string with commas or blanks between names. Neither separates names within
-/// parentheses or quotes.
+/// A list of names: an array, or a string with commas or blanks between names. Commas and blanks within parentheses or
+/// quotes belong to a name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Names(pub(super) Vec<String>);
 
@@ -274,7 +274,7 @@ argument!(Names, {"type": "array", "items": {"type": "string"}}, |value| {
     Ok(Self(names))
 });
 
-/// Reads an integer in a range, also one written as 10.0.
+/// Reads an integer in a range. The integer may be written as 10.0, or as a string.
 fn integer_in(value: &Value, range: RangeInclusive<u64>) -> Option<u64> {
     let number = match value {
         Value::String(text) => integer(text),
@@ -356,15 +356,15 @@ macro_rules! whole_number {
 }
 
 whole_number!(
-    /// The number of a frame.
+    /// A frame's number in the backtrace, counted from 0.
     FrameNumber, 0, None, "a frame number, from 0"
 );
 whole_number!(
-    /// The number of an evaluation.
+    /// An evaluation's number, counted from 1.
     EvaluationNumber, 1, None, "an evaluation number, from 1"
 );
 whole_number!(
-    /// The number of a character.
+    /// A character's index in a text, counted from 0.
     CharacterNumber, 0, None, "the index of a character, from 0"
 );
 whole_number!(
@@ -394,12 +394,12 @@ whole_number!(
     PageCharacters, 1, Some(MAX_PAGE), characters(&(1..=MAX_PAGE))
 );
 whole_number!(
-    /// Number of suspects to look for.
+    /// Maximum number of suspects for each failing test; 0 to look for none.
     SuspectCount, 0, Some(super::MAX_SUSPECTS),
     format!("a whole number of suspects, from 0 to {}", super::MAX_SUSPECTS)
 );
 
-/// Reads a number in a range, which may be written as a string.
+/// Reads a number of seconds in a range. The number may be written as a string.
 pub(super) fn seconds_of<E: serde::de::Error>(
     value: &Value,
     range: &RangeInclusive<f64>,

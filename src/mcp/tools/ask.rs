@@ -40,7 +40,8 @@ struct PendingQuestion {
 }
 
 impl Questions {
-    /// Returns the request state with which a client answers question `number` about a call with these arguments.
+    /// Returns the request state with which a client answers question `number` about a call. `arguments` is the hash of
+    /// the call's arguments.
     fn state(&self, number: u64, arguments: u64) -> String {
         format!("{number}-{:016x}", self.key.hash_one((number, arguments)))
     }
@@ -86,7 +87,7 @@ enum Choice {
     Decline,
 }
 
-/// Asks the user as long as the evaluation is held, then answers.
+/// Asks the user for restarts as long as the evaluation is held, then answers the call.
 pub(super) fn settle(call: Call, outcome: Arc<Outcome>) {
     match call.ask_state {
         Some(ask_state) => settle_round(call, ask_state, outcome),
@@ -190,7 +191,7 @@ fn question(error: &ErrorRecord) -> Result<ElicitRequestParams, Fault> {
     })
 }
 
-/// Asks by a request to the client.
+/// Asks the user through a request to the client.
 fn request(call: Call, ask_state: AskState, outcome: Arc<Outcome>, question: ElicitRequestParams) {
     let params = serde_json::to_value(ElicitRequest::new(question)).unwrap_or_default()["params"].take();
     let (session, pending) = (call.session().clone(), call.pending());
@@ -229,8 +230,8 @@ fn choice(result: &ElicitResult) -> Option<Choice> {
     Some(Choice::Restart { number, values: field("values").unwrap_or_default().to_owned() })
 }
 
-/// Applies the user's choice to the held evaluation that has the outcome `before`, then asks again or answers.
-/// Evaluations that waited for the user's answer come after that.
+/// Applies the user's choice to the held evaluation that has the outcome `before`, then asks again or answers the call.
+/// Other evaluations wait until the choice has taken effect.
 fn apply_choice(
     call: Call,
     ask_state: AskState,
@@ -264,7 +265,7 @@ fn apply_choice(
     pending.on_cancel(move || session.cancel(job));
 }
 
-/// Continues after the chosen restart.
+/// Asks again if the evaluation is still held after the chosen restart, otherwise answers the call.
 fn after_restart(call: Call, ask_state: AskState, mut before: Outcome, number: u64, after: Result<Resumed, HoldError>) {
     let error = before.result.as_ref().err();
     let kind = error.map_or_else(String::new, |error| error.kind.clone());
@@ -283,7 +284,7 @@ fn after_restart(call: Call, ask_state: AskState, mut before: Outcome, number: u
         }
     };
     if is_held(call.session(), &before) {
-        // The values failed, or the restart returned: the question stays the same.
+        // The evaluation of the restart's values failed, or the restart returned: the same question is asked again.
         if let Err(error) = after.result {
             after.notices.push(format!("Resuming it failed with {}: {}", error.kind, error.message.text));
         }

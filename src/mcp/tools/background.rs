@@ -1,4 +1,4 @@
-//! The arguments `background` and `wait`, and the evaluation of code for a call that need not wait for its end.
+//! The arguments `background` and `wait`, and evaluations that may continue after their call is answered.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +43,7 @@ impl JsonSchema for Wait {
     }
 }
 
-/// Returns how long a call waits for its evaluation. `None` is unlimited.
+/// Returns the time that a call waits for its evaluation; `None` for no limit.
 pub(super) fn wait_limit(background: Flag, wait: Option<Wait>) -> Option<Duration> {
     if background.0 { Some(Duration::ZERO) } else { wait.map(|wait| wait.0) }
 }
@@ -66,12 +66,12 @@ pub(super) fn on_error(
     }
 }
 
-/// An evaluation for a call.
+/// An evaluation to submit for a call, with its operation, post-processing and progress reports.
 pub(super) struct Job {
     evaluation: Evaluation,
     operation: Option<Operation>,
     post_processing: Option<PostProcessing>,
-    /// Returns the text of a progress report.
+    /// The function that returns the text of a progress report, from a byte index on.
     progress_text: fn(&Session, JobId, usize) -> Option<String>,
 }
 
@@ -81,7 +81,7 @@ impl Job {
         Self { evaluation, operation: None, post_processing: None, progress_text: Session::output_so_far }
     }
 
-    /// Returns a job that performs an operation. `evaluation` has its limits, and the code to log.
+    /// Returns a job that performs an operation. `evaluation` has the job's limits, and the code to log.
     pub(super) fn operation(evaluation: Evaluation, operation: Operation) -> Self {
         Self { operation: Some(operation), ..Self::new(evaluation) }
     }
@@ -98,7 +98,7 @@ impl Job {
 }
 
 /// Evaluates `job` and answers the call with `answer`. If the evaluation takes longer than `wait_limit`, it continues
-/// in the background, and the call is answered with its state.
+/// in the background, and the call is answered with the evaluation's progress.
 pub(super) fn evaluate(
     call: Call,
     job: Job,

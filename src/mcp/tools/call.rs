@@ -14,14 +14,14 @@ use crate::mcp::peer::{PACKAGE, Peer, for_revision};
 use crate::rpc::inflight::{Inflight, NoAnswer, Responder};
 use crate::{JobId, Session};
 
-/// A call that has no answer yet. Dropping it answers with an internal error.
+/// A call that has no answer yet. Dropping the call answers with an internal error.
 #[derive(Debug)]
 pub(in crate::mcp) struct Call {
     pub(super) context: Arc<ToolContext>,
     pub(super) peer: Peer,
     /// The lowest number for the jobs of this call.
     pub(super) first_job: u64,
-    /// Present for a tool that may ask the user how to continue.
+    /// The progress of asking the user; `None` for a tool that never asks.
     pub(super) ask_state: Option<AskState>,
     responder: Responder,
 }
@@ -40,7 +40,7 @@ impl Call {
         self.peer.is_for_person() || self.context.options.structured
     }
 
-    /// Answers with a tool's result, or with the reason why there is none.
+    /// Answers with a tool's result, or with the reason why the tool has no result.
     pub(super) fn answer(self, reply: Result<impl Into<Reply>, impl Into<Fault>>) {
         match reply {
             Ok(reply) => self.reply(reply),
@@ -82,7 +82,7 @@ impl Call {
         self.responder.answer(ServerResult::InputRequiredResult(question));
     }
 
-    /// Leaves the answer to another process.
+    /// Drops the call without an answer: another process answers the client.
     pub(super) fn leave_unanswered(self) {
         self.responder.leave_unanswered();
     }
@@ -92,7 +92,7 @@ impl Call {
         self.context.inflight.is_awaited(self.responder.request_number())
     }
 
-    /// Returns a reference for timers and progress, for use after the call itself has moved to whatever answers it.
+    /// Returns a reference to the call for timers, cancellation and progress, which need not own the call.
     pub(super) fn pending(&self) -> PendingCall {
         PendingCall {
             inflight: self.context.inflight.clone(),
@@ -102,18 +102,18 @@ impl Call {
         }
     }
 
-    /// Returns a call that the first taker answers.
+    /// Wraps the call so that several callbacks can try to answer, and only the first does.
     pub(super) fn shared(self) -> SharedCall {
         SharedCall(Arc::new(Mutex::new(Some(self))))
     }
 }
 
-/// A call that the first taker answers. Clones share it.
+/// A call that several callbacks may try to answer: only the first to take it does. Clones share the call.
 #[derive(Debug, Clone)]
 pub(super) struct SharedCall(Arc<Mutex<Option<Call>>>);
 
 impl SharedCall {
-    /// Returns the call to the first taker, and `None` to any other.
+    /// Takes the call. Returns `None` if the call has been taken already.
     pub(super) fn take(&self) -> Option<Call> {
         self.0.lock().take()
     }
@@ -130,8 +130,8 @@ pub(super) struct PendingCall {
 }
 
 impl PendingCall {
-    /// Adds a function to call if the client cancels the call before it is answered. Returns false if the call is not
-    /// pending any more.
+    /// Adds a function to call if the client cancels the call before it is answered. Returns false if the call is no
+    /// longer pending.
     pub(super) fn on_cancel(&self, cancel: impl FnOnce() + Send + 'static) -> bool {
         self.inflight.on_cancel(self.request, cancel)
     }

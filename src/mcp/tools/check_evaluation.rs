@@ -17,7 +17,7 @@ use crate::{EvaluationError, EvaluationStatus, Outcome, Progress, Session, WaitI
 
 /// Maximum number of seconds that a call waits.
 const MAX_WAIT_SECONDS: f64 = 3600.0;
-/// Number of characters of a page by default.
+/// Default number of characters of a page.
 const DEFAULT_PAGE: u64 = 8_000;
 
 /// The tool check-evaluation.
@@ -88,7 +88,7 @@ impl JsonSchema for WaitSeconds {
     }
 }
 
-/// The progress of the evaluation, or a page; with `wait` the content of run-tests or evaluate-lisp.
+/// Structured content: the evaluation's progress, or a page; with `wait` the content of run-tests or evaluate-lisp.
 #[derive(JsonSchema)]
 #[allow(dead_code, reason = "the schema of several contents")]
 pub(super) struct Content {
@@ -152,7 +152,7 @@ struct EvaluationResult {
 }
 
 impl EvaluationResult {
-    /// The error of another client's evaluation has no identifier here.
+    /// Creates the result for the client of `session`, whose history has no error of another client's evaluation.
     fn new(session: &Session, outcome: Arc<Outcome>) -> Self {
         let error = outcome.result.as_ref().err().map(|error| error.id).filter(|id| session.error(*id).is_some());
         Self { error, reply: outcome.into() }
@@ -297,7 +297,7 @@ pub(super) fn status_of(session: &Session, id: u64) -> Result<Reply, EvaluationE
 /// A function that answers a waiting call.
 pub(super) type Answer = Box<dyn FnOnce(Reply) + Send>;
 
-/// Answers a call when `begin` calls its `Answer`, or, after `time`, with the progress of the evaluation.
+/// Answers a call when `begin` calls its `Answer`, or, after `time`, with the progress of evaluation `id`.
 pub(super) fn wait(
     call: Call,
     id: u64,

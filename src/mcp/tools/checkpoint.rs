@@ -95,21 +95,21 @@ impl ToolSpec for Checkpoint {
     }
 }
 
-/// The results of the tool.
+/// A result of the tool checkpoint.
 #[derive(Debug)]
 enum CheckpointReply {
     /// All checkpoints, oldest first.
     List(Vec<store::Checkpoint>),
     /// A checkpoint was saved.
     Saved(NewCheckpoint),
-    /// A checkpoint was restored, and the session forgot `forgotten` evaluations. `package` is the session's package
-    /// now.
+    /// A checkpoint was restored, and the session forgot `forgotten` evaluations. `package` is the session's current
+    /// package.
     Restored { checkpoint: store::Checkpoint, forgotten: u64, package: String, notices: Vec<String> },
     /// The checkpoint with this name was deleted.
     Deleted(String),
 }
 
-/// Structured content. Each result sets some of the fields.
+/// Structured content of the tool's results. Each result sets some of the fields.
 #[derive(Default, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Content {

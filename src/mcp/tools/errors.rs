@@ -25,8 +25,8 @@ pub(super) const DEFAULT_LISTED: u64 = 20;
 const POLICY: CallPolicy =
     CallPolicy { repeatable: true, during_restore: true, reads_error_state: true, ..CallPolicy::NONE };
 
-/// Answers a call with the result of `find`, once a cancelled evaluation has been recorded in the error state or is
-/// overdue.
+/// Returns a handler that answers with the result of `find`. If an evaluation was cancelled, the answer waits a short
+/// time until the error state includes it.
 fn handle_settled(find: impl FnOnce(&Session) -> Result<Reply, Fault> + Send + 'static) -> Result<CallHandler, Fault> {
     handle_with(move |call| find_settled(call, find))
 }
@@ -42,7 +42,7 @@ fn find_settled(call: Call, find: impl FnOnce(&Session) -> Result<Reply, Fault> 
     });
 }
 
-/// Returns the error with the identifier `error-id`, or the last one.
+/// Returns the error with the identifier `id`, or the last error if there is no `id`.
 fn error(session: &Session, id: Option<Text>) -> Result<Option<Arc<ErrorRecord>>, Fault> {
     let Some(Text(id)) = id else { return Ok(session.last_error()) };
     let number = id.trim().trim_start_matches(['E', 'e']).parse().unwrap_or(0);
@@ -66,7 +66,7 @@ fn range(errors: &[Arc<ErrorRecord>]) -> String {
     }
 }
 
-/// An error, if there is one.
+/// Structured content about one error, if there is one.
 #[derive(Default, Serialize, JsonSchema)]
 pub(super) struct ErrorContent {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -74,7 +74,7 @@ pub(super) struct ErrorContent {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schemars(extend("says" = "The evaluation is held, and the local variables are as they are now."))]
     live: bool,
-    /// The cancelled evaluation that has not ended.
+    /// The number of a cancelled evaluation that has not ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     unended: Option<u64>,
 }
@@ -92,7 +92,7 @@ pub(super) struct DescribeArguments {
     list: Option<Count<MAX_LISTED, DEFAULT_LISTED>>,
 }
 
-/// An error, or a list of errors.
+/// Structured content of describe-last-error: an error, or a list of errors.
 #[derive(JsonSchema)]
 #[allow(dead_code, reason = "the schema of two contents")]
 pub(super) struct DescribedContent {
@@ -206,7 +206,7 @@ impl ToolSpec for GetBacktrace {
 }
 
 /// Answers a call with frames of the held error and the present values of their variables, or with `snapshot` if the
-/// evaluation is not held any more.
+/// evaluation is no longer held.
 fn live(
     call: Call,
     held: Arc<ErrorRecord>,
@@ -258,7 +258,7 @@ impl Finding for LiveBacktrace {
     }
 }
 
-/// A list of errors, newest first, and the number of older ones.
+/// A list of errors, newest first, and the number of older errors that are not listed.
 #[derive(Debug)]
 struct ErrorList {
     errors: Vec<Arc<ErrorRecord>>,

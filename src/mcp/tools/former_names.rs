@@ -20,7 +20,7 @@ const NAMES: [(&str, &[&str]); 6] = [
     ("evaluation", &[CheckEvaluation::NAME, AbortEvaluation::NAME]),
 ];
 
-/// Returns the present tools for a name, which may be a former one.
+/// Returns the present tools for a name, which may be a former name.
 pub(super) fn successors(name: &str) -> Vec<&str> {
     match NAMES.iter().find(|(former, _)| *former == name) {
         Some((_, successors)) => successors.to_vec(),
@@ -82,7 +82,7 @@ fn take(arguments: &mut JsonObject, name: &str) -> Option<Value> {
     arguments.remove(name).filter(|value| !value.is_null() && value != "")
 }
 
-/// Returns the arguments with some added.
+/// Takes the arguments and adds the arguments in `more` that have a value.
 fn with<const N: usize>(arguments: &mut JsonObject, more: [(&str, Option<Value>); N]) -> JsonObject {
     let mut arguments = std::mem::take(arguments);
     arguments.extend(more.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));

@@ -132,7 +132,7 @@ impl JsonSchema for OnErrorChoice {
         "OnError".into()
     }
 
-    /// The schema has all values. The tool set removes those that it does not offer.
+    /// The schema has all values. The tool set removes values that it does not offer.
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({"type": "string", "enum": OnError::ALL.map(OnError::name)})
     }

@@ -18,7 +18,7 @@ use crate::schema;
 use crate::session::Operation;
 use crate::{Evaluation, OnError, Session, TimeLimit, report};
 
-/// Time limit by default.
+/// Default time limit of a load.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The tool load-system.
@@ -157,7 +157,7 @@ impl Target {
         }
     }
 
-    /// Returns code with the same effect.
+    /// Returns Lisp code that loads the target, for the recovery log.
     fn code(&self, force: Option<&str>) -> String {
         match self {
             Self::System(system) => system.code(force),

@@ -55,17 +55,17 @@ pub(crate) use run_tests::{MAX_SUSPECTS, TEST_TIMEOUT_RANGE};
 pub(super) use system::System;
 pub(crate) use tool_set::ToolSet;
 
-/// The context in which a client's tools run.
+/// The context of one client's tool calls: its session, pending requests, recovery, checkpoints and options.
 #[derive(Debug)]
 pub(super) struct ToolContext {
     session: Session,
     inflight: Arc<Inflight>,
-    /// Present if a supervisor replaces a lost image.
+    /// The recovery context; `None` without a supervisor that replaces a lost image.
     pub(super) recovery: Option<RecoveryContext>,
-    /// Absent in a program that keeps no checkpoints.
+    /// The checkpoint store; `None` in a program that keeps no checkpoints.
     checkpoints: Option<Checkpoints>,
     options: ToolOptions,
-    /// Questions to the user that repeated calls answer.
+    /// Questions to the user that wait for a repeated call with the answer.
     questions: Mutex<ask::Questions>,
 }
 
@@ -85,7 +85,7 @@ impl ToolContext {
         Arc::new(Self { session, inflight, recovery, checkpoints, options, questions: Mutex::default() })
     }
 
-    /// Creates the context of another client, which has a connection of its own.
+    /// Creates the context of an attached client, which has a connection of its own.
     pub(super) fn for_attached(&self, session: Session, inflight: Arc<Inflight>) -> Arc<Self> {
         let recovery = self.recovery.as_ref().map(|recovery| recovery.for_attached(&session));
         Self::new(session, inflight, recovery, self.checkpoints.clone(), self.options.clone())
@@ -122,7 +122,7 @@ impl ToolContext {
         }
     }
 
-    /// Returns a saver of checkpoints, if any are kept.
+    /// Returns a saver of checkpoints, or `None` if this program keeps no checkpoints.
     fn saver(&self) -> Option<Saver> {
         let checkpoints = self.checkpoints.clone()?;
         let reports = self.recovery.as_ref().map(|recovery| recovery.saves.clone());
@@ -168,18 +168,18 @@ impl<T: std::error::Error> From<T> for Fault {
 /// A function that answers a call whose arguments are valid, now or later.
 type CallHandler = Box<dyn FnOnce(Call) + Send>;
 
-/// Handles a call by `work`, which answers it now or later.
+/// Wraps `work`, which answers a call now or later, as a handler.
 fn handle_with(work: impl FnOnce(Call) + Send + 'static) -> Result<CallHandler, Fault> {
     Ok(Box::new(work))
 }
 
-/// Answers a call at once.
+/// Returns a handler that answers with `reply` at once.
 fn reply_with(reply: impl Into<Reply>) -> Result<CallHandler, Fault> {
     let reply = reply.into();
     handle_with(move |call| call.reply(reply))
 }
 
-/// Answers a call with the result of a query.
+/// Returns a handler that answers with the result of a query to Lisp.
 fn query<F: From<Vec<Record>> + Finding + 'static>(operation: Operation) -> Result<CallHandler, Fault> {
     handle_with(move |call| {
         let session = call.session().clone();
@@ -196,14 +196,14 @@ fn with_package(session: &Session, then: impl FnOnce(Option<String>) + Send + 's
 
 /// A tool: its definition and its calls.
 trait ToolSpec {
-    /// The name in calls.
+    /// The tool's name in calls.
     const NAME: &'static str;
-    /// The name for people.
+    /// The tool's name for people.
     const TITLE: &'static str;
     /// The description: what the tool does, and when to use it. Text within `[[tool|...]]` is included only if that
     /// tool is listed.
     const DESCRIPTION: &'static str;
-    /// The treatment of the tool's calls.
+    /// The rules for calls of the tool.
     const POLICY: CallPolicy = CallPolicy::NONE;
     /// The arguments of a call. Their doc comments are the descriptions that clients read.
     type Arguments: DeserializeOwned + JsonSchema;
@@ -217,22 +217,22 @@ trait ToolSpec {
     fn call(call: &Call, arguments: Self::Arguments) -> Result<CallHandler, Fault>;
 }
 
-/// The treatment of a tool's calls.
+/// The rules for calls of one tool.
 #[derive(Debug, Clone, Copy)]
 struct CallPolicy {
-    /// A call may be repeated if the image was lost before it was answered.
+    /// True if a call may be repeated after the image was lost before the answer.
     repeatable: bool,
-    /// Calls are answered while an image is being restored.
+    /// True if calls are answered while an image is being restored.
     during_restore: bool,
-    /// The answer depends on the error state, which a cancelled evaluation may still change.
+    /// True if the answer depends on the error state, which a cancelled evaluation may still change.
     reads_error_state: bool,
-    /// A call searches directories before it waits for Lisp, which may take seconds.
+    /// True if a call searches directories before it waits for Lisp. The search may take seconds.
     searches_directories: bool,
-    /// A call may have to be repeated with the user's answer to a question.
+    /// True if the client may have to repeat a call with the user's answer to a question.
     asks_user: bool,
-    /// The tool is part of the working loop (`--tools core`).
+    /// True if the tool is part of the working loop (`--tools core`).
     core: bool,
-    /// Clients that load tools on demand load this one at once.
+    /// True if clients that load tools on demand should load this tool at once.
     always_loaded: bool,
 }
 
@@ -334,22 +334,22 @@ pub(super) fn reply_of(outcome: Arc<Outcome>) -> Reply {
     }
 }
 
-/// Similarity, from 0 to 1, above which a known name is suggested for an unknown one.
+/// Similarity, from 0 to 1, above which a known name is suggested for an unknown name.
 const MIN_SIMILARITY: f64 = 0.8;
-/// Maximum number of characters compared.
+/// Maximum number of characters of an unknown name that are compared.
 const MAX_COMPARED: usize = 100;
 
-/// Returns true for a tool that searches directories before it waits for Lisp, which may take seconds.
+/// Returns true for a tool that searches directories before it waits for Lisp. The search may take seconds.
 pub(super) fn searches_directories(tool: &str) -> bool {
     former_names::successors(tool).into_iter().any(|tool| policy(tool).searches_directories)
 }
 
-/// Calls a tool once the image is restored.
+/// Calls a tool: once the image is restored, or at once if the tool's policy allows.
 pub(super) fn call(call: Call, request: CallToolRequestParams) {
     let policy = policy(&request.name);
     match call.context.recovery.clone() {
-        // A tool that reads the error state waits, even if it could answer during the restore, if a cancelled
-        // evaluation of its client is still to be recorded there.
+        // Even a tool that can answer during the restore waits, if it reads the error state and a cancelled evaluation
+        // of its client is not recorded in that state yet.
         Some(recovery)
             if recovery.is_restoring()
                 && (!policy.during_restore || policy.reads_error_state && recovery.has_cancelled(call.session())) =>
@@ -357,7 +357,7 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
             let progress = recovery.clone();
             call.pending().report_waiting(move || progress.progress());
             recovery.when_restored(move |end| match end {
-                // Cancelled meanwhile.
+                // The call was cancelled meanwhile.
                 _ if !call.is_awaited() => {}
                 ReplayEnd::Complete => call_now(call, request),
                 // The next image answers.
@@ -403,7 +403,7 @@ fn call_now(mut call: Call, request: CallToolRequestParams) {
     }
 }
 
-/// Moves an evaluation that another client holds to this client: evaluation `id`, or the only one.
+/// Moves an evaluation that another client holds to this client: evaluation `id`, or the only held evaluation.
 pub(super) fn adopt_held(call: Call, id: Option<u64>) {
     let adopted = call.session().take_over(id);
     call.answer(adopted);

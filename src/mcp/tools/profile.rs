@@ -150,7 +150,7 @@ impl Finding for Profiled {
     }
 }
 
-/// Writes the flame graph of a profile. The error says why there is none.
+/// Writes the flame graph of a profile. The error says why no graph was written.
 fn flame_graph(outcome: &Outcome, mode: &str, path: &Path) -> Result<(), String> {
     use inferno::flamegraph::{Options, from_lines};
     let stacks =

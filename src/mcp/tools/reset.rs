@@ -54,7 +54,7 @@ impl ToolSpec for ResetSession {
             }
             let ended = session.cancel_all();
             ask::withdraw(&call.context, WITHDRAWAL_REASON);
-            // The reset has no cancellation handler: an incomplete reset is worse than one that nobody waits for.
+            // The reset has no cancellation handler: an incomplete reset is worse than a reset that nobody waits for.
             session.reset(move |result| {
                 // An evaluation that was failing meanwhile may have asked the user.
                 ask::withdraw(&call.context, WITHDRAWAL_REASON);
@@ -67,7 +67,7 @@ impl ToolSpec for ResetSession {
     }
 }
 
-/// The result of a reset. `notices` name the evaluations that it ended, among others.
+/// The result of a reset. `notices` include one for the evaluations that the reset ended.
 #[derive(Debug)]
 struct Reset {
     notices: Vec<String>,

@@ -24,21 +24,21 @@ use crate::session::PostProcessing;
 use crate::session::recovery::failed;
 use crate::{Limits, Outcome, report};
 
-/// Notice if a test operation failed, whose single verdict allows no comparison.
+/// The notice if a test operation failed: its single verdict allows no comparison.
 const NOTHING_TO_COMPARE: &str = "There are no suspects: a test operation has a single verdict, and its output names \
     no passing test to compare with.";
-/// End of the notice if coverage marked no code of the tested systems. "There are no suspects: " and the subject come
-/// before it.
+/// The end of the notice if coverage marked no code of the tested systems. It follows "There are no suspects: " and the
+/// failed tests.
 const NOTHING_MARKED: &str = "ran no code of the tested systems, apart from tests and code that is not in their files.";
 /// Maximum number of test names in a notice.
 const MAX_NAMED_TESTS: usize = 10;
-/// Maximum number of suspects for each failing test.
+/// Maximum number of suspects for each failing test: functions that the test, but few passing tests, ran.
 pub(crate) const MAX_SUSPECTS: u64 = 20;
 
 /// Maximum number of systems in one call.
 const MAX_SYSTEMS: usize = 20;
 
-/// Time limit for each test by default, in seconds.
+/// Default time limit for each test, in seconds.
 const DEFAULT_TIMEOUT_SECONDS: f64 = 60.0;
 /// Allowed time limits for each test, in seconds.
 pub(crate) const TEST_TIMEOUT_RANGE: RangeInclusive<f64> = 0.1..=Limits::MAX_TIMEOUT_SECONDS;
@@ -204,10 +204,10 @@ impl Finding for Tested {
     }
 }
 
-/// The work for fresh images after the session's own run.
+/// The work to do in fresh images after the session's own run.
 #[derive(Debug, Clone, Copy)]
 struct FreshRunOptions {
-    /// True to run the tests again.
+    /// True to run the tests again, in a fresh image.
     fresh: bool,
     /// Maximum number of suspects for each failing test. 0 to look for none.
     suspects: u64,
@@ -261,7 +261,7 @@ fn run_in_fresh_images(
     }
     let mut outcome = if options.fresh { fresh } else { here };
     outcome.records.extend(suspects);
-    // A notice that concerns all systems names none.
+    // A notice that concerns all systems is not prefixed with their names.
     outcome.notices.extend(notices.into_iter().map(|(notice, systems)| {
         if systems.len() == tests.systems.len() { notice } else { format!("{}: {notice}", systems.join(", ")) }
     }));
@@ -278,8 +278,9 @@ fn as_failed_test(name: &str, outcome: Outcome) -> Outcome {
     Outcome { records: vec![run, test], errors: vec![error.clone()], result: Ok(Vec::new()), ..outcome }
 }
 
-/// Runs the tests in a fresh image and looks for suspects, as far as the options ask for it. Returns the outcome in the
-/// fresh image with its differences from the session's outcome `here`, or else `here`; the suspects are added to it.
+/// Runs the tests in a fresh image and looks for suspects, as far as the options ask for it. With `fresh`, returns the
+/// outcome in the fresh image, with its differences from the session's outcome `here`; otherwise returns `here`. Adds the
+/// suspects to the returned outcome.
 fn run_system_in_fresh_image(
     run: &FreshRun,
     mut tests: TestSelection,
@@ -308,7 +309,7 @@ fn failed_tests(outcome: &Outcome, predicate: impl Fn(&TestResult) -> bool) -> V
     failed.map(|test| test.name.clone()).collect()
 }
 
-/// Returns the named tests that passed.
+/// Returns the items of `names` whose tests passed according to `records`.
 fn passed_tests(names: &[String], records: &[Record]) -> Vec<String> {
     let passed = of_kind(records).filter(|test: &&TestResult| test.status == TestStatus::Passed);
     let passed: HashSet<_> = passed.map(|test| &test.name).collect();
@@ -329,8 +330,8 @@ fn add_suspects(run: &FreshRun, tests: &TestSelection, outcome: &mut Outcome) {
     let failed = match run.run(tests) {
         Ok(covered) => match covered.result {
             Ok(_) => {
-                // Tests are slower under coverage: those that fail only there, for instance by their time limit, are of
-                // no interest.
+                // Tests are slower under coverage: tests that fail only under coverage, for instance at their time
+                // limit, are ignored.
                 let failed = failed_tests(outcome, |_| true);
                 let passed = passed_tests(&failed, &covered.records);
                 let mut wanted = false;

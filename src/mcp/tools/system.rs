@@ -37,14 +37,14 @@ enum Definition {
     /// The file in this directory that has the system's name.
     #[serde(rename = "In")]
     InDirectory(PathBuf),
-    /// This file.
+    /// This file, which has another name.
     #[serde(rename = "By")]
     InFile(PathBuf),
 }
 
 impl System {
     /// Finds the system with this name, which may be written as a string or symbol. If nothing defines exactly this
-    /// name, a definition in another case counts. The search begins in `directory`, whose definition takes precedence
+    /// name, letter case is ignored. The search begins in `directory`, whose definition takes precedence
     /// over ASDF's, or else in the working directory. `known` caches what the searches of one request read.
     ///
     /// # Errors
@@ -175,7 +175,8 @@ fn find(written: &str, begin: &Path, known: &DefinitionCache) -> Option<(String,
     let lower = written.to_lowercase();
     let names = std::iter::once(written).chain((lower != written).then_some(lower.as_str()));
     names.into_iter().find_map(|name| find_as_written(name, begin, known)).or_else(|| {
-        // In neither case: ASDF requires that the file has the name of the system.
+        // Neither spelling was found, so letter case is ignored. Above `begin` a file must have the system's name, since
+        // ASDF finds no other.
         begin.ancestors().find_map(|directory| {
             let paths = known.asd_files(directory);
             let found = paths.iter().filter(|path| {
@@ -221,7 +222,7 @@ fn eq_ignoring_case(one: &str, other: &str) -> bool {
     one.to_lowercase() == other.to_lowercase()
 }
 
-/// Returns the only item, or `None` if there are none or more.
+/// Returns the only item, or `None` if there is not exactly one.
 fn only_item<T>(mut items: Vec<T>) -> Option<T> {
     if items.len() == 1 { items.pop() } else { None }
 }

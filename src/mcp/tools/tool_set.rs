@@ -8,8 +8,8 @@ use serde_json::Value;
 use super::{TOOLS, ToolSpec, all, checkpoint, former_names, no_such_tool, policy, reset};
 use crate::tool_names;
 
-/// A set of tools. Other tools are neither listed nor callable, so that whoever starts the server decides what clients
-/// can do.
+/// A set of tools. Other tools are neither listed nor callable, so that the person who starts the server decides what
+/// clients can do.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum ToolSet {
     /// All tools.
@@ -70,7 +70,7 @@ fn resolve(tool: &mut Tool, has: &dyn Fn(&str) -> bool) {
 }
 
 impl ToolSet {
-    /// Returns the instructions for a model. `attachable`: commands can attach to the image.
+    /// Returns the instructions for a model. `attachable` is true if commands in a shell can attach to the image.
     pub(super) fn instructions(&self, attachable: bool) -> String {
         let text = match self {
             Self::Embedded(_) => INSTRUCTIONS.replace(EMBEDDED_WORDING.0, EMBEDDED_WORDING.1),

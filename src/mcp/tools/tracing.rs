@@ -42,7 +42,7 @@ pub(super) struct Arguments {
     /// Seconds until TIMEOUT; 0: no limit.
     #[serde(default)]
     timeout: Timeout,
-    /// Default: abort.
+    /// On a failure, abort (the default) or hold it for debugging.
     #[schemars(extend("enum" = ["abort", "debug"]))]
     on_error: Option<OnErrorChoice>,
     /// Answer at once; evaluate in the background (no time limit).
@@ -106,7 +106,7 @@ impl ToolSpec for TraceCalls {
         if !functions.is_empty() {
             operation = operation.with("functions", functions);
         }
-        // A held evaluation stays traced until it is released, so it is held only if the call itself asks for that.
+        // A held evaluation stays traced until it is released, so the session's setting alone does not hold it.
         let on_error = background::on_error(call.session(), Some(on_error), wait_limit)?;
         evaluation.hold = on_error == OnError::Debug;
         if !call.is_structured() {

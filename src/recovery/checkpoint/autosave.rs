@@ -1,4 +1,4 @@
-//! Automatic checkpoints: when the server saves the image without a request.
+//! Automatic checkpoints, which the server saves without a request while the session is idle.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,8 +37,8 @@ struct Pace {
 }
 
 impl Pace {
-    /// Decides what to do at `now`. `ended` is the time when the last evaluation ended that is not saved yet, `busy` is
-    /// true while an evaluation runs or is held, and `has_room` returns true unless disk or memory is short.
+    /// Decides what to do at `now`. `ended` is the end of the last unsaved evaluation, `busy` is true while an evaluation
+    /// runs or is held, and `has_room` returns true unless disk or memory is short.
     fn decide(
         &self,
         now: Instant,
@@ -70,7 +70,7 @@ impl Pace {
 /// The trigger of automatic saves: the end of an evaluation wakes the thread that saves.
 #[derive(Debug, Default)]
 pub(crate) struct AutosaveTrigger {
-    /// The time when the last evaluation ended; `None` when it is saved.
+    /// The end of the last evaluation; `None` when that evaluation is saved.
     last: Mutex<Option<Instant>>,
     /// Notified when `last` changes from `None` to a time.
     changed: Condvar,
@@ -106,8 +106,8 @@ impl AutosaveTrigger {
     }
 }
 
-/// Starts the thread that saves the image after `activity`, and deletes automatic checkpoints when all checkpoints
-/// together take more than `space` bytes.
+/// Starts the thread that saves the image after the evaluations that `activity` reports, and deletes automatic
+/// checkpoints when all checkpoints together take more than `space` bytes.
 pub(crate) fn start_autosave(saver: Saver, activity: Arc<AutosaveTrigger>, space: u64) {
     // Read here, so that evaluations before the thread begins are saved, too.
     let mut saved = saver.session.evaluations_so_far();
@@ -122,7 +122,7 @@ pub(crate) fn start_autosave(saver: Saver, activity: Arc<AutosaveTrigger>, space
                 continue;
             }
             let checkpoint = saver.save_automatically();
-            // A failed save may have written as many bytes as a complete one.
+            // A failed save may have written as many bytes as a complete save.
             pace.wrote(Instant::now(), checkpoint.as_ref().map_or_else(used, |checkpoint| checkpoint.bytes));
             if checkpoint.is_some() {
                 saved = evaluations;
@@ -136,7 +136,7 @@ pub(crate) fn start_autosave(saver: Saver, activity: Arc<AutosaveTrigger>, space
     let _ = std::thread::Builder::new().name("sbcl-mcp-auto".to_owned()).spawn(run);
 }
 
-/// Returns the used bytes of the heap, which is about the size of a saved image.
+/// Returns the number of used bytes in the heap, which is about the size of a saved image.
 fn used() -> u64 {
     u64::try_from(crate::image::heap::usage().map_or(0, |usage| usage.used)).unwrap_or(u64::MAX)
 }
@@ -146,7 +146,7 @@ fn has_room(checkpoints: &Checkpoints) -> bool {
     is_enough(used(), checkpoints.free_space(), free_memory())
 }
 
-/// Returns true when an image of `used` bytes may be saved with this much free `disk` and `memory`; `None` is unknown.
+/// Returns true when an image of `used` bytes may be saved. `disk` and `memory` are the free bytes; `None` if unknown.
 fn is_enough(used: u64, disk: Option<u64>, memory: Option<u64>) -> bool {
     [disk, memory].into_iter().flatten().all(|free| free > used.saturating_add(RESERVE))
 }
@@ -203,8 +203,8 @@ mod tests {
         assert!(!is_enough(u64::MAX, enough, enough));
     }
 
-    /// A moment of a session: milliseconds since the last moment, whether an evaluation has ended by then, whether
-    /// others run, whether there is room, and the bytes of a saved image.
+    /// Generates a moment of a session: the milliseconds since the last moment, whether an evaluation has ended,
+    /// whether other evaluations run, whether there is room, and the size of a saved image in bytes.
     fn moment() -> impl Strategy<Value = (u64, bool, bool, bool, u64)> {
         (0..40_000_u64, any::<bool>(), prop::bool::weighted(0.2), prop::bool::weighted(0.8), 0..(2_u64 << 30))
     }

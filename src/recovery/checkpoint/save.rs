@@ -58,8 +58,8 @@ pub(crate) struct SaveReports {
     saved_through: Arc<AtomicU64>,
 }
 
-/// A guard for a save in progress. Until the guard is dropped, the status page counts an answer that waits for the
-/// save.
+/// A guard for a save in progress. Until the guard is dropped, the status page counts a pending answer, since the
+/// client waits for the save.
 #[derive(Debug)]
 struct SaveInProgress(StatusPage);
 
@@ -70,8 +70,8 @@ impl Drop for SaveInProgress {
 }
 
 impl SaveReports {
-    /// Creates the reports of an image that is saved through evaluation `saved_through`; `None` when no checkpoint
-    /// contains all of its evaluations.
+    /// Creates the reports of an image. `saved_through` is the number of its last saved evaluation; `None` when no
+    /// checkpoint contains all of its evaluations.
     pub(crate) fn new(reporter: Reporter, status: StatusPage, saved_through: Option<u64>) -> Self {
         Self { reporter, status, saved_through: Arc::new(AtomicU64::new(saved_through.unwrap_or(u64::MAX))) }
     }
@@ -81,7 +81,7 @@ impl SaveReports {
         session.evaluations_so_far() == self.saved_through.load(Ordering::Relaxed)
     }
 
-    /// Reports that a save of the image in `file` has begun.
+    /// Reports that a save of the image to `file` has begun. The returned guard counts as a pending answer.
     fn begun(&self, file: &str) -> SaveInProgress {
         self.reporter.changed(SessionEvent::Saving { file: file.to_owned() });
         self.status.count(StatusField::PendingAnswers, true);
@@ -95,7 +95,7 @@ impl SaveReports {
     }
 }
 
-/// The saver of a session's image.
+/// The operations that save a session's image: on request, automatically, and at the end of the server.
 #[derive(Debug, Clone)]
 pub(crate) struct Saver {
     pub(crate) session: Session,
@@ -190,8 +190,8 @@ impl Saver {
         Some(receiver.recv().ok()?.ok()?.checkpoint)
     }
 
-    /// Cancels running evaluations and saves the image in a process that outlives this one. Returns the id of that
-    /// process; `None` when there is nothing new to save.
+    /// Cancels running evaluations and saves the image in a process that outlives the current process. Returns the id
+    /// of the saving process; `None` when there is nothing new to save.
     ///
     /// # Errors
     /// The reason why the image cannot be saved.

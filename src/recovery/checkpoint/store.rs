@@ -22,8 +22,8 @@ use crate::build_id;
 use crate::image::fingerprint::Fingerprint;
 use crate::os::processes::wait_child;
 
-/// The number of automatic checkpoints that a persistent session keeps: the last one, and the one before in case the
-/// last does not boot.
+/// The number of automatic checkpoints that a persistent session keeps: the last checkpoint, and its predecessor in case
+/// the last checkpoint does not boot.
 pub(crate) const KEPT_AUTOMATIC: usize = 2;
 
 /// The time limit for a child process to save an image.
@@ -32,7 +32,7 @@ const SAVE_TIMEOUT: Duration = Duration::from_secs(300);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of checkpoints. Automatic checkpoints do not count.
 const MAX_CHECKPOINTS: usize = 100;
-/// Maximum length of a name, in characters.
+/// Maximum length of a checkpoint's or session's name, in characters.
 pub(crate) const MAX_NAME: usize = 100;
 
 /// The manifest of a checkpoint.
@@ -141,8 +141,8 @@ impl Checkpoints {
             })
     }
 
-    /// Returns true for an intact core that was copied here, by the checksum in its fingerprint. Writes the fingerprint
-    /// of the copy into the manifest, so that the core is read only once.
+    /// Returns true for a copied core that is intact according to the checksum in its fingerprint. Writes the copy's
+    /// fingerprint into the manifest, so that the core is read only once.
     fn accept_copy(&self, checkpoint: &Checkpoint, fingerprint: &Fingerprint) -> bool {
         let path = self.path(checkpoint);
         let Ok(mut core) = File::open(&path) else { return false };
@@ -160,7 +160,7 @@ impl Checkpoints {
         Some(checkpoint.heap).filter(|heap| checkpoint.build == build_id() && *heap != self.heap)
     }
 
-    /// Returns the newest bootable checkpoint of this name. An older one exists while it is being replaced.
+    /// Returns the newest bootable checkpoint of this name. During a replacement, two checkpoints have the name.
     pub(crate) fn get(&self, name: &str) -> Option<Checkpoint> {
         self.list().into_iter().rfind(|checkpoint| checkpoint.name == name)
     }
@@ -234,7 +234,7 @@ impl Checkpoints {
         self.remove_incomplete();
     }
 
-    /// Deletes incomplete files that killed processes left behind. No process may be saving meanwhile.
+    /// Deletes incomplete files that killed processes left behind. Must not be called while a process is saving.
     pub(crate) fn remove_incomplete(&self) {
         let is_left = |path: &PathBuf| match path.extension().and_then(|extension| extension.to_str()) {
             Some("core" | "forms") => !path.with_extension("json").exists(),
@@ -276,7 +276,7 @@ impl Checkpoints {
         }
     }
 
-    /// Returns the free bytes of the directory's disk, if known.
+    /// Returns the number of free bytes on the directory's disk, if known.
     pub(crate) fn free_space(&self) -> Option<u64> {
         let existing = self.directory.ancestors().find(|directory| directory.exists())?;
         let disk = rustix::fs::statvfs(existing).ok()?;
@@ -338,7 +338,7 @@ pub(crate) struct ProbeReport {
     pub(crate) defines: String,
 }
 
-/// Returns the manifests in a directory, whatever program wrote them, oldest first.
+/// Returns the manifests in a directory, including manifests of other programs, oldest first.
 pub(crate) fn manifests(directory: &Path) -> Vec<Checkpoint> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let paths = entries.flatten().map(|entry| entry.path()).filter(|path| path.extension() == Some("json".as_ref()));
@@ -376,7 +376,7 @@ pub(crate) fn is_checkpoint_file(path: &Path) -> bool {
 
 /// Deletes a directory of checkpoints if it exists.
 pub(crate) fn remove_directory(directory: &Path) {
-    // At the end of the server there is nobody to report an error to.
+    // At the end of the server, no client is left to receive an error.
     let _ = fs::remove_dir_all(directory);
 }
 
@@ -387,7 +387,7 @@ pub(crate) struct Draft {
     checkpoints: Checkpoints,
     /// The name of the core's file.
     file: String,
-    /// True when the files stay.
+    /// True when dropping the draft must not remove its files.
     finished: bool,
 }
 
@@ -407,7 +407,7 @@ impl Draft {
         &self.checkpoints
     }
 
-    /// Hands the draft over to its [finisher](Self::finisher): the files stay.
+    /// Leaves the draft's files for its [finisher](Self::finisher).
     pub(crate) fn release(mut self) {
         self.finished = true;
     }
@@ -438,7 +438,7 @@ impl Draft {
     /// Waits until process `child` has saved the core, boots the core as a test, and turns it into a checkpoint.
     ///
     /// # Errors
-    /// A clause: why there is no checkpoint.
+    /// A clause: the reason why there is no checkpoint.
     pub(crate) fn finish(self, child: Pid, made: SaveDetails) -> Result<Checkpoint, String> {
         if !wait_child(child, SAVE_TIMEOUT) {
             let _ = kill_process(child, Signal::KILL);
@@ -452,14 +452,14 @@ impl Draft {
     /// [Finishes](Self::finish) the draft when the only child of this process has saved the core.
     ///
     /// # Errors
-    /// A clause: why there is no checkpoint.
+    /// A clause: the reason why there is no checkpoint.
     pub(crate) fn finish_only_child(self, made: SaveDetails) -> Result<Checkpoint, String> {
         let (sender, ended) = std::sync::mpsc::channel();
         std::thread::spawn(move || sender.send(rustix::process::wait(WaitOptions::empty())));
         match ended.recv_timeout(SAVE_TIMEOUT) {
             Ok(Ok(ended)) => self.complete(ended.map(|(_, status)| status), made),
             Ok(Err(error)) => Err(format!("waiting for the process that saved it failed: {error}")),
-            // The child process ends with this one.
+            // The kernel kills the child process when this process ends.
             Err(_) => Err("the process that saves it did not end in time".to_owned()),
         }
     }
@@ -500,7 +500,7 @@ impl Draft {
     }
 }
 
-/// Writes the manifest of the core `path`.
+/// Writes the manifest of the core at `path`.
 fn write_manifest(path: &Path, checkpoint: &Checkpoint) -> io::Result<()> {
     write_atomically(&path.with_extension("json"), &serde_json::to_vec(checkpoint)?)
 }
@@ -533,8 +533,8 @@ pub(crate) fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
     written.inspect_err(|_| drop(fs::remove_file(&draft)))
 }
 
-/// Returns the path to which the new content of a file is written first. Each file has its own: the supervisor writes a
-/// checkpoint's `.forms` file while a worker writes the manifest.
+/// Returns the path to which the new content of a file is written first. Each file has a draft of its own, since the
+/// supervisor writes a checkpoint's `.forms` file while a worker writes the manifest.
 pub(crate) fn draft_of(path: &Path) -> PathBuf {
     let mut draft = path.as_os_str().to_owned();
     draft.push(".draft");
@@ -668,7 +668,7 @@ pub(crate) mod tests {
         assert_eq!(test.names(), ["mine", "auto-2", "auto-3"]);
         test.0.delete_newer(test.0.get("mine").as_ref());
         assert_eq!(test.names(), ["mine"]);
-        // A checkpoint replaces older ones with its name.
+        // A checkpoint replaces older checkpoints with its name.
         let last = test.add("mine", 10, 10);
         test.add("mine", 11, 10);
         assert_eq!(test.0.get("mine").unwrap().saved.as_second(), 11);

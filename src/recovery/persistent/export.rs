@@ -45,7 +45,7 @@ pub(super) fn export(name: &str, state: &RecoveryState) -> String {
             continue;
         }
         if definition.form.package != package {
-            // The current package may not use COMMON-LISP.
+            // The current package might not use COMMON-LISP.
             let prefix = if package == USER { "" } else { "cl:" };
             package = &definition.form.package;
             _ = write!(text, "\n({prefix}in-package {})\n", designator(package));
@@ -65,14 +65,14 @@ fn designator(package: &str) -> String {
     }
 }
 
-/// Returns a text that can stand in a comment on one line: control characters become spaces.
+/// Returns `text` in a form that fits into a comment on one line: control characters become spaces.
 fn commented(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
 
 /// Returns true when the first of `definitions` is a function that a later form defines again, and nothing can have
-/// called the first version: only functions and methods are between, and no form in `all` runs code while these are
-/// compiled.
+/// called the first version: only functions and methods are between, and no form in `all` can run code while these
+/// functions are compiled.
 fn is_replaced(definitions: &[&Definition], all: &[&Definition]) -> bool {
     let Some((first, rest)) = definitions.split_first() else { return false };
     let defines_same = |other: &&Definition| {

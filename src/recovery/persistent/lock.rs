@@ -9,8 +9,8 @@ use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
 
-/// The file that is locked with flock(2). Processes that inherit the descriptor share the lock; it is released when the
-/// last of them has closed the descriptor.
+/// The name of the file that is locked with flock(2). Processes that inherit the descriptor share the lock, which is
+/// released when the last of these processes has closed the descriptor.
 pub(super) const LOCK: &str = "lock";
 
 /// The state of the process that holds a session's lock.
@@ -75,7 +75,7 @@ impl Lock {
         }
     }
 
-    /// Returns the lock that a parent process has taken.
+    /// Wraps the descriptor of a lock that the parent process acquired and this process inherited.
     pub(crate) fn inherited(fd: OwnedFd) -> Self {
         Self(fd.into())
     }

@@ -19,9 +19,9 @@ use crate::recovery::checkpoint::store::{self, Checkpoint, MAX_NAME};
 use crate::recovery::log::{self, Loaded};
 use lock::Lock;
 
-/// The file with the status page of a session's last worker.
+/// The name of the file with the status page of a session's last worker.
 const STATUS: &str = "status";
-/// The file that receives the output of the process that saves the session at the end of its server.
+/// The name of the file for the output of the process that saves the session at the end of its server.
 pub(crate) const ERRORS: &str = "errors";
 
 /// A persistent session, which need not exist yet.
@@ -101,8 +101,7 @@ impl PersistentSession {
                 self.directory.display()
             )
         })?;
-        // Without a log, the directory may still be a new session's, whose server has been killed or is about to write
-        // the log.
+        // A directory without a log may belong to a new session whose server was killed, or is about to write the log.
         let is_begun = |path: &PathBuf| is_session_file(path) && path.file_name() != Some(log::LOG.as_ref());
         if self.exists() || self.files().all(|path| is_begun(&path)) {
             return Ok(());
@@ -156,7 +155,7 @@ impl PersistentSession {
         shlex::try_quote(&self.name).map_or_else(|_| self.name.clone(), std::borrow::Cow::into_owned)
     }
 
-    /// Returns the session's last checkpoint, whatever program saved it.
+    /// Returns the session's last checkpoint, even if another program saved it.
     fn last_checkpoint(&self, loaded: &Loaded) -> Option<Checkpoint> {
         let all = store::manifests(&self.directory);
         let files = loaded.state.saved_files();
@@ -210,14 +209,14 @@ impl PersistentSession {
         Ok(export::export(&self.name, &self.load()?.state))
     }
 
-    /// Returns the sentence that the session does not exist, with the names of those that do.
+    /// Returns the message that the session does not exist, with the names of the existing sessions.
     fn missing(&self) -> String {
         let names: Vec<_> = Self::all().unwrap_or_default().into_iter().map(|session| session.name).collect();
         let there_are = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
         format!("There is no session {:?}. Existing sessions: {there_are}.", self.name)
     }
 
-    /// Locks the session, which is to be `what` (a participle for the error messages).
+    /// Locks the session. `what` is a participle for the error messages: `deleted`.
     fn lock_for(&self, what: &str) -> Result<Lock, String> {
         if !self.exists() {
             return Err(self.missing());
@@ -228,7 +227,7 @@ impl PersistentSession {
     }
 }
 
-/// Returns true for a path whose name is that of a session's file.
+/// Returns true for a path with the name of a session's file.
 fn is_session_file(path: &Path) -> bool {
     let is_named = |ours: &str| {
         let name = path.file_name();
@@ -242,7 +241,7 @@ fn is_session_file(path: &Path) -> bool {
 #[derive(Debug)]
 pub(crate) struct Description {
     pub(crate) name: String,
-    /// The size of the session's files together.
+    /// The total size of the session's files, in bytes.
     pub(crate) bytes: u64,
     /// The time of the last change to one of the files.
     pub(crate) changed: Option<jiff::Timestamp>,

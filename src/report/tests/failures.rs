@@ -15,23 +15,22 @@ use crate::tool_names;
 /// Maximum length of a value, and of a message, in characters.
 const MAX_VALUE: usize = 400;
 const MAX_MESSAGE: usize = 400;
-/// Maximum length of the message of an error when a similar one is shown.
+/// Maximum length of an error message, in characters, in the list of tests that failed alike.
 const MAX_DUPLICATE_MESSAGE: usize = 120;
 /// Maximum length of a check that is shown on one line, in characters.
 const MAX_ONE_LINE_CHECK: usize = 110;
-/// Maximum number of user frames shown of an error, and number of those that two errors must share to be grouped.
+/// Maximum number of user frames shown of an error, and number of frames that must agree for two errors to be grouped.
 const MAX_FRAMES: usize = 3;
 
-/// The amount of detail shown for each failed test. Many failures get little each, since a further failure is worth
-/// more than the fourth check of another one.
+/// The amount of detail shown for each failed test. If there are many failures, showing more of them takes precedence
+/// over showing more checks of each.
 pub(super) struct Detail {
     pub(super) checks: usize,
     pub(super) frames: usize,
-    /// Number of suspects shown with their lines, and maximum number of lines of each. Of further suspects only the
-    /// location is shown.
+    /// Number of suspects shown with at most `lines` lines each. Of further suspects only the location is shown.
     pub(super) functions: usize,
     pub(super) lines: usize,
-    /// Show also lines that more passing tests ran than the other lines of the suspect.
+    /// True to show also lines that more passing tests ran than the other lines of the suspect.
     pub(super) context: bool,
 }
 
@@ -144,7 +143,7 @@ fn fails_in_checks(test: &Test<'_>) -> bool {
     !test.checks.is_empty()
 }
 
-/// The features by which failures of two tests are considered the same.
+/// The features of a failure. Tests whose failures have equal features count as failing in the same way.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum FailureSignature {
     /// An error: its type, and the source location and line of its innermost user frames.
@@ -245,7 +244,8 @@ fn push_same_failure(entry: &mut String, other: usize, test: &Test<'_>, errors: 
     }
 }
 
-/// Appends the names of the other tests of an entry: first those with the same message, then the others with theirs.
+/// Appends the names of the other tests of an entry: first the tests with the same message, then the others, each with
+/// its message.
 fn push_duplicates(target: &mut String, entry: &Entry<'_, '_>, errors: &[Arc<ErrorRecord>]) {
     let message =
         |test: &Test<'_>| error_of(test, errors).map(|error| error_message(test.result, error)).unwrap_or_default();
@@ -335,7 +335,7 @@ fn push_check(entry: &mut String, check: &Check) {
     }
 }
 
-/// Returns true if the frame is, or may be, of user code.
+/// Returns true if the frame belongs, or might belong, to user code.
 pub(super) fn is_user_frame(frame: &FrameRecord) -> bool {
     frame.source.is_some() && frame.machinery.is_none()
 }

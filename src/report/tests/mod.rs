@@ -26,8 +26,9 @@ const FEW_LINES: usize = 2;
 const SEPARATOR: &str = "\n\n";
 /// Maximum number of names in a list of tests.
 const MAX_NAMES: usize = 20;
-/// Maximum number of warnings, and of characters of each. The tools that load show more.
+/// Maximum number of warnings shown. The reports of loads show more.
 const MAX_WARNINGS: usize = 3;
+/// Maximum length of a warning, in characters.
 const MAX_WARNING: usize = 160;
 /// The hint shown when suspects were not asked for.
 const SUSPECTS_HINT: &str =
@@ -93,7 +94,7 @@ fn push_runs(target: &mut String, systems: &[(&str, Outcome)], mut room: usize) 
     }
 }
 
-/// Returns true if tests of this one of several systems ran. Otherwise the only result is a failed test with the
+/// Returns true if tests of `system`, one of several systems, ran. Otherwise its only result is a failed test with the
 /// system's name.
 pub(crate) fn tests_ran(system: &str, records: &[Record]) -> bool {
     of_kind(records).any(|test: &TestResult| test.name != system)
@@ -167,9 +168,9 @@ fn omitted(outcome: &Outcome) -> u64 {
     outcome.stdout.omitted + outcome.stderr.omitted
 }
 
-/// Returns the beginning and the end of what a test operation printed, since no more is known of its tests, and whether
-/// that is all. Lines without letters or digits, such as rows of dots, are left out. The text is empty if no such
-/// operation ran.
+/// Returns the beginning and the end of what a test operation printed, and true if that is everything. Nothing else is
+/// known about its tests. Lines without letters or digits, such as rows of dots, are left out. The text is empty if no
+/// test operation ran.
 fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
     if !of_kind(&outcome.records).any(TestResult::is_test_operation) {
         return (String::new(), false);

@@ -54,8 +54,7 @@ pub(super) fn push_suspects(entry: &mut String, lists: &[SuspectList<'_>], detai
     }
 }
 
-/// Appends the suspects of a test that fails in the same checks as the test of entry `other`: those that are not in
-/// `known`.
+/// Appends the suspects that are not in `known`, of a test that fails in the same checks as the test of entry `other`.
 pub(super) fn push_new_suspects(
     entry: &mut String,
     suspects: &[SuspectList<'_>],

@@ -9,16 +9,16 @@ use crate::config::Limits;
 use crate::image::{Event, Text};
 use crate::outcome::{Clipped, ErrorRecord, FormPosition, FrameRecord, Local, LocalValue, RestartRecord, Slot};
 
-/// The largest number of restarts and slots of an error, and of local variables of a frame.
+/// The maximum number of restarts of an error, of its slots, and of local variables of a frame.
 const MAX_PARTS: usize = 100;
 /// The size limit of an error's frames, local variables, slots and restarts together, in bytes.
 const MAX_RECORD_BYTES: usize = 1 << 20;
-/// The size limit for an error that the code handles, in bytes.
+/// The size limit of the record of an error that the code handles, in bytes.
 const MAX_SIGNALLED_BYTES: usize = 100 << 10;
-/// The number of characters that are kept of a local variable's value in a backtrace.
+/// The maximum number of characters that are kept of a local variable's value in a backtrace.
 const MAX_LOCAL: u64 = 200;
 
-/// Builds an error's record from events.
+/// A builder that makes an error's record from events.
 #[derive(Debug, Default)]
 pub(crate) struct ErrorBuilder {
     pub(crate) kind: String,
@@ -39,7 +39,7 @@ pub(crate) struct ErrorBuilder {
     skips_part: bool,
 }
 
-/// Builds the record of one frame.
+/// A builder that makes the record of one frame.
 #[derive(Debug)]
 struct FrameBuilder {
     number: u64,
@@ -85,7 +85,8 @@ impl ErrorBuilder {
             || self.kind == "SB-INT:SIMPLE-READER-ERROR" && message.starts_with("unmatched close parenthesis")
     }
 
-    /// Returns the unbalanced text that the reader failed on while it evaluated `code`, if the error is about that.
+    /// Returns the unbalanced text that the reader failed on while it evaluated `code`, if the error is about an
+    /// unbalanced text.
     pub(crate) fn unbalanced(&self, code: &Arc<str>) -> Option<Unbalanced> {
         if self.is_unbalanced_code() {
             return Some(Unbalanced::Code(code.clone()));
@@ -93,7 +94,7 @@ impl ErrorBuilder {
         unreadable_file(self.message.as_str()).map(Unbalanced::File)
     }
 
-    /// Adds a hint where the text is probably unbalanced to the message.
+    /// Adds a hint to the message, which says where the text is probably unbalanced.
     pub(crate) fn add_hint(&mut self, hint: &str) {
         self.message.push_clipped(&format!("\nBy the indentation, {hint}").into());
     }
@@ -146,8 +147,8 @@ pub(crate) enum Unbalanced {
 }
 
 impl Unbalanced {
-    /// Finds where the text is probably unbalanced. Reads the file and searches until `stop` returns true, so it must
-    /// not be called under a lock.
+    /// Finds the place where the text is probably unbalanced, and describes it. Reads the file and searches until
+    /// `stop` returns true, so it must not be called under a lock.
     pub(crate) fn hint(&self, stop: impl Fn() -> bool) -> Option<String> {
         match self {
             Self::Code(code) => lisp_syntax::hint(code, stop),

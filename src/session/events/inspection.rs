@@ -11,7 +11,7 @@ use crate::session::INSPECTION_TIMEOUT;
 /// A local variable: its name, its validity code, and its value.
 type LocalParts = (String, u64, ClippedBuffer);
 
-/// Builds the answer to an inspection from events.
+/// A builder that makes the answer to an inspection from events.
 #[derive(Debug, Default)]
 pub(crate) struct InspectionBuilder {
     items: Vec<(Item, String, ClippedBuffer)>,
@@ -20,14 +20,14 @@ pub(crate) struct InspectionBuilder {
     error: Option<(String, String)>,
 }
 
-/// The number of characters that are kept of one item.
+/// The maximum number of characters that are kept of one item.
 const MAX_ITEM: u64 = 10_000;
 
-/// The number of characters that are kept of a definition in a list, and of a variable's value there.
+/// The maximum number of characters that are kept of a definition in a list, and of a variable's value there.
 const MAX_DEFINITION: u64 = 1_000;
 const MAX_VARIABLE: u64 = 200;
 
-/// Returns the number of characters that are kept of an item.
+/// Returns the maximum number of characters that are kept of an item.
 fn item_limit(kind: Item) -> u64 {
     match kind {
         Item::Variable => MAX_VARIABLE,

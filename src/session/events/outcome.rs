@@ -14,22 +14,22 @@ use crate::result_kind::{CANCELLED, HEAP_EXHAUSTED, THREAD_TERMINATED, TIMEOUT};
 use crate::session::operation::RecordsBuilder;
 use crate::tool_names;
 
-/// The largest number of notices of a background evaluation, and of characters in one notice.
+/// The maximum number of notices of a background evaluation, and of characters in one notice.
 const MAX_NOTICES: usize = 100;
 const MAX_NOTICE: usize = 2_000;
-/// The largest number of values of an evaluation.
+/// The maximum number of values of an evaluation.
 const MAX_VALUES: usize = 1_000;
 
-/// The largest number of recorded errors that the code handles. Lisp has a limit of its own, which is lower.
+/// The maximum number of recorded errors that the code handles. Lisp's own limit is lower.
 const MAX_SIGNALLED: usize = 100;
 
-/// The largest number of recorded errors before the final one of an evaluation.
+/// The maximum number of recorded errors before the final error of an evaluation.
 const MAX_SUPERSEDED: usize = 10;
 
-/// The kinds of errors that stand for interruptions.
+/// The kinds of the errors that report interruptions.
 const INTERRUPTIONS: [&str; 3] = [TIMEOUT, CANCELLED, HEAP_EXHAUSTED];
 
-/// Builds a warning. A line or column that is not known is 0.
+/// A builder that makes the record of a warning. A line or column that is not known is 0.
 #[derive(Debug)]
 struct WarningBuilder {
     kind: String,
@@ -40,7 +40,7 @@ struct WarningBuilder {
     form: Option<String>,
 }
 
-/// Builds an evaluation's outcome from events.
+/// A builder that makes an evaluation's outcome from events.
 #[derive(Debug, Default)]
 pub(crate) struct OutcomeBuilder {
     limits: Limits,
@@ -59,8 +59,8 @@ pub(crate) struct OutcomeBuilder {
     error: Option<ErrorBuilder>,
     /// Errors before `error`: cleanup forms failed in turn, or stopped the unwinding.
     superseded: Vec<ErrorBuilder>,
-    /// Errors as they were signalled. An entry becomes `None` when nothing handles its error. The list is `None` if
-    /// these errors are not recorded.
+    /// The signalled errors, in order. An entry becomes `None` when nothing handles its error. The list is `None` if
+    /// signalled errors are not recorded.
     signalled: Option<Vec<Option<ErrorBuilder>>>,
     /// The number of signalled errors before this evaluation was held and resumed.
     signalled_before: usize,
@@ -98,12 +98,12 @@ impl OutcomeBuilder {
         Self::new(evaluation, Arc::default(), Limits::default(), None)
     }
 
-    /// Records the errors that the code handles, too.
+    /// Makes the builder also record the errors that the code handles.
     pub(crate) fn record_errors(&mut self) {
         self.signalled.get_or_insert_default();
     }
 
-    /// Records the errors that the code handles for the records, which refer to them by index.
+    /// Makes the builder also record the errors that the code handles, to which the outcome's records refer by index.
     pub(crate) fn errors_are_records(&mut self) {
         self.record_errors();
         self.errors_are_records = true;
@@ -131,7 +131,7 @@ impl OutcomeBuilder {
         self.turns.iter().copied().map(u64::from).sum()
     }
 
-    /// Separates the outcome from its evaluation: it belongs to the debugger.
+    /// Detaches the outcome from its evaluation: it is the outcome of a debugger operation.
     pub(crate) fn clear_evaluation(&mut self) {
         (self.evaluation, self.printed_before) = (0, 0);
     }
@@ -277,7 +277,7 @@ impl OutcomeBuilder {
         false
     }
 
-    /// Makes the evaluation end with an error that Lisp could not report itself.
+    /// Makes the evaluation end with an error that Lisp could not report.
     pub(crate) fn fail(&mut self, kind: &str, message: Text<'_>) {
         let mut error = ErrorBuilder::new(kind.to_owned(), &self.limits);
         error.event(Event::ErrorText { text: message, again: false }, &self.limits);
@@ -302,7 +302,7 @@ impl OutcomeBuilder {
         self.records.progress()
     }
 
-    /// Handles an event about an error that the code may handle. Returns as [`event`](Self::event) does.
+    /// Handles an event about an error that the code may handle. The result is that of [`event`](Self::event).
     pub(crate) fn signalled(&mut self, event: Event<'_>) -> bool {
         match event {
             // Output of print methods.
@@ -331,8 +331,8 @@ impl OutcomeBuilder {
         Some(errors.map(|error| Arc::new(error.finish(None, &self.code, 0))).collect())
     }
 
-    /// Takes the errors that reached the debugger before the final one, in order, each with whether the evaluation was
-    /// interrupted while the error was being described.
+    /// Takes the errors that reached the debugger before the final one, in order, each with a flag: true if the
+    /// evaluation was interrupted while the error was being described.
     pub(crate) fn take_superseded(&mut self) -> Vec<(Arc<ErrorRecord>, bool)> {
         let errors = std::mem::take(&mut self.superseded);
         // An interruption is repeated until the evaluation ends: only its last error counts.
@@ -356,7 +356,7 @@ impl OutcomeBuilder {
         (errors, printed)
     }
 
-    /// Adds each text to `texts` that the errors so far report as unbalanced, once.
+    /// Adds to `texts` each text that the errors so far report as unbalanced, unless `texts` already has it.
     pub(crate) fn unbalanced(&self, texts: &mut Vec<Unbalanced>) {
         let signalled = self.signalled.iter().flatten().flatten();
         for text in self.error.iter().chain(&self.superseded).chain(signalled).filter_map(|e| e.unbalanced(&self.code))

@@ -3,15 +3,14 @@
 use crate::image::Text;
 use crate::outcome::Clipped;
 
-/// The number of characters that are counted beyond a text's limit, to report how many were omitted. Then printing
-/// stops.
+/// The number of omitted characters that are counted, for the report of an omission, before printing stops.
 const MAX_COUNTED: u64 = 100_000;
-/// The number of characters that are kept of a name: of a condition's type, a restart, a slot, a variable.
+/// The maximum number of characters that are kept of a name: of a condition's type, a restart, a slot, a variable.
 const MAX_NAME: usize = 150;
-/// The number of characters that are kept of a frame's location, and of the first line of a failing form.
+/// The maximum number of characters that are kept of a frame's location, and of the first line of a failing form.
 pub(crate) const MAX_LOCATION: usize = 1_000;
 
-/// Text that is clipped while it is written.
+/// A buffer that keeps the first characters of a text and counts the rest.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ClippedBuffer {
     text: String,
@@ -48,20 +47,20 @@ impl ClippedBuffer {
         self.text.trim().is_empty() && self.omitted == 0
     }
 
-    /// Returns true if writing more makes no difference.
+    /// Returns true if writing more text changes nothing: enough omitted characters have been counted.
     pub(crate) fn enough(&self) -> bool {
         self.omitted >= MAX_COUNTED
     }
 }
 
-/// Returns the first characters of `text`, `most` at most.
+/// Returns the first characters of `text`: at most `most`.
 pub(crate) fn beginning(text: Text<'_>, most: usize) -> String {
     let mut kept = String::new();
     text.append_to(&mut kept, most);
     kept
 }
 
-/// Returns a name, cut if it is too long.
+/// Returns a name on one line, cut after [`MAX_NAME`] characters.
 pub(crate) fn name(text: Text<'_>) -> String {
     let mut name = beginning(text, MAX_NAME);
     if text.len() > MAX_NAME {
@@ -75,7 +74,7 @@ pub(crate) fn escape_line_breaks(text: &str) -> String {
     text.replace('\n', "\\n").replace('\r', "\\r")
 }
 
-/// Adds `text` to `buffer`, and takes its bytes from `left`.
+/// Adds `text` to `buffer`, and subtracts the kept bytes from `left`. Counts all of `text` as omitted if `left` is 0.
 pub(crate) fn push_within_bytes(left: &mut usize, buffer: &mut ClippedBuffer, text: Text<'_>) {
     if *left == 0 {
         buffer.omitted += text.len() as u64;

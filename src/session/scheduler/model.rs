@@ -13,14 +13,14 @@ use super::*;
 /// The number of clients, and of the requests that each of them sends.
 const CLIENTS: u64 = 3;
 const REQUESTS: u64 = 4;
-/// The number of schedules to try, unless the environment variable `SCHEDULES` has another one.
+/// The number of schedules to try, unless the environment variable `SCHEDULES` has another number.
 const SCHEDULES: usize = 2_000;
 
-/// The scheduler state, and what the model knows about its jobs.
+/// The scheduler state, with the model's own record of its jobs.
 struct ModelState {
     scheduler: SchedulerState,
     now: Instant,
-    /// The submitted jobs, each with whether it has ended.
+    /// The submitted jobs, each with a flag: true once it has ended.
     jobs: Vec<(u64, bool)>,
     /// The last job that began in the foreground, by connection.
     begun: HashMap<u64, u64>,
@@ -33,7 +33,7 @@ struct ModelState {
 
 struct Model {
     known: Mutex<ModelState>,
-    /// Wakes the threads of each lane.
+    /// The condition variables that wake the threads of each lane.
     changed: [Condvar; Lane::COUNT],
 }
 
@@ -52,7 +52,7 @@ impl ModelState {
         }
     }
 
-    /// Ends a connection, and returns the one that follows it.
+    /// Ends a connection, and returns its successor.
     fn replace(&mut self, connection: &Arc<Connection>) -> Arc<Connection> {
         for (_, request) in self.scheduler.take_waiting_of(connection.id) {
             self.end(request.job.id);
@@ -61,7 +61,7 @@ impl ModelState {
         Connection::new(connection.id + 1)
     }
 
-    /// Ends a connection: it sends nothing more, and whatever it holds now or later is released.
+    /// Ends a connection: it sends nothing more, and evaluations that it holds now or later are released.
     fn end_connection(&mut self, connection: &Arc<Connection>) {
         if self.scheduler.hold_of(connection.id).is_some() {
             self.scheduler.push(Lane::Evaluation, release(connection));
@@ -69,7 +69,8 @@ impl ModelState {
         self.ended.push(connection.id);
     }
 
-    /// Ends a job on its thread. Returns whether the thread holds an evaluation now; `None` if the job was abandoned.
+    /// Ends a job on its thread. Returns true if the thread now holds an evaluation, and `None` if the job was
+    /// abandoned.
     fn end_evaluation(&mut self, thread: u64, job: &Job) -> Option<bool> {
         let Some(mut running) = self.scheduler.take_running(job.id) else {
             assert!(self.scheduler.abandoned.ended(job.id), "job {} was taken by nobody", job.id);
@@ -232,7 +233,7 @@ impl Model {
         }
     }
 
-    /// Runs a client. Its connection may end and be replaced by another one.
+    /// Runs a client. Its connection may end and be replaced.
     fn client(&self, number: u64) {
         let mut connection = Connection::new(number * 100);
         for id in number * 100..number * 100 + REQUESTS {
@@ -270,9 +271,8 @@ impl Model {
     }
 }
 
-/// Whatever clients submit, hold, cancel, move to the background or abandon: at most one evaluation is in the
-/// foreground, each job is in one place until it ends once, jobs begin in the order of their connection, and all of
-/// them end.
+/// Checks, for random requests of the clients, that at most one evaluation is in the foreground, that each job waits or
+/// runs until it ends once, that the jobs of a connection begin in order, and that all jobs end.
 #[test]
 fn every_job_waits_or_runs_or_has_ended_once() {
     let schedules = std::env::var("SCHEDULES").ok().and_then(|text| text.parse().ok()).unwrap_or(SCHEDULES);
