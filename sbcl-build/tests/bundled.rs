@@ -29,10 +29,17 @@ fn succeed(command: &mut Command) -> Output {
     output
 }
 
-/// Copies the contents of `from` to `to`, but only files that differ. Packaged files all have the same modification
-/// time, by which cargo decides what to rebuild.
+/// Makes the contents of `to` those of `from`, but writes only files that differ. Packaged files all have the same
+/// modification time, by which cargo decides what to rebuild.
 fn update(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(to).unwrap() {
+        let path = entry.unwrap().path();
+        if from.join(path.file_name().unwrap()).exists() {
+            continue;
+        }
+        if path.is_dir() { fs::remove_dir_all(path).unwrap() } else { fs::remove_file(path).unwrap() }
+    }
     for entry in fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
         let target = to.join(entry.file_name());
@@ -59,7 +66,7 @@ impl Program {
         let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
         let directory = std::env::temp_dir().join(format!("sbcl-build-bundled-{}", std::process::id()));
         let packages = scratch.join("packages");
-        let names = ["sbcl-build", "sbcl-core", "sbcl-mcp"];
+        let names = ["lisp-syntax", "sbcl-build", "sbcl-core", "sbcl-mcp"];
         let mut package = cargo(root(), &["package", "--no-verify", "--offline", "--allow-dirty", "--target-dir"]);
         package.arg(&packages);
         for name in names {
