@@ -25,7 +25,7 @@
 //!
 //! - `mcp` (default): the MCP server and the command line. Without this feature the library has few dependencies.
 //! - `core` (default): the program contains the plain core. Without this feature, the program contains a core of its
-//! own, in which the crate `sbcl-build` has compiled the program's Lisp code.
+//!   own, in which the crate `sbcl-build` has compiled the program's Lisp code.
 //! - `num-bigint`: conversions of integers of any size.
 
 #![deny(unsafe_code)]
