@@ -79,7 +79,7 @@ characters with an ellipsis. Return NIL if FUNCTION fails."
   (arguments '() :type (or list string))
   ;; The *PACKAGE* of its thread, in which the call is printed.
   (package *package* :read-only t)
-  ;; How the call ended: :RETURNED, :FAILED, or :LEFT by a non-local exit; NIL while it runs.
+  ;; The end of the call: :RETURNED, :FAILED, or :LEFT by a non-local exit; NIL while it runs.
   (end nil :type symbol)
   ;; The values, kept like the arguments, or the text of the error.
   (result "" :type (or list string))

@@ -192,7 +192,7 @@ impl Cx {
     /// Returns the number of octets in a vector of octets (`(unsigned-byte 8)`).
     ///
     /// # Errors
-    /// A `type-error` if `octets` is no vector of octets.
+    /// A `type-error` if `octets` is not a vector of octets.
     pub fn len(&self, octets: &Value) -> Result<usize, Error> {
         self.call_entry(Entry::OctetCount, |writer| octets.write(writer))
     }
@@ -212,7 +212,7 @@ impl Cx {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] if `octets` is no vector of octets (`(unsigned-byte 8)`), or its length differs from that of
+    /// [`Error::Condition`] if `octets` is not a vector of octets (`(unsigned-byte 8)`), or its length differs from that of
     /// `target`.
     pub fn copy_bytes(&self, octets: &Value, target: &mut [u8]) -> Result<(), Error> {
         let Some(handle) = octets.handle() else {
@@ -244,7 +244,7 @@ impl Cx {
     /// threads can collect as usual.
     ///
     /// # Errors
-    /// A `type-error` if `octets` is no vector of octets (`(unsigned-byte 8)`); [`Error::Unwinding`] if Lisp unwinds in
+    /// A `type-error` if `octets` is not a vector of octets (`(unsigned-byte 8)`); [`Error::Unwinding`] if Lisp unwinds in
     /// what `work` calls. An interruption takes effect when `work` has returned.
     ///
     /// # Panics

@@ -88,7 +88,7 @@ impl Conversation {
         conversation
     }
 
-    /// Returns the answer to `tools/list`, made anew if the registry has changed.
+    /// Returns the answer to `tools/list`, rebuilt if the registry has changed.
     fn tool_list(&self) -> ListToolsResult {
         let version = self.tools.registry().version();
         let mut listed = self.listed.lock();

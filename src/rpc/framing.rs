@@ -77,7 +77,7 @@ impl LineReader {
     /// Reads once. Must be called only after [`Self::next_line`] has returned `None`.
     ///
     /// # Errors
-    /// Those of read(2), except EAGAIN and EINTR.
+    /// The errors of read(2), except EAGAIN and EINTR.
     pub(crate) fn read(&mut self) -> io::Result<ReadStatus> {
         if self.at_end {
             return Ok(ReadStatus::End);
