@@ -2,8 +2,9 @@
 //! file.
 //!
 //! Without the feature `core` only `libsbcl` is embedded, and the program supplies its own core. Build scripts of
-//! dependent crates receive the paths of the embedded files in `DEP_SBCL_LIBRARY` and `DEP_SBCL_CORE`, and the paths that
-//! `sbcl-build` needs to make a core. On docs.rs nothing is built or embedded; the code sees `cfg(docsrs_build)`.
+//! dependent crates receive the paths of the embedded files in `DEP_SBCL_LIBRARY` and `DEP_SBCL_CORE`. Further
+//! `DEP_SBCL_` variables have the paths that `sbcl-build` needs to make a core. On docs.rs nothing is built or
+//! embedded; the code sees `cfg(docsrs_build)`.
 
 use std::path::{Path, PathBuf};
 
@@ -34,7 +35,7 @@ fn main() {
     }
 }
 
-/// Generates the Rust side of `lisp/build/records.sexp`.
+/// Generates `records.rs`, the Rust definitions of the records that the table `lisp/build/records.sexp` lists.
 fn generate_records() {
     const TABLE: &str = "lisp/build/records.sexp";
     println!("cargo::rerun-if-changed={TABLE}");
@@ -61,7 +62,7 @@ fn recipe() -> Recipe {
     }
 }
 
-/// Returns true if the plain core is to be embedded.
+/// Returns true if the plain core is embedded, too, as the feature `core` asks.
 fn wants_core() -> bool {
     std::env::var_os("CARGO_FEATURE_CORE").is_some()
 }
@@ -90,13 +91,14 @@ fn embed(built: &Built) {
         metadata("host", host);
         println!("cargo::rerun-if-changed={}", host.display());
     }
-    // The keys identify this build in the cores that it saves: no other build can boot them.
+    // The cache keys of the library and the core identify this build. Saved cores name it, since no other build can
+    // boot them.
     let key = |file: &Path| file.parent().and_then(Path::file_name).unwrap_or_default().display().to_string();
     println!("cargo::rustc-env=SBCL_MCP_BUILD={} {}", key(&built.library), key(&built.core));
     sbcl_build::embed("sbcl_embedded", &Contents { core, library: Some(&built.library) });
 }
 
-/// Regenerates the Rust side of `ffi/sbcl_host.h`.
+/// Regenerates the Rust bindings of `ffi/sbcl_host.h`.
 #[cfg(feature = "bindgen")]
 fn generate_bindings() {
     const HEADER: &str = "ffi/sbcl_host.h";
@@ -114,7 +116,7 @@ fn generate_bindings() {
         .generate()
         .expect("bindgen reads ffi/sbcl_host.h");
     let text = bindings.to_string();
-    // Written only when it changes; otherwise each build would find a newer file and start again.
+    // The file is written only when its text changes: a newer file would make the next build run this script again.
     if std::fs::read_to_string(TARGET).ok().as_deref() != Some(&text) {
         std::fs::write(TARGET, text).expect("the bindings can be written");
     }

@@ -30,7 +30,7 @@
 #include "thread.h"
 #include "validate.h"
 
-/* Set by SBCL at its start, from the core's :callable-exports. */
+/* SBCL sets these variables when it starts, from the core's :callable-exports. */
 uint32_t (*sbcl_host_start)(const struct sbcl_host *host);
 void (*sbcl_host_stack_lost)(void);
 
@@ -40,7 +40,7 @@ int32_t sbcl_host_catch_stack_loss(void *address, void *context) {
   char *end = (char *)CONTROL_STACK_HARD_GUARD_PAGE(thread), *room = (char *)CONTROL_STACK_RETURN_GUARD_PAGE(thread);
   if ((char *)address < end || (char *)address >= end + os_vm_page_size || gc_active_p || !sbcl_host_stack_lost)
     return 0;
-  /* Abandon everything in the page reserved for handlers, including cleanup forms. */
+  /* Abandon all code that runs in the stack space reserved for handling exhaustion, including its cleanup forms. */
   struct unwind_block *cleanup = (struct unwind_block *)thread->current_unwind_protect_block;
   while (cleanup && (char *)cleanup < room)
     cleanup = cleanup->uwp;
@@ -65,8 +65,8 @@ static const char *runtime_path;
 
 void sbcl_host_set_runtime_path(const char *path) { runtime_path = path; }
 
-/* Linked with --wrap. Returns the file in whose ELF section SBCL looks for a core. The host sets it, and /proc/self/exe is
- * not used, because the host may be a shared object in another program, or use another core. */
+/* Linked with --wrap. Returns the file in whose ELF section SBCL looks for a core. The host sets this file; it need not be
+ * /proc/self/exe, because the host may be a shared object in another program, or use another core. */
 char *__wrap_os_get_runtime_executable_path(void) { return runtime_path ? strdup(runtime_path) : 0; }
 
 static int32_t (*take_action)(int32_t signal, const void *action);
@@ -89,9 +89,9 @@ int __wrap_sigaction(int signal, const struct sigaction *action, struct sigactio
 #endif
 
 /* A child of fork(3) has one thread. The locks of SBCL's allocator are taken before the fork, so that in the child no lock
- * is held for ever by a thread that is missing there. This includes threads that are ending, which return unused memory
- * when nobody waits for them any more. The locks are taken in SBCL's order (alloc.c), and with signals blocked, because a
- * thread that holds one must not be stopped for a collection. */
+ * is held for ever by a thread that is missing there. Even a thread that is ending, and that no other thread waits for any
+ * more, may hold one of these locks to return unused memory. The locks are taken in SBCL's order (alloc.c), and with signals
+ * blocked, because a thread that holds such a lock must not be stopped for a collection. */
 
 extern pthread_mutex_t code_allocator_lock;
 
@@ -103,7 +103,7 @@ static void take_allocator(void) {
   pthread_sigmask(SIG_SETMASK, &all, &before);
   pthread_mutex_lock(&code_allocator_lock);
   acquire_gc_page_table_lock();
-  /* Written under the locks, for which another forking thread waits. */
+  /* Written while the locks are held, so that another forking thread cannot overwrite the value. */
   signals_before_fork = before;
 }
 
@@ -122,9 +122,9 @@ bool __real_maybe_gc(os_context_t *context);
 
 /* Linked with --wrap. Collects garbage in the handler of the signal with which allocating code requests a collection.
  * Where interrupts are disabled but may be enabled (ALLOW-WITH-INTERRUPTS), SBCL's function unblocks signals for POST-GC
- * and leaves interrupts disabled. A signal that arrives then, or arrived during the collection, is deferred, and SBCL ends
- * the process: "pending handler changed in gc". POST-GC once enabled interrupts itself. They are enabled here instead, so
- * that the signal is handled at once. */
+ * and leaves interrupts disabled. SBCL then defers a signal that arrives, or that arrived during the collection, and ends
+ * the process with "pending handler changed in gc". To prevent this, interrupts are enabled here, so that the signal is
+ * handled at once. */
 bool __wrap_maybe_gc(os_context_t *context) {
   struct thread *thread = get_sb_vm_thread();
   if (read_TLS(INTERRUPTS_ENABLED, thread) != NIL || read_TLS(ALLOW_WITH_INTERRUPTS, thread) == NIL)
@@ -144,12 +144,13 @@ bool __wrap_maybe_gc(os_context_t *context) {
 
 extern void sb_posix_after_fork(void);
 
-/* Forks like _Fork(3) of glibc 2.34, but returns the negative error number. fork(3) would wait for the locks of malloc(3)
- * and stdio(3), which a thread stopped in C code may hold for ever, and would run the program's pthread_atfork handlers. */
+/* Forks like _Fork(3) of glibc 2.34, but returns an error number, negated, on failure. fork(3) would wait for the locks of
+ * malloc(3) and stdio(3), which a thread stopped in C code may hold for ever, and would run the program's pthread_atfork
+ * handlers. */
 int32_t sbcl_host_fork(void) {
-  /* Waits for any thread, of Lisp or not, that is forking now. */
+  /* take_allocator waits for any other thread that is forking, whether or not that thread is a Lisp thread. */
   take_allocator();
-  /* The order of the other arguments depends on the machine, so all are 0. */
+  /* The order of the arguments after the first depends on the processor, so all of them are 0. */
   long process = syscall(SYS_clone, SIGCHLD, 0L, 0L, 0L, 0L);
   int error = errno;
   release_allocator();
@@ -160,13 +161,14 @@ int32_t sbcl_host_fork(void) {
   return (int32_t)process;
 }
 
-/* Returns true if the last signal interrupted Lisp code in this thread. SBCL counts a call from Lisp to C as Lisp. */
+/* Returns true if the last signal interrupted Lisp code in THREAD. The program counter decides, because SBCL's own test
+ * counts C code that Lisp has called as Lisp. */
 static int is_in_lisp(struct thread *thread) {
   sword_t signals = fixnum_value(read_TLS(FREE_INTERRUPT_CONTEXT_INDEX, thread));
   return signals > 0 && gc_managed_heap_space_p(os_context_pc(nth_interrupt_context(signals - 1, thread)));
 }
 
-/* Number of pauses begun and ended. Odd while a pause is active. */
+/* The number of pauses that have begun plus the number of pauses that have ended: odd while a pause is active. */
 static volatile uint32_t pauses;
 
 /* Begins a pause and returns its number, which is odd and so never 0. */
@@ -174,9 +176,9 @@ uint32_t sbcl_host_begin_pause(void) { return __atomic_or_fetch(&pauses, 1, __AT
 
 void sbcl_host_end_pause(void) { __atomic_add_fetch(&pauses, 1, __ATOMIC_SEQ_CST); }
 
-/* Called by an interruption of this thread. If the thread was in Lisp, waits until the pause of this number ends, at most
- * SBCL_HOST_PAUSE_MILLISECONDS, and returns 1. Returns 0 at once in C code, which may hold a lock, and in without-gcing,
- * whose end the thread that stops the world waits for. */
+/* Called by an interruption of this thread. If the thread was in Lisp code, waits until the pause with this number ends, but
+ * no longer than SBCL_HOST_PAUSE_MILLISECONDS, and returns 1. Returns 0 at once if the thread was in C code, which may hold
+ * a lock, or in without-gcing, because the thread that stops the world waits for the end of without-gcing. */
 int32_t sbcl_host_pause(uint32_t number) {
   struct thread *thread = get_sb_vm_thread();
   if (!is_in_lisp(thread) || read_TLS(GC_INHIBIT, thread) != NIL)
@@ -186,12 +188,12 @@ int32_t sbcl_host_pause(uint32_t number) {
   return 1;
 }
 
-/* Forks this process while the world is stopped, provided that every thread may be cut off where it is: anywhere but in
- * Lisp code that must not be interrupted, which may be changing data that the collector or another thread relies on. With
- * CALM, no thread may be in C code that Lisp has called with interrupts enabled either, since it may hold a lock of malloc.
- * Returns the result of sbcl_host_fork, or SBCL_HOST_IN_THE_WAY. In the latter case THREADS, an array of COUNT words,
- * receives the Lisp objects of the threads that have to move on and a 0, then the Lisp objects of these threads and of all
- * others in Lisp and a 0. */
+/* Forks this process while the world is stopped, unless a thread must not be cut off at its current position. Such a thread
+ * is in Lisp code that must not be interrupted, which may be changing data that the collector or another thread relies on.
+ * With CALM, a thread in C code that Lisp has called with interrupts enabled must not be cut off either, since it may hold a
+ * lock of malloc. Returns the result of sbcl_host_fork, or SBCL_HOST_IN_THE_WAY if there is such a thread. In the latter
+ * case THREADS, an array of COUNT words, receives two lists of Lisp thread objects, each followed by a 0: first the threads
+ * that must not be cut off, then those of them that are in C code and all threads in Lisp code. */
 int32_t sbcl_host_fork_stopped(int32_t calm, lispobj *threads, uint32_t count) {
   struct thread *self = get_sb_vm_thread(), *thread;
   lispobj *last = threads + count - 1;
@@ -214,7 +216,8 @@ int32_t sbcl_host_fork_stopped(int32_t calm, lispobj *threads, uint32_t count) {
   }
   int32_t process = sbcl_host_fork();
   if (process == 0) {
-    /* The child has no other threads. Unless their allocation regions are closed, the collector finds gaps there. */
+    /* The other threads do not exist in the child. The collector would find gaps in their allocation regions, so close
+     * the regions. */
     for_each_thread(thread) {
       if (thread != self)
         gc_close_thread_regions(thread, 0);
@@ -229,13 +232,13 @@ int32_t sbcl_host_fork_stopped(int32_t calm, lispobj *threads, uint32_t count) {
  * missing in this process holds one of them. */
 void sbcl_host_take_c_locks(void) {
 #ifdef __GLIBC__
-  /* Takes the lock of every arena. */
+  /* mallinfo takes the lock of every arena. */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
   (void)mallinfo();
 #pragma GCC diagnostic pop
 #endif
-  /* More than the thread's own cache can serve. */
+  /* This block is too large for the thread's own cache, so malloc takes the lock of an arena. */
   free(malloc(10000));
   FILE *file = fopen("/dev/null", "r");
   if (file)
@@ -262,7 +265,8 @@ void sbcl_host_close_from(uint32_t first) {
 #endif
   if (syscall(SYS_close_range, first, UINT_MAX, 0) == 0)
     return;
-  /* Before Linux 5.9, or where a system call filter refuses the call. No function that may take a lock is used. */
+  /* The call fails before Linux 5.9, and if a system call filter refuses it. From here on, no function that may take a lock
+   * is used. */
   _Alignas(struct entry) char buffer[4096];
   int directory = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory < 0) {

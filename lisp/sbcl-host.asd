@@ -1,6 +1,6 @@
-;;;; The systems of the Lisp side. They load into a stock SBCL of the pinned version, from an editor or a REPL; there they
-;;;; serve no host and change nothing. (asdf:test-system "sbcl-host") runs the tests. Each file depends only on files
-;;;; before it, and no system depends on a system that is defined below it.
+;;;; The systems of the Lisp side. Loaded from an editor or a REPL into a stock SBCL of the pinned version, they serve
+;;;; no host and change nothing. (asdf:test-system "sbcl-host") runs the tests. Each file depends only on files before
+;;;; it, and no system depends on a system that is defined below it.
 
 (asdf:defsystem "sbcl-host"
   :description "The Lisp side of sbcl-mcp."

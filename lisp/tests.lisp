@@ -1,5 +1,5 @@
-;;;; Tests of the Lisp side alone. A host written in Lisp records the events of a job. Only a stock SBCL of the pinned
-;;;; version is needed: (asdf:test-system "sbcl-host").
+;;;; Tests of the Lisp side alone, without the Rust host: Lisp code takes the host's place and records the events of a
+;;;; job. The tests need only a stock SBCL of the pinned version: (asdf:test-system "sbcl-host").
 
 (defpackage "SBCL-HOST/TESTS"
   (:use "COMMON-LISP" "SB-ALIEN" "SB-SYS" "SBCL-HOST" "SBCL-HOST/EMBEDDING" "SBCL-HOST/DEBUGGER" "SBCL-HOST/TOOLS"
@@ -21,7 +21,8 @@
   0)
 
 (defun perform (kind text &key (name "") (flags 0) (argument 0))
-  "Perform a job of KIND in a thread of its own, as a lane's thread does, and return its events, oldest first."
+  "Perform a job of KIND with TEXT in a thread of its own, as a thread of a lane does, and return the job's events,
+oldest first."
   (let ((job (make-job :id 1 :kind kind :flags flags :argument argument
                        :text (coerce text 'text) :name (coerce name 'text))))
     (sb-thread:join-thread
@@ -41,8 +42,8 @@
           collect text))
 
 (defun evaluation-of (code &rest options)
-  "Return a plist of the results of evaluating CODE: success, value, error, message, standard output and error output as
-text, warnings, and the number of forms that defined something."
+  "Return a plist of the results of evaluating CODE: the success, value, error, message, standard output and error
+output as text, the warnings, and the number of forms that defined something. OPTIONS are further arguments for PERFORM."
   (let ((events (apply #'perform :evaluate code options)))
     (flet ((text (kind) (format nil "~{~A~}" (texts kind events))))
       (list :success (equal '(0) (loop for (kind number) in events
@@ -156,14 +157,15 @@ b| ()) (defvar *changed* 1))"))
         finally (error "no assumption ~S" beginning)))
 
 (defun probe-with (beginning function wrapper)
-  "Return true when the assumption whose name begins with BEGINNING holds, but not with WRAPPER around FUNCTION."
+  "Return true when the assumption whose name begins with BEGINNING holds, but no longer holds once WRAPPER encapsulates
+FUNCTION."
   (and (null (probe beginning))
        (unwind-protect (progn (encapsulate function 'probe wrapper)
                               (stringp (probe beginning)))
          (sb-int:unencapsulate function 'probe))))
 
 (define-test a-changed-lambda-list-of-byte-readers-is-detected
-  ;; Readers of SBCL after 2.6.7 have no size buffer.
+  ;; The byte readers of SBCL after 2.6.7 have no parameter for a size buffer.
   (expect t (probe-with "the byte reader" 'read-no-octets
                         (lambda (read stream buffer sizes start count &optional (eof-error-p t))
                           (declare (type function read) (ignore sizes))
@@ -189,13 +191,13 @@ b| ()) (defvar *changed* 1))"))
                           (funcall (the function function))))))
 
 (defun run-test (function)
-  "Call FUNCTION, a test. Return NIL, or the condition with which it failed."
+  "Call FUNCTION, a test. Return NIL if it passes, or the error that it signalled."
   (handler-case (progn (funcall (the function function)) nil)
     (error (condition) condition)))
 
 (defun run-tests ()
-  "Run all tests in this SBCL, which serves the recording host meanwhile. Print the failed tests and the number of tests,
-and return true if none failed."
+  "Run all tests in this SBCL, which has the patches and the recording host installed meanwhile. Print the failed tests
+and the numbers of passed and failed tests, and return true if none failed."
   (check-assumptions)
   (let ((failed 0)
         (tests (reverse *tests*))

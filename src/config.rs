@@ -17,15 +17,15 @@ pub struct ImageConfig {
     /// The size of a Lisp thread's control stack in bytes: 2 MiB to 4 GiB, default 256 MiB. A stack takes address
     /// space, but no memory until it is used.
     pub control_stack: u64,
-    /// A directory with an `sbcl.core` to use instead of the core in this program. A `libsbcl.so` there must be the one
-    /// that the program was built with. On systems other than Linux the library is required.
+    /// A directory with an `sbcl.core` to use instead of the core in this program. A `libsbcl.so` in the directory must be
+    /// the library that the program was built with. On systems other than Linux the library is required.
     pub core_dir: Option<PathBuf>,
     /// A core that a running image of this program has saved, to boot instead of the plain core.
     pub image: Option<PathBuf>,
     /// True to load the user's `~/.sbclrc` after the boot.
     pub user_init: bool,
     /// A directory that replaces the home directory if the user has none, or cannot write to it: ASDF keeps compiled
-    /// files there. It need not exist; the caller removes it. `None` leaves SBCL's own behaviour.
+    /// files there. The directory need not exist; the caller removes it. With `None`, the home directory is not replaced.
     pub scratch: Option<PathBuf>,
 }
 
@@ -132,7 +132,7 @@ impl Limits {
     /// The smallest and the largest `max_answer` in characters.
     pub const MAX_ANSWER_RANGE: std::ops::RangeInclusive<u64> = 6_000..=1_000_000;
 
-    /// Converts a client's number of seconds to a time limit: 0 for none.
+    /// Converts a client's number of seconds to a time limit. 0 seconds mean no limit (`None`).
     ///
     /// # Errors
     /// Returns a [`LimitError`] for a negative number, a number over a day, or NaN.
@@ -205,7 +205,7 @@ impl Limits {
         self.max_output
     }
 
-    /// Sets `max_output`.
+    /// Sets `max_output`: 1 to 10,000,000 characters.
     ///
     /// # Errors
     /// Returns a [`LimitError`] when the value is out of range.
@@ -221,7 +221,7 @@ impl Limits {
         self.max_answer
     }
 
-    /// Sets `max_answer`.
+    /// Sets `max_answer`: 6,000 to 1,000,000 characters.
     ///
     /// # Errors
     /// Returns a [`LimitError`] when the value is out of range.
@@ -256,7 +256,7 @@ impl Limits {
     }
 
     /// Returns the server's default treatment of an evaluation that fails. The library's
-    /// [`Evaluation`](crate::Evaluation) ignores it. Default [`OnError::Abort`].
+    /// [`Evaluation`](crate::Evaluation) ignores this setting. Default [`OnError::Abort`].
     #[must_use]
     pub fn on_error(&self) -> OnError {
         self.on_error

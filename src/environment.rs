@@ -20,26 +20,26 @@ pub struct Variable {
     pub name: &'static str,
     /// The effect.
     pub effect: &'static str,
-    /// The value that counts when the variable is not set.
+    /// The value that is used if the variable is not set.
     pub default: &'static str,
 }
 
 /// Every variable that the program reads, or that ASDF in its image reads.
 pub const VARIABLES: [Variable; 11] = [
-    Variable { name: LOG, effect: "What to log on stderr, such as `debug`. `--log` has priority.", default: "`warn`" },
+    Variable { name: LOG, effect: "Log filter for stderr, such as `debug`. `--log` has priority.", default: "`warn`" },
     Variable {
         name: STATE_HOME,
-        effect: "The directory of persistent sessions, of checkpoints and of the REPL's history: `sbcl-mcp` in it.",
+        effect: "Base directory for state: persistent sessions, checkpoints and the REPL's history are in its subdirectory `sbcl-mcp`.",
         default: "`~/.local/state`",
     },
     Variable {
         name: CACHE_HOME,
-        effect: "The directory of ASDF's compiled files: `common-lisp` in it. `--read-only` leaves it writable.",
+        effect: "Base directory for caches: ASDF's compiled files are in its subdirectory `common-lisp`, which stays writable with `--read-only`.",
         default: "`~/.cache`",
     },
     Variable {
         name: RUNTIME_DIRECTORY,
-        effect: "The directory of the sockets by which clients attach: `sbcl-mcp` in it.",
+        effect: "Base directory for sockets: those by which clients attach are in its subdirectory `sbcl-mcp`.",
         default: "`sbcl-mcp-UID` in the directory for temporary files",
     },
     Variable { name: TEMPORARY, effect: "The directory for temporary files.", default: "`/tmp`" },

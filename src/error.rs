@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// A setting that is out of its range.
+/// The error for a setting that is out of its range.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{setting} {value} is out of range; allowed: {allowed}")]
 pub struct LimitError {
@@ -34,7 +34,7 @@ impl LimitError {
     }
 }
 
-/// Formats a number of bytes in the command line's notation: `128M` if that is exact.
+/// Formats a number of bytes in the command line's notation, with the largest unit that divides the number: `128M`.
 fn size(bytes: u64) -> String {
     match bytes.trailing_zeros() {
         30..64 => format!("{}G", bytes >> 30),
@@ -153,7 +153,7 @@ pub enum InspectError {
         /// The condition's report.
         message: String,
     },
-    /// The inspection took too long: printing one of the session's objects does not end.
+    /// The inspection took longer than this number of seconds: a print method or a macro function may not terminate.
     #[error(
         "The inspection did not finish within {0} seconds: one of the session's print methods or macro functions may \
          not terminate."
@@ -161,14 +161,14 @@ pub enum InspectError {
     Timeout(u64),
 }
 
-/// The reason why an evaluation's status is not available.
+/// The reason why the status of an evaluation is not available, or a background evaluation cannot begin.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum EvaluationError {
     /// Nothing has been evaluated yet.
     #[error("No evaluations yet.")]
     None,
-    /// Nothing has been evaluated since the session was reset, or its image replaced or lost.
+    /// Nothing has been evaluated since the session was reset, or its image was replaced or lost.
     #[error(
         "No evaluations since the session was reset or its image was replaced or lost; those up to {last} are no \
          longer kept."
@@ -201,7 +201,7 @@ pub enum EvaluationError {
         /// The evaluation's number.
         id: u64,
     },
-    /// The background is full: evaluations that wait to begin there count, too.
+    /// The limit of background evaluations is reached. Evaluations that wait to begin in the background count, too.
     #[error(
         "Background limit reached: {count} evaluations. Wait for one, cancel one{}, or evaluate this in the \
          foreground.",

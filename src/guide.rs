@@ -119,10 +119,10 @@ pub mod host_functions {
     //! function](crate::Cx::local_function).
     //!
     //! The evaluations of a session run one after another, so a host function called by an evaluation cannot wait for
-    //! the next one: [`Session::evaluate`](crate::Session::evaluate) immediately returns an error of kind `DEADLOCK`
-    //! there. Either call Lisp as any function does ([`Lisp::eval`](crate::Lisp::eval) evaluates on the same thread),
-    //! or [`submit`](crate::Session::submit) the code. A deadlock through another thread is not detected: a function
-    //! that waits for a thread which calls `evaluate` waits forever.
+    //! the next evaluation: in such a function, [`Session::evaluate`](crate::Session::evaluate) immediately returns an
+    //! error of kind `DEADLOCK`. Either call Lisp as any host function does ([`Lisp::eval`](crate::Lisp::eval) evaluates on
+    //! the same thread), or [`submit`](crate::Session::submit) the code. A deadlock through another thread is not detected:
+    //! a function that waits for a thread which calls `evaluate` waits forever.
     //!
     //! A non-local exit in Lisp (`throw`, `return-from`, a restart) passes through a Rust function that Lisp has called
     //! as [`Error::Unwinding`](crate::Error::Unwinding). Return that error to the caller, so that destructors run as
@@ -159,9 +159,8 @@ pub mod threads {
     //!
     //! A [`Lisp`](crate::Lisp) may be cloned, sent and used on any thread. Calls run in parallel on the program's Lisp
     //! [`threads`](crate::Builder::threads). While a call is inside Rust, a [spare
-    //! thread](crate::Builder::spare_threads) can run another call in its place, so Rust code may wait there for
-    //! threads that call Lisp. Calls from within `enter`, and from a function that Lisp has called, run on the current
-    //! thread.
+    //! thread](crate::Builder::spare_threads) can run another call in its place, so the Rust code may wait for threads
+    //! that call Lisp. Calls from within `enter`, and from a function that Lisp has called, run on the current thread.
     //!
     //! Options such as a time limit belong to a handle and to the functions that it looks up, not to a thread.
     //!
@@ -183,9 +182,9 @@ pub mod threads {
     //! # Ok::<(), sbcl::Error>(())
     //! ```
     //!
-    //! An interrupted call unwinds and runs its cleanup forms. They have a grace period of [5
+    //! An interrupted call unwinds and runs its cleanup forms. The cleanup forms have a grace period of [5
     //! seconds](crate::Builder::cleanup) before they are interrupted, too. A Rust function that Lisp has called runs to
-    //! its end first. Interrupting a call again has no effect: one interruption is under way at most.
+    //! its end first. Interrupting a call again has no effect: at most one interruption is under way.
     //! [`eval_async`](crate::Lisp::eval_async), [`call_async`](crate::Lisp::call_async) and
     //! [`enter_async`](crate::Lisp::enter_async) return futures, independent of any runtime, that interrupt the call when
     //! they are dropped.
@@ -252,15 +251,15 @@ pub mod own_core {
     //!
     //! The crate `sbcl-build`, called by the program's build script, compiles an ASDF system or a directory of Lisp
     //! into a core that the program contains: see the example `bundled`. Disable the default feature `core` to leave
-    //! out the plain core. [`Builder::core`](crate::Builder::core) boots a core from a directory instead of these
-    //! cores.
+    //! out the plain core. [`Builder::core`](crate::Builder::core) boots a core from a directory instead of a core in the
+    //! program.
 }
 
 pub mod saving {
     //! Saving the image to a file, and booting it in another process.
     //!
     //! [`Lisp::save`](crate::Lisp::save) writes the whole image, including the values of variables, while the program
-    //! runs on. [`Builder::core`](crate::Builder::core) boots the saved core, which takes no longer than any other boot.
+    //! continues. [`Builder::core`](crate::Builder::core) boots the saved core, which takes no longer than any other boot.
     //!
     //! ```no_run
     //! use sbcl::{BootError, Error, Lisp};
@@ -291,17 +290,17 @@ pub mod saving {
     //! and while saving.
     //!
     //! Saving without a copy would end the process, because of the host's threads and the Rust frames on the stacks of
-    //! Lisp threads. Where the process cannot be copied, `save` therefore fails.
+    //! Lisp threads. Therefore `save` fails if the process cannot be copied.
     //!
-    //! A core boots only in the same build (of the crate and of SBCL) that saved it, under a heap of the same size. As it
-    //! may contain secrets, only its owner can read the file.
+    //! A core boots only in the same build (of the crate and of SBCL) that saved it, with the same heap size. The file may
+    //! contain secrets, so only its owner can read it.
 }
 
 pub mod safety {
     //! Memory safety: what safe Rust guarantees, and what Lisp code can do.
     //!
     //! The Rust API is memory safe. Whatever safe Rust writes in an [`IntoLisp`](crate::IntoLisp), returns, forgets,
-    //! panics with or calls in a callback, no memory is corrupted and no object is mistaken for another. The one `unsafe`
+    //! panics with or calls in a callback, no memory is corrupted and no object is mistaken for another. The only `unsafe`
     //! function is [`Cx::borrow_bytes`](crate::Cx::borrow_bytes).
     //!
     //! Lisp code can be unsafe. [`eval`](crate::Lisp::eval), [`load_file`](crate::Lisp::load_file), a function called by
@@ -317,7 +316,7 @@ pub mod safety {
     //! Also unsafe are `(safety 0)` with false declarations, `sb-alien`, symbols of SBCL's internal packages
     //! (`sb-kernel`, `sb-sys`, `sbcl-host`), and threads that change an object at the same time without a lock, where
     //! SBCL itself promises nothing. Evaluate only code that you trust, as you link only code that you trust: the image
-    //! is no sandbox. Ordinary Lisp is checked by SBCL: a wrong index, type or number of arguments signals a condition.
+    //! is not a sandbox. Ordinary Lisp is checked by SBCL: a wrong index, type or number of arguments signals a condition.
 }
 
 pub mod what_ends_the_process {
@@ -331,16 +330,17 @@ pub mod what_ends_the_process {
     //! | endless recursion in Lisp | a `storage-condition` |
     //! | endless recursion through Rust functions | a `storage-condition`: each call between Lisp and Rust checks that 256 KiB of stack are left |
     //! | a type with a recursive `FromLisp` or `Deserialize` reads an object that contains itself, or is nested very deeply | [`Error::Conversion`](crate::Error::Conversion) |
-    //! | a type with a recursive `IntoLisp` or `Serialize` does not end | [`Error::Conversion`](crate::Error::Conversion) |
-    //! | a Rust function called by Lisp needs more stack than these 256 KiB | the process ends, as on any stack overflow in Rust |
+    //! | a recursive `IntoLisp` or `Serialize` implementation does not end | [`Error::Conversion`](crate::Error::Conversion) |
+    //! | a Rust function called by Lisp needs more stack than the 256 KiB that are left | the process ends, as on any stack overflow in Rust |
     //! | during a call, the heap in use exceeds 40 % of its size and has grown by more than a sixth of its size | a `storage-condition`, `heap-nearly-exhausted`; checked after each collection |
     //! | a single object does not fit in the heap | a `storage-condition` |
-    //! | the heap is exhausted during a collection, because multiple calls together keep too much of it or code cannot be interrupted; or a `(make-list n)`, which SBCL allocates in one piece, does not fit | SBCL ends the process with status 87 |
+    //! | the heap is exhausted during a collection, because multiple calls together keep too much memory in use or code cannot be interrupted; or a `(make-list n)`, which SBCL allocates in one piece, does not fit | SBCL ends the process with status 87 |
     //! | SBCL detects that its memory is corrupted (by `(safety 0)` or foreign code) | the process ends with status 86 |
     //! | a panic in a Rust function that Lisp calls | a `rust:host-panic` in Lisp |
     //! | a panic in the closure of `enter` | continues in the caller |
     //! | a panic in the destructor of a host function's argument, result or error; of a function or handler that is replaced or dropped; or of a restart's argument | the panic is caught and ignored |
     //! | a panic in the destructor of a value captured by a closure that is called once (`enter`, a reply), while the closure's own panic unwinds | Rust ends the process, as always |
+    //! | panics in two destructors that run together: of elements of a container whose reading failed, of both streams of a call, of an argument and of a value in the function's body | Rust ends the process, as always |
     //! | an invalid address in Lisp | `sb-sys:memory-fault-error` |
     //! | an invalid address in Rust, on any thread | the program's own handler of SIGSEGV runs if it has one; otherwise the process ends |
     //! | `(sb-ext:exit)` | an error in Lisp, "EXIT was called: the program that this image is part of goes on." |
@@ -348,9 +348,9 @@ pub mod what_ends_the_process {
     //! | a Lisp thread ends by itself | another thread replaces it |
     //!
     //! SBCL needs the fault signals (SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGABRT), SIGUSR2 and SIGURG, and only on
-    //! its own threads: on other threads they go to the handlers installed before boot. SIGCHLD and SIGALRM go to both.
-    //! All other signals belong to the program. A handler installed after boot must call the previous handler, as the
-    //! common runtimes do (tokio, `signal-hook`).
+    //! its own threads: on other threads they go to the handlers installed before boot. SIGCHLD and SIGALRM go to SBCL and
+    //! to these handlers. All other signals belong to the program. A handler installed after boot must call the previous
+    //! handler, as the common runtimes do (tokio, `signal-hook`).
     //!
     //! Lisp threads may hold locks at any moment, so end a program by returning from `main` or by `process::exit`. An
     //! image cannot be unloaded. After a `fork` without `exec` the child has no Lisp.

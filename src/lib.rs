@@ -24,8 +24,8 @@
 //! # Features
 //!
 //! - `mcp` (default): the MCP server and the command line. Without this feature the library has few dependencies.
-//! - `core` (default): the program contains the plain core. Without this feature, the program contains a core of its
-//!   own, in which the crate `sbcl-build` has compiled the program's Lisp code.
+//! - `core` (default): the program contains the plain core. Without this feature, the program needs a core of its own,
+//!   which its build script makes from the program's Lisp code with the crate `sbcl-build`.
 //! - `num-bigint`: conversions of integers of any size.
 
 #![deny(unsafe_code)]

@@ -13,7 +13,7 @@ fn main() {
     }
     let thread = thread::Builder::new().stack_size(STACK_SIZE as usize).spawn(|| -> () { sbcl::cli::main() });
     match thread.map(thread::JoinHandle::join) {
-        // `cli::main` ends the process, so the thread only returns if it panicked, which has been reported.
+        // `cli::main` ends the process, so the thread ends only after a panic, which has been reported.
         Ok(_) => std::process::exit(101),
         Err(error) => {
             eprintln!("sbcl-mcp cannot start a thread: {error}; with ulimit -s {} it needs none", STACK_SIZE >> 10);

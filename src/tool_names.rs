@@ -22,7 +22,7 @@ pub(crate) fn has(tool: &str) -> bool {
     LISTED.read().as_ref().is_none_or(|names| is_among(tool, |name| names.iter().any(|listed| listed == name)))
 }
 
-/// Returns `text` if messages may name all of `tools`, or else an empty text.
+/// Returns `text` if messages may name all of `tools`, otherwise an empty string.
 pub(crate) fn with<'a>(tools: &[&str], text: &'a str) -> &'a str {
     if tools.iter().all(|tool| has(tool)) { text } else { "" }
 }
@@ -34,13 +34,15 @@ pub(crate) fn debugger() -> impl Iterator<Item = &'static str> {
     look.into_iter().chain(act).filter(|(tool, _)| has(tool)).map(|(_, text)| text)
 }
 
-/// Returns true if `has` returns true for the tool; for [`DEBUGGER`], if it does for any tool for a held evaluation.
+/// Returns true if `has` returns true for `tool`. The name [`DEBUGGER`] stands for the tools for a held evaluation: returns
+/// true if `has` returns true for any of these tools.
 pub(crate) fn is_among(tool: &str, has: impl Fn(&str) -> bool) -> bool {
     if tool == DEBUGGER { DEBUGGER_TOOLS.into_iter().any(has) } else { has(tool) }
 }
 
-/// Resolves the conditional parts of a text: `[[a|text]]` becomes `text` if tool `a` is listed, `[[a&b|text]]` if both
-/// are, `[[!a|text]]` if `a` is not. Conditional parts do not nest.
+/// Resolves the conditional parts of a text: `[[a|text]]` becomes `text` if tool `a` is listed, `[[a&b|text]]` if tools `a`
+/// and `b` are listed, `[[!a|text]]` if tool `a` is not listed; otherwise the part is removed. Conditional parts do not
+/// nest.
 #[cfg(feature = "mcp")]
 pub(crate) fn resolve(text: &str, has: impl Fn(&str) -> bool) -> String {
     let mut resolved = String::new();

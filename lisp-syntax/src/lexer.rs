@@ -29,7 +29,7 @@ pub(super) enum TokenKind {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Token {
     pub(super) kind: TokenKind,
-    /// Byte range of the token in its line; a string that continues on the next line ends with this one.
+    /// Byte range of the token in its line. If a string continues on the next line, its range ends with this line.
     pub(super) start: usize,
     pub(super) end: usize,
     /// Column on the screen, with tab stops every eight columns.
@@ -44,8 +44,8 @@ pub(super) struct Line {
     pub(super) end: Mode,
     /// Positions of the `"` that begin or end a string.
     pub(super) quotes: Vec<usize>,
-    /// Number of quotes in unusual positions: an opening one without a blank before it, or a closing one without a
-    /// blank after it.
+    /// Number of quotes in unusual positions: an opening quote directly after an atom, or a closing quote directly before
+    /// an atom or an opening parenthesis.
     pub(super) crowded: u32,
     /// Start of a string, symbol or comment that begins in this line and continues on the next.
     pub(super) open_end: Option<usize>,
@@ -65,11 +65,11 @@ struct Lexer<'a> {
     text: &'a [u8],
     at: usize,
     line: Line,
-    /// A position and its column, from which later columns are computed.
+    /// A byte position and its column, from which later columns are computed.
     column_cache: (usize, u32),
 }
 
-/// Splits a line, given without its newline, into tokens.
+/// Splits a line, given without its newline, into tokens. `mode` is the construct within which the line begins.
 pub(super) fn lex(text: &str, mode: Mode) -> Line {
     let line = Line { tokens: Vec::new(), end: Mode::Code, quotes: Vec::new(), crowded: 0, open_end: None };
     let mut lexer = Lexer { text: text.as_bytes(), at: 0, line, column_cache: (0, 0) };
@@ -87,7 +87,7 @@ impl Lexer<'_> {
         for &byte in &self.text[from..to] {
             match byte {
                 b'\t' => column = (column / 8 + 1) * 8,
-                // Continuation bytes of a UTF-8 character.
+                // Continuation bytes of a UTF-8 character take no column.
                 0x80..=0xbf => {}
                 _ => column += 1,
             }
@@ -166,7 +166,7 @@ impl Lexer<'_> {
         before.ends_with(b"#") || before.len() > 1 && before[before.len() - 2] == b'#' || before.ends_with(b",@")
     }
 
-    /// Advances to the end of the string.
+    /// Advances to the end of the string, or of the line if the string continues on the next. Returns the mode there.
     fn string(&mut self) -> Mode {
         while let Some(byte) = self.byte(0) {
             self.at += 1;
@@ -185,7 +185,7 @@ impl Lexer<'_> {
         Mode::String
     }
 
-    /// Advances beyond the closing vertical bar.
+    /// Advances beyond the closing vertical bar, or to the end of the line if there is none. Returns the mode there.
     fn bars(&mut self) -> Mode {
         while let Some(byte) = self.byte(0) {
             self.at += 1;
@@ -198,7 +198,7 @@ impl Lexer<'_> {
         Mode::Bars
     }
 
-    /// Advances to the end of the atom.
+    /// Advances to the end of the atom, or of the line if a vertical bar is not closed. Returns the mode there.
     fn atom(&mut self) -> Mode {
         while let Some(byte) = self.byte(0) {
             match byte {
@@ -220,7 +220,7 @@ impl Lexer<'_> {
         Mode::Code
     }
 
-    /// Advances to the end of the block comment.
+    /// Advances to the end of the block comment, or of the line if it continues on the next. Returns the mode there.
     fn comment(&mut self, mut depth: u8) -> Mode {
         while self.at < self.text.len() {
             match (self.text[self.at], self.byte(1)) {
@@ -241,7 +241,7 @@ impl Lexer<'_> {
         Mode::Comment(depth)
     }
 
-    /// Reads a token that begins with `#`.
+    /// Reads a token that begins with `#`. Returns the mode after it.
     fn dispatch_macro(&mut self) -> Mode {
         let start = self.at;
         self.at += 1;

@@ -29,9 +29,9 @@ pub struct Finding {
     pub line: usize,
     /// The column, from 1, in characters.
     pub column: usize,
-    /// Certainty of the problem.
+    /// The certainty of the problem.
     pub severity: Severity,
-    /// Description: a sentence on one line, without its full stop.
+    /// The description: a sentence on one line, without its full stop.
     pub message: String,
 }
 
@@ -53,12 +53,12 @@ impl Checked {
     }
 }
 
-/// The position at which a reader notices that the text is unbalanced.
+/// The reason why a text is unbalanced, with a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Imbalance {
-    /// A closing parenthesis without an opening one: line and byte, from 0.
+    /// This closing parenthesis has no opening parenthesis: its line and byte, from 0.
     Unmatched(usize, usize),
-    /// The end of the text within the construct that begins at this line and byte, from 0.
+    /// The text ends within this construct: its mode, and the line and byte where it begins, from 0.
     Unfinished(Mode, usize, usize),
 }
 
@@ -138,7 +138,7 @@ pub fn check(text: &str, known: &[String]) -> Checked {
                 [] => vec![plain_finding(&lines, imbalance)],
                 _ => explain(&lines, &edits, &lines_of(&repaired)),
             };
-            // With readtable changes of its own, the file may be readable after all.
+            // If the file changes the readtable, it may be readable after all.
             if reader::has_own_syntax(&lines) {
                 for finding in &mut findings {
                     finding.severity = Severity::Note;
@@ -152,8 +152,8 @@ pub fn check(text: &str, known: &[String]) -> Checked {
     }
 }
 
-/// Returns true if a reader would need more text, because `text` ends within parentheses, a string or a comment, or
-/// after a quote.
+/// Returns true if a reader would need more text, because `text` ends within parentheses, a string, a comment or a symbol
+/// between vertical bars, or after a prefix such as a quote.
 pub fn is_unfinished(text: &str) -> bool {
     let lines = lines_of(text);
     match balance(&lines, |_, _| {}) {
@@ -176,7 +176,7 @@ pub enum Part {
     Keyword,
     /// A parenthesis that has a partner.
     Parenthesis {
-        /// Position of the partner, in bytes.
+        /// The position of the partner in the text, in bytes.
         partner: usize,
     },
 }
@@ -223,7 +223,8 @@ fn is_readable(text: &str) -> bool {
 pub const LONGEST_HINTED: usize = 400_000;
 
 /// Returns hints, as in `line 7: …`, about where the parentheses of unbalanced code disagree with its indentation.
-/// Returns `None` if the code is balanced, nothing was found, or `stop` returned true first.
+/// Returns `None` if the code is balanced, is longer than [`LONGEST_HINTED`] or changes the readtable, if nothing was
+/// found, or if `stop` returned true first.
 pub fn hint(code: &str, stop: impl Fn() -> bool) -> Option<String> {
     if code.len() > LONGEST_HINTED {
         return None;
@@ -241,7 +242,7 @@ pub fn hint(code: &str, stop: impl Fn() -> bool) -> Option<String> {
     Some(messages.join("\n"))
 }
 
-/// Returns the text with the edits applied. They must be in order, at most one per line.
+/// Returns the text with the edits applied. The edits must be in order, at most one per line.
 fn apply(lines: &[&str], edits: &[Edit]) -> String {
     let mut changed: Vec<String> = Vec::with_capacity(edits.len());
     let mut result: Vec<&str> = lines.to_vec();
@@ -302,7 +303,7 @@ fn explain_one(lines: &[&str], edit: &Edit, repaired: &[&str]) -> Finding {
     Finding { line, column, severity: Severity::Error, message }
 }
 
-/// Returns the innermost form that is open at a position.
+/// Returns the position of the opening parenthesis of the innermost form that is open at `place`.
 fn open_at(lines: &[&str], place: Position) -> Option<Position> {
     let mut open: Vec<Position> = Vec::new();
     let mut mode = Mode::Code;
@@ -323,7 +324,7 @@ fn open_at(lines: &[&str], place: Position) -> Option<Position> {
     open.last().copied()
 }
 
-/// Returns the finding that a reader would report, for text whose repair is unknown.
+/// Returns the finding for an unbalanced text for which no repair was found.
 fn plain_finding(lines: &[&str], imbalance: Imbalance) -> Finding {
     let (line, at, message) = match imbalance {
         Imbalance::Unmatched(line, at) => (line, at, "unmatched close parenthesis"),

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::lexer::{Line, Token, TokenKind};
 use super::{Finding, Severity};
 
-/// Maximum nesting depth of forms that are checked.
+/// Maximum nesting depth of parentheses. A text that is nested more deeply is not checked.
 const MAX_DEPTH: usize = 500;
 
 /// Sub-characters of SBCL's dispatching macros (CLHS 2.4.8).
@@ -18,7 +18,7 @@ const DEFINING_OPERATORS: [&str; 4] = ["DEFPACKAGE", "DEFINE-PACKAGE", "MAKE-PAC
 const LOADING_OPERATORS: [&str; 6] =
     ["LOAD-SYSTEM", "LOAD-SYSTEMS", "QUICKLOAD", "REQUIRE", "RENAME-PACKAGE", "ADD-PACKAGE-LOCAL-NICKNAME"];
 
-/// Packages of this image other than those of the implementation (`SB-…`) and of ASDF's parts (`ASDF/…`).
+/// Packages of the image, without SBCL's own packages (`SB-…`) and ASDF's internal packages (`ASDF/…`).
 const OTHER_PACKAGES: [&str; 11] = [
     "ASDF",
     "ASDF-ACTION",
@@ -39,7 +39,7 @@ const SB_PACKAGES: &str = "ALIEN ALIEN-INTERNALS APROF ASSEM BIGNUM BROTHERTREE 
     IMPL INT INTERPRETER INTROSPECT KERNEL LOCKLESS LOOP MANUAL MD5 MOP MPFR PCL PERF POSIX PRETTY PROFILE QUEUE \
     REGALLOC ROTATE-BYTE RT SEQUENCE SIMD SIMPLE-STREAMS SPROF SYS THREAD UNICODE UNIX VM WALKER XREF";
 
-/// Returns true if the text changes the readtable, so that only loading it shows what the reader accepts.
+/// Returns true if the text changes the readtable, so that only loading the text shows what the reader accepts.
 pub(super) fn has_own_syntax(lines: &[&str]) -> bool {
     const SIGNS: [&str; 5] =
         ["set-macro-character", "set-dispatch-macro-character", "in-readtable", "set-syntax-from-char", "(enable-"];
@@ -104,13 +104,13 @@ fn is_built_in(name: &str) -> bool {
         || name.strip_prefix("SB-").is_some_and(|name| SB_PACKAGES.split_whitespace().any(|other| other == name))
 }
 
-/// Returns the most similar known package name, if one is similar enough.
+/// Returns the known package name that is most similar to `name`, if any is similar enough.
 fn nearest<'names>(name: &str, defined: &HashSet<&'names str>) -> Option<&'names str> {
     let near = defined.iter().copied().chain(OTHER_PACKAGES).filter(|other| is_near(name, other));
     near.min_by_key(|other| (other.len().abs_diff(name.len()), *other))
 }
 
-/// Returns true if the names differ by one inserted, deleted or replaced character, or by two exchanged ones.
+/// Returns true if the names differ by one inserted, deleted or replaced character, or by two exchanged neighbours.
 fn is_near(name: &str, other: &str) -> bool {
     let (name, other): (Vec<char>, Vec<char>) = (name.chars().collect(), other.chars().collect());
     if name.len() < 3 || name == other || name.len().abs_diff(other.len()) > 1 {
@@ -144,7 +144,7 @@ struct FormWalk<'a> {
     tokens: Vec<(usize, Token)>,
     problems: Vec<(usize, usize, Problem)>,
     packages: Vec<String>,
-    /// True if the last form that was expected is missing, at the end of its list or of the text.
+    /// True if the last form that was expected is missing, because its list or the text ends there.
     form_missing: bool,
 }
 
@@ -153,7 +153,7 @@ struct FormWalk<'a> {
 struct FormContext {
     depth: usize,
     backquotes: u32,
-    /// True after `#+` and `#-`: the form is not checked, because what is loaded decides whether it is read.
+    /// True after `#+` and `#-`: the form is not checked, because the features of the image decide whether it is read.
     skipped: bool,
 }
 
@@ -200,9 +200,10 @@ impl<'a> FormWalk<'a> {
         self.problems.push((line, token.start, Problem::Refused(message.to_owned())));
     }
 
-    /// Walks over the form at `at` and returns the index after it. A closing parenthesis is not a form.
+    /// Walks over the form whose first token has the index `at`, and returns the index of the token after the form. A
+    /// closing parenthesis is not a form.
     fn form(&mut self, at: usize, context: FormContext) -> usize {
-        // Prefixes nest, too.
+        // Prefixes add to the depth, too, which can therefore exceed the depth of the parentheses.
         let context = FormContext { depth: context.depth + 1, ..context };
         if context.depth > 2 * MAX_DEPTH {
             return self.tokens.len();
@@ -329,7 +330,8 @@ impl<'a> FormWalk<'a> {
         at
     }
 
-    /// Collects the package names in the rest of a defining form, from `at`, except exported symbols and documentation.
+    /// Collects the package names in the rest of a defining form, from the token `at`, without the exported symbols and the
+    /// documentation.
     fn collect_defined(&mut self, mut at: usize) {
         let mut depth = 0;
         let mut exported: Option<usize> = None;
@@ -358,7 +360,7 @@ impl<'a> FormWalk<'a> {
         }
     }
 
-    /// Collects the names in the arguments of a loading operator, from `at`.
+    /// Collects the names in the arguments of a loading operator, from the token `at`.
     fn collect_loaded(&mut self, mut at: usize) {
         while matches!(self.kind(at), Some(TokenKind::Atom | TokenKind::String | TokenKind::Prefix | TokenKind::Open)) {
             if matches!(self.kind(at), Some(TokenKind::Atom | TokenKind::String)) {
@@ -385,7 +387,8 @@ impl<'a> FormWalk<'a> {
     }
 }
 
-/// Splits a token at its first colon into the package name, in upper case as the reader would have it, and the rest.
+/// Splits a token at its first colon into the package name, converted to upper case as the reader would, and the rest.
+/// Returns `None` if there is no colon.
 fn split_package(token: &str) -> Option<(String, &str)> {
     let mut package = String::new();
     let mut characters = token.char_indices();
@@ -410,7 +413,7 @@ fn bare_name(token: &str) -> String {
 /// Returns the name that a string designator denotes: `:foo`, `#:foo`, `foo` or `"FOO"`.
 fn designated(text: &str) -> String {
     match text.strip_prefix('"') {
-        // Names of systems are in lower case.
+        // Strings that name systems are in lower case, but the names of their packages in upper case.
         Some(name) => name.trim_end_matches('"').to_uppercase(),
         None => bare_name(text).replace('|', ""),
     }

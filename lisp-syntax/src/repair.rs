@@ -2,9 +2,9 @@
 //!
 //! A state is the stack of open parentheses, and the construct within which the next line begins. Each line leads from
 //! a state to another, at a cost for each disagreement between its indentation and the stack. An edit costs
-//! [`EDIT_COST`], more than most disagreements. So there are no more edits than it takes to balance the text, and they
-//! are placed where the lines after them align. Equal states are merged into the cheapest. This keeps their number
-//! small, because a closed form leaves no trace.
+//! [`EDIT_COST`], more than any single disagreement. So a repair seldom has more edits than it takes to balance the text,
+//! and the edits are placed where the lines after them align. Of equal states only the cheapest is kept. This keeps the
+//! number of states small, because a closed form leaves no trace in the stack.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -24,21 +24,22 @@ const AT_MARGIN_COST: u32 = 16;
 const TOO_DEEP_COST: u32 = 5;
 /// Cost of a line that is not aligned with any expected column.
 const UNALIGNED_COST: u32 = 2;
-/// Cost of an improbable feature, such as a line within a symbol between bars, or a quote in an unusual position.
+/// Cost of an improbable feature, such as a line that begins within a symbol between vertical bars, or a quote in an
+/// unusual position.
 const UNLIKELY_COST: u32 = 6;
-/// Maximum difference between the cost of a state and the lowest cost.
+/// Maximum difference between the cost of a state and the lowest cost. A state that costs more is dropped.
 const MAX_COST_ABOVE_BEST: u32 = 90;
-/// Maximum number of edits.
+/// Maximum number of edits of a repair.
 const MAX_EDITS: u8 = 4;
 /// Maximum number of states kept after a line.
 const MAX_STATES: usize = 150;
 /// Maximum number of parentheses inserted by one edit.
 const MAX_CLOSING: usize = 16;
-/// Maximum number of positions in a line at which something is inserted.
+/// Maximum number of positions in a line at which an insertion of one kind is tried.
 const MAX_POSITIONS: usize = 24;
 /// Number of parentheses of a line, counted from its end, whose removal is tried.
 const MAX_REMOVED_PARENTHESES: usize = 200;
-/// Number of transitions after which the search is abandoned.
+/// Number of line variants, counted for each state that they are applied to, after which the search is abandoned.
 const MAX_STEPS: usize = 600_000;
 /// Maximum number of lines of a text that is searched.
 const MAX_LINES: usize = 5_000;
@@ -69,7 +70,7 @@ struct OpenParen {
     child: Option<u32>,
 }
 
-/// Stacks that share their common parts: each node is an open parenthesis and the node below it.
+/// Stacks of open parentheses that share their common parts. A node is a parenthesis and the index of the node below it.
 struct Stacks {
     nodes: Vec<(OpenParen, usize)>,
     known: HashMap<(OpenParen, usize), usize>,
@@ -97,7 +98,7 @@ impl Stacks {
 struct State {
     cost: u32,
     edits: u8,
-    /// Index of the state's last edit in [`Search::edits_made`]; `usize::MAX` for none.
+    /// Index of the state's last edit in [`Search::edits_made`]; `usize::MAX` if the state has no edits.
     history: usize,
 }
 
@@ -114,20 +115,20 @@ struct LineEffect {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum FirstKind {
     List,
-    /// A token that may stand in any column.
+    /// A closing parenthesis or a feature conditional, which may stand in any column.
     Anywhere,
     Other,
 }
 
-/// A reading of a line: unchanged or with an edit.
+/// A possible reading of a line: unchanged, or with one edit.
 struct LineVariant {
     effect: LineEffect,
     cost: u32,
     edit: Option<Edit>,
 }
 
-/// Returns the edits that balance the lines, in order. Returns `None` if too many edits are needed, none are found, or
-/// `stop` ended the search.
+/// Returns the edits that balance the lines, in order. Returns `None` if the text is too long, if no edits are found within
+/// the limits, or if `stop` ended the search.
 pub(super) fn edits(lines: &[&str], stop: Stop<'_>) -> Option<Vec<Edit>> {
     let region = unbalanced_region(lines, stop);
     let found = search(&lines[region.clone()], stop);
@@ -142,7 +143,8 @@ pub(super) fn edits(lines: &[&str], stop: Stop<'_>) -> Option<Vec<Edit>> {
     Some(edits)
 }
 
-/// Returns the lines between the leading and the trailing top-level forms that are each balanced on their own.
+/// Leaves out the top-level forms at the beginning and at the end of the text that are balanced on their own, and returns
+/// the range of the lines between them.
 fn unbalanced_region(lines: &[&str], stop: Stop<'_>) -> Range<usize> {
     let starts: Vec<usize> = (0..lines.len()).filter(|&number| lines[number].starts_with('(')).collect();
     let mut walk = Search::new(lines, 0, stop);
@@ -169,7 +171,7 @@ fn search(lines: &[&str], stop: Stop<'_>) -> Option<Vec<Edit>> {
     }
     let mut best: Option<(u32, Vec<Edit>)> = None;
     for allowed in 1..=MAX_EDITS {
-        // This number of edits alone costs more than the best repair so far.
+        // This number of edits alone costs at least as much as the best repair so far.
         if best.as_ref().is_some_and(|(cost, _)| *cost <= EDIT_COST * u32::from(allowed)) {
             break;
         }
@@ -194,7 +196,7 @@ fn search(lines: &[&str], stop: Stop<'_>) -> Option<Vec<Edit>> {
 
 struct Search<'a> {
     lines: &'a [&'a str],
-    /// Maximum number of edits of a state.
+    /// Maximum number of edits that lead to a state.
     allowed: u8,
     stacks: Stacks,
     edits_made: Vec<(Edit, usize)>,
@@ -208,7 +210,7 @@ impl<'a> Search<'a> {
     }
 
     /// If the lines from `begin` up to the next top-level form at the margin, or up to `end`, are balanced, returns the
-    /// line where they end. Odd indentation does not matter.
+    /// line where they end. Their indentation does not matter, unless a list begins at the margin within another form.
     fn balanced_form_end(&mut self, begin: usize, end: usize) -> Option<usize> {
         let (mut mode, mut stack) = (Mode::Code, BOTTOM);
         for number in begin..end {
@@ -218,7 +220,7 @@ impl<'a> Search<'a> {
             }
             let line = lex(text, mode);
             let (reached, cost) = self.apply(&effect(mode, &line), number, stack)?;
-            // Forms at the margin within another form make its end uncertain.
+            // Forms at the margin within another form make the end of that form uncertain.
             if cost >= AT_MARGIN_COST {
                 return None;
             }
@@ -247,11 +249,11 @@ impl<'a> Search<'a> {
         (!edits.is_empty()).then_some((state.cost, edits))
     }
 
-    /// Applies a line to all states.
+    /// Applies the line `number` to all states, and returns the states after it.
     fn step(&mut self, number: usize, states: HashMap<(Mode, usize), State>) -> HashMap<(Mode, usize), State> {
         let mut variants_by_start: HashMap<(Mode, bool), Vec<LineVariant>> = HashMap::new();
         let mut next: HashMap<(Mode, usize), State> = HashMap::new();
-        // In a fixed order, so that the same text always has the same result.
+        // The states are sorted so that the same text always has the same result.
         let mut sorted: Vec<_> = states.into_iter().collect();
         sorted.sort_by_key(|((mode, stack), state)| (state.cost, *stack, mode_order(*mode)));
         let least = sorted.first().map_or(0, |(_, state)| state.cost);
@@ -293,7 +295,8 @@ impl<'a> Search<'a> {
         next
     }
 
-    /// Applies a line to a stack. Returns the new stack and the cost, or `None` if the line closes more than is open.
+    /// Applies a line to a stack. Returns the new stack and the cost, or `None` if the line closes more parentheses than
+    /// are open.
     fn apply(&mut self, effect: &LineEffect, number: usize, mut stack: usize) -> Option<(usize, u32)> {
         let mut cost = 0;
         if let Some((column, kind)) = effect.first
@@ -335,7 +338,7 @@ fn mode_order(mode: Mode) -> u16 {
     }
 }
 
-/// Returns the cost of a line within `paren` that begins at `column`.
+/// Returns the cost of a line that begins at `column` within the form of `paren`, or outside all forms if `at_top`.
 fn disagreement(paren: &OpenParen, at_top: bool, column: u32, kind: FirstKind) -> u32 {
     if at_top {
         return match (column, kind) {
@@ -344,7 +347,7 @@ fn disagreement(paren: &OpenParen, at_top: bool, column: u32, kind: FirstKind) -
             _ => OUTSIDE_COST - 2,
         };
     }
-    // A form with unusual indentation costs only once.
+    // A form with unusual indentation has a cost only for the first line with that indentation.
     if paren.child == Some(column) {
         return 0;
     }
@@ -376,7 +379,7 @@ fn unlikelihood(text: &str, mode: Mode, line: &Line) -> u32 {
     };
     // A top-level form seldom begins with two parentheses.
     let doubled = if mode == Mode::Code && text.starts_with("((") { 3 } else { 0 };
-    // A quote with nothing after it cannot be read.
+    // A prefix with nothing after it cannot be read, nor can `#+` with only a feature after it.
     let dangling_prefix = line
         .tokens
         .windows(2)
@@ -393,7 +396,7 @@ fn unlikelihood(text: &str, mode: Mode, line: &Line) -> u32 {
 fn effect(mode: Mode, line: &Line) -> LineEffect {
     let mut effect = LineEffect { first: None, closed: 0, opened: Vec::new(), end: line.end };
     let mut elements: Vec<u32> = Vec::new();
-    // Start of the prefixes before the next form.
+    // Column of the first prefix before the next form.
     let mut prefix_start: Option<u32> = None;
     let element = |token: &Token,
                    prefix_start: &mut Option<u32>,
@@ -449,8 +452,8 @@ fn is_list(token: &Token) -> bool {
     token.kind == TokenKind::Open
 }
 
-/// Returns the readings of a line that begins within `mode`: unchanged and, if `may_edit`, with each edit that has a
-/// different effect.
+/// Returns the readings of a line that begins within `mode`: the unchanged line and, if `may_edit`, the line with each edit
+/// that changes its effect.
 fn variants_of(lines: &[&str], number: usize, mode: Mode, may_edit: bool, stop: Stop<'_>) -> Vec<LineVariant> {
     let text = lines[number];
     let line = lex(text, mode);
@@ -479,7 +482,7 @@ fn variants_of(lines: &[&str], number: usize, mode: Mode, may_edit: bool, stop: 
         }
     };
 
-    // End of the code in the line, and start of the closing parentheses there.
+    // `end` is the end of the code in the line; `closing` is the start of the closing parentheses at that end.
     let end = line.tokens.last().map_or(0, |token| token.end);
     let closing = line
         .tokens
@@ -500,7 +503,7 @@ fn variants_of(lines: &[&str], number: usize, mode: Mode, may_edit: bool, stop: 
             add(end, 0, &inserted, EDIT_COST + EXTRA_PAREN_COST * u32::try_from(count).unwrap_or(0));
         }
     }
-    // From the end: of several equal candidates, the last parenthesis is the one to remove.
+    // The removals are tried from the end of the line, so that the last of several equal candidates is chosen.
     let parentheses = line.tokens.iter().rev().filter(|token| matches!(token.kind, TokenKind::Open | TokenKind::Close));
     for token in parentheses.take(MAX_REMOVED_PARENTHESES) {
         add(token.start, 1, "", EDIT_COST);
@@ -508,11 +511,11 @@ fn variants_of(lines: &[&str], number: usize, mode: Mode, may_edit: bool, stop: 
     for token in line.tokens.iter().filter(|token| token.kind != TokenKind::Close).take(MAX_POSITIONS) {
         add(token.start, 0, "(", EDIT_COST + 1);
     }
-    // Insertions within the line, so that the rest of the line is outside the form.
+    // A parenthesis inserted within the line leaves the rest of the line outside the form.
     for token in line.tokens.iter().filter(|token| token.kind != TokenKind::Prefix).take(MAX_POSITIONS) {
         add(token.end, 0, ")", EDIT_COST + 1);
     }
-    // Quotes come in pairs. If a line has only one, inserting the other is preferred at equal benefit.
+    // Quotes come in pairs. If a line has only one quote, removing it costs more than inserting the missing quote.
     let alone = u32::from(line.quotes.len() == 1);
     for &quote in &line.quotes {
         add(quote, 1, "", EDIT_COST + alone);

@@ -1,6 +1,7 @@
-;;;; Compiles and loads the Lisp side and saves the core. The build runs this with a plain SBCL. Environment variables:
-;;;; SBCL_MCP_CORE_OUTPUT names the core to write; SBCL_MCP_HOST_OUTPUT names the file that will contain all compiled
-;;;; code, from which cores with additional code are made; SBCL_MCP_FASL_DIR names a directory for compiled files.
+;;;; Compiles and loads the Lisp side and saves the core. The build runs this file with a plain SBCL. Environment
+;;;; variables: SBCL_MCP_CORE_OUTPUT names the core to write; SBCL_MCP_HOST_OUTPUT names the file that will contain all
+;;;; compiled code, from which cores with additional code are made; SBCL_MCP_FASL_DIR names a directory for compiled
+;;;; files.
 
 (in-package "COMMON-LISP-USER")
 
@@ -16,8 +17,8 @@
 
 (mapc #'require *contribs*)
 
-;;; Check the table first, to report each internal name of SBCL that has changed before code that relies on the name
-;;; fails.
+;;; Check the table before anything is compiled, so that the build reports each internal name of SBCL that has changed,
+;;; instead of failing in code that relies on the name.
 (load (merge-pathnames "sbcl-internals.lisp" *load-truename*))
 (handler-case (funcall (intern "CHECK-TABLE" "SBCL-INTERNALS") (merge-pathnames "sbcl-internals.sexp" *load-truename*))
   (error (failure)
@@ -34,13 +35,14 @@
                  (warning (lambda (warning)
                             (setf clean nil)
                             (format *error-output* "~&~A: ~A~%" (type-of warning) warning))))
-    ;; The compiled code is also loaded into an SBCL that has none of the contribs.
+    ;; The compiled code can also be loaded into an SBCL that has not loaded the contribs, so it begins with a file that
+    ;; does so.
     (let ((source (make-pathname :name "build-requirements" :type "lisp" :defaults fasls)))
       (with-open-file (file source :direction :output)
         (format file "(in-package \"COMMON-LISP-USER\")~%(mapc #'require '~S)~%" *contribs*))
       (push (compile-file source) compiled))
-    ;; Compile without ASDF, and each file as a compilation unit of its own, so that a use of a later file's names is a
-    ;; warning.
+    ;; Compile without ASDF, and compile each file as a compilation unit of its own, so that the compiler warns of a
+    ;; name that is defined only in a later file.
     (dolist (system *systems*)
       (dolist (component (asdf:component-children (asdf:find-system system)))
         (let* ((folder (subseq system (length "sbcl-host/")))

@@ -1,8 +1,8 @@
-;;;; The records with which Lisp answers queries and operations, for both languages: PUSH-RECORD compiles no other names,
-;;;; and the build generates a Rust structure from each (src/outcome/records.rs). An entry consists of the record's kind,
-;;;; the name of the structure, its documentation, and the fields. A field consists of its name, its type, its
-;;;; documentation, and its name in structured results if that differs. `?` marks an optional field; a number is not
-;;;; negative; a flag is 1 for true.
+;;;; The records with which Lisp answers queries and operations. Both languages use this table: PUSH-RECORD accepts only
+;;;; the names in it, and the build generates a Rust structure from each entry (src/outcome/records.rs). An entry
+;;;; consists of the record's kind, the name of the structure, its documentation, and the fields. A field consists of
+;;;; its name, its type, its documentation and, if the name in structured results differs, that name. `?` marks an
+;;;; optional field. A number is never negative, and a flag is 1 for true.
 
 (system System "Introduces the results of one of several tested systems."
  (name text "The name of the system, as requested.")

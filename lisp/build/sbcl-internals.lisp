@@ -1,6 +1,6 @@
-;;;; Checks that each internal name of SBCL that the Lisp side uses is unchanged. sbcl-internals.sexp contains the names,
-;;;; each with a description taken from the pinned SBCL; write-internals.lisp generates that file from the sources.
-;;;; build.lisp runs the check before it compiles anything. The saved core contains none of this.
+;;;; Checks that each internal name of SBCL that the Lisp side uses is unchanged. sbcl-internals.sexp contains the
+;;;; names, each with a description taken from the pinned SBCL; write-internals.lisp generates that file from the
+;;;; sources. build.lisp runs the check before it compiles anything, and deletes this package before it saves the core.
 
 (defpackage "SBCL-INTERNALS"
   (:use "COMMON-LISP")
@@ -8,8 +8,8 @@
 
 (in-package "SBCL-INTERNALS")
 
-;;; The description of a name is a list of facets. A facet is one use of the name, such as a function or a type, as a
-;;; list of a kind and strings. They are strings so that reading the table interns nothing. For the kinds in
+;;; The description of a name is a list of facets. A facet describes one use of the name, such as a function or a type,
+;;; as a list of a kind and strings. Reading strings, unlike symbols, interns nothing. For the kinds in
 ;;; *DETAILED-FACETS*, the last element is a detail that depends on the processor: a type or a number of values.
 
 (defparameter *detailed-facets* '(:function :open-coded :slot :special :global :constant :type)
@@ -36,8 +36,8 @@
       (specifier-text name)))
 
 (defun value-count (type)
-  "Return the number of values of functions of TYPE; :ANY when the number is unknown, and :NONE when the functions do
-not return."
+  "Return the number of values that functions of TYPE return; :ANY when the number is unknown, and :NONE when the
+functions do not return."
   (let ((returns (if (typep type 'sb-kernel:fun-type) (sb-kernel:fun-type-returns type) sb-kernel:*wild-type*)))
     (cond ((eq returns sb-kernel:*wild-type*) :any)
           ((eq returns sb-kernel:*empty-type*) :none)
@@ -46,7 +46,7 @@ not return."
           (t (length (sb-kernel:values-type-required returns))))))
 
 (defun function-facets (name)
-  "Return the facets of NAME, a function name, as an operator."
+  "Return the facets of NAME, a function name, as an operator: function, macro, special operator or structure accessor."
   (let ((kind (sb-int:info :function :kind name))
         (structure (and (symbolp name) (sb-int:info :function :source-transform name)))
         (type (sb-int:global-ftype name)))
@@ -67,7 +67,7 @@ not return."
            `((:open-coded ,(specifier-text (length (sb-kernel:fun-type-required type))) ,(value-count type)))))))
 
 (defun setf-facets (symbol)
-  "Return the facets of SYMBOL as a place, except for structure slots."
+  "Return the facets of SYMBOL as a place for SETF, except a place in a structure slot."
   (append (when (sb-int:info :setf :expander symbol) '((:setf-expander)))
           (when (and (fboundp `(setf ,symbol)) (not (consp (sb-int:info :function :source-transform symbol))))
             `((:setf-function ,(specifier-text (sb-introspect:function-lambda-list (fdefinition `(setf ,symbol)))))))))
@@ -92,7 +92,7 @@ not return."
   (sort (mapcar (lambda (slot) (string (sb-mop:slot-definition-name slot))) (sb-mop:class-slots class)) #'string<))
 
 (defun class-facets (class)
-  "Return the facets of CLASS."
+  "Return the facets of CLASS: its kind with its direct superclasses and, for a condition class, its slots."
   (let ((parents (mapcar (lambda (parent) (full-name (class-name parent))) (sb-mop:class-direct-superclasses class))))
     (typecase class
       (structure-class `((:structure ,@parents)))
@@ -111,8 +111,8 @@ not return."
             (unless (eq :unknown (sb-int:info :alien-type :kind symbol)) '((:alien-type))))))
 
 (defun included-slot-facets (symbol slots)
-  "Return the facets of SLOTS, the names of slots of the structure SYMBOL to which a structure of the Lisp side gives
-other initial values."
+  "Return the facets of some slots of the structure SYMBOL. SLOTS are the names of the slots to which a structure of the
+Lisp side that includes SYMBOL gives other initial values."
   (let ((description (sb-kernel:find-defstruct-description symbol nil)))
     (loop for name in slots
           for slot = (and description
@@ -145,28 +145,30 @@ other initial values."
   "The value of the function CONDITION-SLOTS, cached while many names are described.")
 
 (defun word-facets (symbol)
-  "Return the facets of SYMBOL as a word of another kind: a policy quality, a lambda list keyword, or a slot name."
+  "Return the facets of SYMBOL that are neither an operator, a variable nor a type: a policy quality, a lambda list
+keyword, or a slot name of conditions."
   (let ((conditions (gethash symbol *condition-slots*)))
     (append (when (sb-c::policy-quality-name-p symbol) '((:policy-quality)))
             (when (member symbol lambda-list-keywords) '((:lambda-list-keyword)))
             (when conditions `((:slot-name ,@(sort (copy-list conditions) #'string<)))))))
 
 (defun describe-symbol (symbol included)
-  "Return the facets of SYMBOL. INCLUDED lists the names of slots to which a structure of the Lisp side that includes
-SYMBOL gives other initial values."
+  "Return the facets of SYMBOL. If a structure of the Lisp side includes the structure SYMBOL, INCLUDED lists the names
+of the slots to which it gives other initial values."
   (or (append (function-facets symbol) (setf-facets symbol) (variable-facets symbol) (type-facets symbol)
               (included-slot-facets symbol included) (word-facets symbol))
       '((:symbol))))
 
 (defun find-internal (package name)
-  "Return the symbol called NAME in PACKAGE, both strings, and true if there is one."
+  "Return the symbol called NAME in PACKAGE, and true if there is such a symbol. NAME and PACKAGE are strings."
   (if (find-package package)
       (multiple-value-bind (symbol status) (find-symbol name package)
         (values symbol (and status t)))
       (values nil nil)))
 
 (defun describe-name (package name &optional included)
-  "Return the facets of NAME in PACKAGE, or in the C runtime if PACKAGE is \"C\"; NIL if there is no such name."
+  "Return the facets of the symbol NAME in PACKAGE. If PACKAGE is \"C\", NAME is a name of the C runtime. Return NIL if
+there is no such name. INCLUDED is as for DESCRIBE-SYMBOL."
   (if (string= package "C")
       (when (sb-sys:find-foreign-symbol-address name) '((:foreign)))
       (multiple-value-bind (symbol found) (find-internal package name)
@@ -176,8 +178,8 @@ SYMBOL gives other initial values."
 ;;; The check
 
 (defun read-table (file)
-  "Return the entries of FILE, the table, and the machine on which it was written. Entries are lists of a package, a name,
-the feature expression under which the sources use the name, and its facets."
+  "Return the entries of FILE, the table, and the type of machine on which the table was written. Entries are lists of a
+package, a name, the feature expression under which the sources use the name, and the name's facets."
   (with-open-file (stream file)
     (with-standard-io-syntax
       (let ((*read-eval* nil))
@@ -185,7 +187,7 @@ the feature expression under which the sources use the name, and its facets."
           (values entries machine))))))
 
 (defun facet-text (facet)
-  "Return the phrase that describes FACET."
+  "Return the phrase that describes FACET, or the absence of a facet if FACET is NIL."
   (if (null facet)
       "nothing of that kind"
       (destructuring-bind (kind &rest details) facet
@@ -206,7 +208,8 @@ the feature expression under which the sources use the name, and its facets."
           (t (format nil "~(~A~)~@[ (~{~A~^, ~})~]" (substitute #\Space #\- (string kind)) details))))))
 
 (defun facet-category (facet)
-  "Return the aspect of a name that FACET describes. A facet of the same category may have replaced FACET in another SBCL."
+  "Return the aspect of a name that FACET describes: in another SBCL, a different facet of the same category may have
+taken the place of FACET."
   (case (first facet)
     ((:function :open-coded :macro :special-operator :slot :read-only-slot :structure-function) :operator)
     ((:special :global :constant :symbol-macro) :variable)
@@ -221,8 +224,8 @@ the feature expression under which the sources use the name, and its facets."
       facet))
 
 (defun name-problems (entry same-machine)
-  "Return a list of texts that describe the differences of a name from ENTRY of the table. SAME-MACHINE is true when
-this machine is of the kind on which the table was written."
+  "Return a list of phrases that describe how a name differs from ENTRY, its entry in the table. SAME-MACHINE is true
+when this machine is of the kind on which the table was written."
   (destructuring-bind (package name features &rest facets) entry
     (declare (ignore features))
     (handler-case
@@ -239,7 +242,8 @@ this machine is of the kind on which the table was written."
       (error (failure) (list (format nil "cannot be described: ~A" failure))))))
 
 (defun moved-names (entries machine)
-  "Return the names that differ from ENTRIES of a table that was written on MACHINE, each in a list with its problems."
+  "Return a list for each name that differs from its entry in ENTRIES: the name and phrases that describe the
+differences. MACHINE is the type of machine on which the table of ENTRIES was written."
   (loop with same-machine = (string= machine (machine-type))
         with *condition-slots* = (condition-slots)
         for entry in entries

@@ -1,5 +1,6 @@
-;;;; Generates sbcl-internals.sexp (make sbcl-internals). Run with a plain SBCL of the version to pin. Environment
-;;;; variables: SBCL_MCP_INTERNALS_OUTPUT names the file to write; SBCL_MCP_FASL_DIR names a directory for compiled files.
+;;;; Generates sbcl-internals.sexp (make sbcl-internals). Run this file with a plain SBCL of the version to pin.
+;;;; Environment variables: SBCL_MCP_INTERNALS_OUTPUT names the file to write; SBCL_MCP_FASL_DIR names a directory for
+;;;; compiled files.
 
 (require :asdf)
 (asdf:initialize-output-translations
@@ -16,18 +17,19 @@
 (defparameter *documented-packages*
   '("COMMON-LISP" "SB-EXT" "SB-THREAD" "SB-ALIEN" "SB-MOP" "SB-GRAY" "SB-POSIX" "SB-BSD-SOCKETS" "SB-CLTL2" "SB-COVER"
     "SB-SPROF" "SB-INTROSPECT" "SB-CONCURRENCY")
-  "The packages whose exported symbols are documented by SBCL's manual or a standard, so that the symbols do not change
-without notice.")
+  "The packages whose exported symbols are documented by SBCL's manual or by a standard. SBCL does not change these
+symbols without notice.")
 
 (defvar *name-uses* nil
   "The internal names found so far: a hash table from lists of package and name to lists of feature expressions.")
 
 (defvar *included-slots* nil
-  "A hash table from structures of SBCL's to the names of slots to which structures of the Lisp side, which include
-them, give other initial values.")
+  "A hash table from structures of SBCL's to names of slots. Structures of the Lisp side include these structures and
+give these slots other initial values.")
 
 (defconstant +conditional+ '+conditional+
-  "The first element of a list that represents a form after #+ or #-; the feature expression and the form follow.")
+  "The first element of a list that represents a form after #+ or #-. The other elements are the feature expression and
+the form.")
 
 (defun read-conditional (stream character argument)
   "Read the feature expression and the form after #+ or #-, whether or not the expression holds in this SBCL."
@@ -38,8 +40,8 @@ them, give other initial values.")
     (list +conditional+ features
           (handler-bind ((error (lambda (failure)
                                   (unless (uiop:featurep features)
-                                    ;; The form cannot be read here, for example because it is for another processor: skip
-                                    ;; it.
+                                    ;; The form cannot be read here, for example because it is for another processor, so
+                                    ;; skip the form.
                                     (file-position stream start)
                                     (let ((*read-suppress* t)) (read stream t nil t))
                                     (return-from read-conditional nil))
@@ -57,7 +59,7 @@ them, give other initial values.")
   (and (sbcl-symbol-p symbol) (not (documented-p symbol))))
 
 (defun runtime-symbol-p (name)
-  "Return true when NAME is defined by SBCL's own C code rather than by a library."
+  "Return true when SBCL's own C code, rather than a library, defines the foreign symbol NAME."
   (let ((address (sb-sys:find-foreign-symbol-address name))
         (information (make-array 4 :element-type '(unsigned-byte 64) :initial-element 0)))
     (and address
@@ -69,12 +71,12 @@ them, give other initial values.")
            (equal (probe-file (sb-ext:parse-native-namestring file)) (probe-file sb-ext:*runtime-pathname*))))))
 
 (defun note-use (package name features)
-  "Record that NAME of PACKAGE is used under the feature expression FEATURES."
+  "Record that the sources use NAME of PACKAGE, both strings, under the feature expression FEATURES."
   (pushnew features (gethash (list package name) *name-uses*) :test #'equal))
 
 (defun note-included (form)
-  "If FORM is an :INCLUDE option of DEFSTRUCT for a structure of SBCL's, record the slots to which it gives other initial
-values."
+  "If FORM is an :INCLUDE option of DEFSTRUCT for a structure of SBCL's, record the slots to which FORM gives other
+initial values."
   (when (and (eq :include (car form)) (consp (cdr form)) (symbolp (second form)) (internal-p (second form)))
     (dolist (slot (cddr form))
       (pushnew (string (if (consp slot) (first slot) slot)) (gethash (second form) *included-slots*) :test #'string=))))
@@ -141,7 +143,8 @@ values."
                 (and (string= (first one) (first other)) (string< (second one) (second other))))))))
 
 (defun write-table (directory file)
-  "Write to FILE the table of the internal names that the sources below DIRECTORY use, as they are in this SBCL."
+  "Write to FILE the table of the internal names that the sources below DIRECTORY use, with their descriptions in this
+SBCL."
   (with-open-file (stream file :direction :output :if-exists :supersede)
     (let ((entries (table-entries directory)))
       (with-standard-io-syntax

@@ -8,8 +8,8 @@
 
 (defstruct (file-state (:copier nil) (:predicate nil))
   "A file's dates, size and inode at a certain time."
-  ;; The dates, in nanoseconds of universal time: of the last change of the content (mtime), and of the last change of
-  ;; the file in any respect (ctime), which no program can set.
+  ;; WRITTEN is mtime, the date of the last change of the content. CHANGED is ctime, the date of the last change of the
+  ;; content or of the inode, which no program can set. Both are in nanoseconds of universal time.
   (written 0 :type integer :read-only t)
   (changed 0 :type integer :read-only t)
   (size 0 :type integer :read-only t)
@@ -21,19 +21,19 @@
 
 #+linux
 (defun exact-file-state (namestring)
-  "Return the FILE-STATE of the file NAMESTRING, native, to the nanosecond. Return NIL when the file does not exist or
-statx(2) is not available."
+  "Return the FILE-STATE, with dates to the nanosecond, of the file whose native namestring is NAMESTRING. Return NIL
+when the file does not exist or statx(2) is not available."
   (let ((words (make-array 32 :element-type '(signed-byte 64) :initial-element 0)))
     (when (eql 0 (with-pinned-objects (words)
                    (alien-funcall (extern-alien "statx" (function int int c-string int unsigned-int system-area-pointer))
-                                  ;; AT_FDCWD; STATX_MTIME, STATX_CTIME, STATX_INO and STATX_SIZE
+                                  ;; -100 is AT_FDCWD. The mask is STATX_MTIME, STATX_CTIME, STATX_INO and STATX_SIZE.
                                   -100 namestring 0 #x3C0 (vector-sap words))))
       (flet ((date (word)
                (universal-nanoseconds (aref words word) (ldb (byte 32 0) (aref words (1+ word))))))
         (make-file-state :inode (aref words 4) :size (aref words 5) :changed (date 12) :written (date 14))))))
 
 (defun file-state (namestring)
-  "Return the FILE-STATE of the file NAMESTRING, native, or NIL when there is no such file."
+  "Return the FILE-STATE of the file whose native namestring is NAMESTRING, or NIL when there is no such file."
   (or #+linux (exact-file-state namestring)
       (multiple-value-bind (found device inode mode links user group type size accessed written changed)
           (sb-unix:unix-stat namestring)
@@ -45,14 +45,15 @@ statx(2) is not available."
                               :changed (universal-nanoseconds changed))))))
 
 (defun content-date (state)
-  "Return the latest time at which the content of the file in STATE can have been written. A modification date later than
-the last change of the file itself comes from another clock."
+  "Return mtime from STATE, a FILE-STATE, or ctime if ctime is earlier: the content was not written later than that. An
+mtime after ctime was set by a program or by another machine's clock."
   (min (file-state-written state) (file-state-changed state)))
 
 (defun file-changed-p (before namestring)
-  "Return true when the file NAMESTRING, native, no longer has the state BEFORE. Programs that copy files set the date
-of the content, but the inode and the date of the last change differ. A file also counts as changed after a change of
-its mode, or after the image was moved to another machine; the file is then loaded once more than necessary."
+  "Return true when the file whose native namestring is NAMESTRING no longer has the state BEFORE. Comparing mtime is
+not enough, because programs that copy files set it; the inode and ctime then differ. A file also counts as changed
+after a change of its mode, or after the image was moved to another machine; the file is then loaded once more than
+necessary."
   (let ((now (file-state namestring)))
     (not (and now
               (= (file-state-written before) (file-state-written now))
@@ -61,10 +62,12 @@ its mode, or after the image was moved to another machine; the file is then load
               (= (file-state-size before) (file-state-size now))))))
 
 (defconstant +clock-tick+ 11000000
-  "Nanoseconds after which a write is certain to give a file a later date. Kernels count dates in ticks of 10 ms or less.")
+  "The nanoseconds after a write from which another write is certain to give the file a later date. Kernels take file
+dates from a clock whose ticks last 10 ms or less.")
 
 (defun await-clock-tick (state)
-  "If the file in STATE was written within the last tick, wait until files written from now on get a later date."
+  "If the file in STATE was written within the last clock tick, wait until another write would give it a later date, but
+no longer than some 20 ms."
   (flet ((age ()
            (multiple-value-bind (seconds nanoseconds) (sb-unix:clock-gettime sb-unix:clock-realtime)
              (- (universal-nanoseconds seconds nanoseconds) (content-date state)))))
@@ -75,11 +78,12 @@ its mode, or after the image was moved to another machine; the file is then load
 ;;; Source files as this image loaded them
 
 (defglobal **loaded-states** (make-hash-table :test 'equal :synchronized t)
-  "The FILE-STATE of each loaded source file, by native namestring: its state when it was last loaded, or when the
-loaded fasl was made.")
+  "The FILE-STATE of each source file that was compiled or loaded, by native namestring: the state when the file was
+last compiled or loaded or, for a file loaded as a fasl, the state from which the fasl was made.")
 
 (defun note-loaded-state (namestring state)
-  "Record STATE, a FILE-STATE or NIL, as the state of the source file NAMESTRING, native, that this image loads."
+  "Record STATE, a FILE-STATE or NIL, as the state in which this image loads the source file whose native namestring is
+NAMESTRING."
   (when state
     (setf (gethash namestring **loaded-states**) state)))
 
@@ -93,23 +97,24 @@ loaded fasl was made.")
     nil))
 
 (defun source-changed-p (namestring created date)
-  "Return true when the source file NAMESTRING, native, written at DATE, is not the version, written at CREATED, from
-which the code was compiled. Both are universal times. If both are the same second, this image's own record decides."
+  "Return true when the source file whose native namestring is NAMESTRING has changed since it was compiled. CREATED is
+the write date of the version that was compiled, and DATE is the write date of the file now; both are universal times.
+If they are equal, the file may have been edited again within that second: this image's own record decides."
   (or (not (eql created date))
       (let ((loaded (gethash namestring **loaded-states**)))
         (and loaded
              (eql created (floor (file-state-written loaded) 1000000000))
              (file-changed-p loaded namestring)))))
 
-;;; ASDF's actions: an operation on a component
+;;; ASDF's actions: an action is an operation on a component
 
 (defglobal **action-states** (make-hash-table :test 'eq :weakness :key :synchronized t)
-  "The state of each component's files when this image last performed operations on it: lists of the class name of the
-operation, and an alist from native namestrings to FILE-STATEs.")
+  "The states of each component's files when this image last performed operations on the component. Keys are components.
+Values are alists from the class name of an operation to an alist from native namestrings to FILE-STATEs.")
 
 (defvar *performing* nil
-  "The action that ASDF is performing: a list of the operation, the component, and the states of its files before, as in
-**ACTION-STATES**.")
+  "The action that ASDF is performing, or NIL: a list of the operation, the component, and an alist from the native
+namestrings of the files to their FILE-STATEs before the action.")
 
 (defun native-names (pathnames)
   "Return the native namestrings of PATHNAMES."
@@ -139,14 +144,15 @@ compiles, if any. For a load operation, include the source from which the fasl w
   (and (typep operation 'asdf:compile-op) (typep component 'asdf:cl-source-file)))
 
 (defun at-least-as-new-p (source fasl)
-  "Return true when the file SOURCE, native, is not older than the file FASL."
+  "Return true when SOURCE and FASL, native namestrings, name existing files and the source is not older than the fasl."
   (let ((source (file-state source))
         (fasl (file-state fasl)))
     (and source fasl
          (>= (content-date source) (content-date fasl)))))
 
 (defun outputs-newer-p (outputs files)
-  "Return true when OUTPUTS were written after the last change of any of FILES. Both are lists of native namestrings."
+  "Return true when all files of OUTPUTS were written after the last change of each file of FILES. Both are lists of
+native namestrings; the result is false if a file does not exist."
   (flet ((states (names) (mapcar #'file-state names)))
     (let ((made (states outputs))
           (read (states files)))
@@ -157,7 +163,7 @@ compiles, if any. For a load operation, include the source from which the fasl w
                               always (> (content-date made) (file-state-changed read))))))))
 
 (defun changed-files (operation component files)
-  "Return the members of FILES, native namestrings, that have changed since OPERATION on COMPONENT was performed; if
+  "Return the members of FILES, native namestrings, that have changed since OPERATION on COMPONENT was performed or, if
 OPERATION is NIL, since any operation on COMPONENT was performed."
   (loop for (name . states) in (gethash component **action-states**)
         when (or (null operation) (eq name (type-of operation)))
@@ -175,11 +181,12 @@ detect."
           (t (or (and (compiles-source-p operation component)
                       (at-least-as-new-p (first files) (first outputs)))
                  (and (changed-files nil component files)
-                      ;; Another image may have performed the action since.
+                      ;; Another image may have performed the action since this image did.
                       (not (outputs-newer-p outputs files))))))))
 
 (defun note-performed (operation component)
-  "Record that OPERATION on COMPONENT was performed, and the states of its files."
+  "Record that OPERATION on COMPONENT was performed, with the states of its files: those before the action if they are
+in *PERFORMING*, else the current states."
   (let ((states (if (and (eq operation (first *performing*)) (eq component (second *performing*)))
                     (third *performing*)
                     (action-states operation component))))
@@ -190,7 +197,8 @@ detect."
 
 (defun note-loaded-source (states)
   "Record the state of the source of a fasl that is about to be loaded, unless the source was edited after the fasl was
-made. STATES, as in **ACTION-STATES**, begins with the fasl and ends with the source."
+made. STATES is an alist from native namestrings to FILE-STATEs, whose first entry is the fasl and whose last is the
+source."
   (destructuring-bind ((fasl . made) &rest others) states
     (declare (ignore fasl))
     (destructuring-bind (source . state) (first (last others))
@@ -198,8 +206,8 @@ made. STATES, as in **ACTION-STATES**, begins with the fasl and ends with the so
         (note-loaded-state source state)))))
 
 (defun perform-noting-files (perform operation component)
-  "Perform OPERATION on COMPONENT by PERFORM, ASDF's function, and record the states that the files had before, in case
-they are edited meanwhile."
+  "Call PERFORM, ASDF's function, to perform OPERATION on COMPONENT. Record the states of the files as they were before
+the call, because the files may be edited during it."
   (declare (type function perform))
   (let* ((states (guarded (action-states operation component) (failure) '()))
          (source (and states (compiles-source-p operation component) (cdr (first states)))))
@@ -212,8 +220,9 @@ they are edited meanwhile."
       (funcall perform operation component))))
 
 (defun compute-exact-stamp (compute plan operation component just-done)
-  "Return the values of COMPUTE, ASDF's COMPUTE-ACTION-STAMP: the time stamp of the action and whether this image
-performed it. Return NIL and NIL when the action is stale."
+  "Return the values of COMPUTE, ASDF's COMPUTE-ACTION-STAMP: the time stamp of OPERATION on COMPONENT in PLAN, and
+whether this image performed it. Return NIL and NIL when the action is stale. If JUST-DONE is true, the action has just
+been performed: record that."
   (declare (type function compute))
   (multiple-value-bind (stamp done) (funcall compute plan operation component :just-done just-done)
     (cond (just-done
@@ -224,7 +233,7 @@ performed it. Return NIL and NIL when the action is stale."
           (t (values stamp done)))))
 
 (defun exact-file-stamp (namestring)
-  "Return the time stamp of the file NAMESTRING for ASDF, the date of its content in nanoseconds; or NIL when there is
-no such file."
+  "Return the time stamp of the file NAMESTRING for ASDF: the CONTENT-DATE, in nanoseconds. Return NIL when there is no
+such file."
   (let ((state (guarded (file-state (first (native-names (list (parse-namestring namestring))))) (failure) nil)))
     (and state (content-date state))))

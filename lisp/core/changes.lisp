@@ -1,6 +1,6 @@
-;;;; The changes that a form makes: the names that the form defines and removes, as SBCL makes the definitions; the
-;;;; form's role; and the modules that its symbols belong to. The host records the changes with the form, to determine
-;;;; later which forms replace others.
+;;;; The changes that a form makes: the names of the definitions that SBCL makes or removes while it evaluates the form.
+;;;; They are reported with the form's role and the modules that its symbols belong to. The host records the changes
+;;;; with the form, to determine later which forms replace others.
 
 (in-package "SBCL-HOST")
 
@@ -8,21 +8,23 @@
   "The name of the system that ASDF is compiling or loading, or NIL.")
 
 (defconstant +max-changes+ 50
-  "The maximum number of names that a form reports. A form that defines or removes more names reports none.")
+  "The maximum number of names in the report of a form. The report of a form that defines or removes more names contains
+no names.")
 
 (defconstant +max-change-line+ 1000
-  "The maximum length of a line: symbols may have names of any length.")
+  "The maximum length, in characters, of a line that reports a change. Symbol names may be longer.")
 
 (defun change-line (sign kind name)
-  "Return the line for NAME, which is defined (SIGN is #\\+) or removed (#\\-) as KIND."
+  "Return the line that reports that NAME was defined (SIGN is #\\+) or removed (SIGN is #\\-) as KIND, a keyword such
+as :FUNCTION."
   (with-server-syntax (:length nil)
     (let* ((*package* (load-time-value (find-package "KEYWORD")))
            (line (format nil "~A~A ~:[~S~;~A~]" sign kind (eq kind :package) name)))
       (substitute #\Space #\Newline (subseq line 0 (min (length line) +max-change-line+))))))
 
 (defun recording-changes-p ()
-  "Return true when the changes of a form are recorded. A system's definitions are not: the form that loads the system
-stands for all of them."
+  "Return true when the changes of a form are recorded. Definitions that are made while a system is loaded are not
+recorded: the form that loads the system stands for all of them."
   (and *evaluation*
        (not *loading-system*)
        (<= (length (evaluation-changes *evaluation*)) +max-changes+)))
@@ -37,7 +39,7 @@ stands for all of them."
                               (cons line changes)))))
 
 (defun forget-changes ()
-  "Begin to record the changes of the next form."
+  "Discard the recorded changes, because the next form is about to be evaluated."
   (setf (evaluation-changes *evaluation*) '()))
 
 ;;; Roles of forms
@@ -46,7 +48,8 @@ stands for all of them."
   "The maximum number of conses and atoms that are visited in a form, which may be circular.")
 
 (defun map-symbols (function form)
-  "Call FUNCTION with the symbols in FORM, within lists and backquotes. Return true if all of FORM was visited."
+  "Call FUNCTION with each symbol in FORM, including those within lists and backquotes. Return true if all of FORM was
+visited, within the limit of +MAX-VISITED+."
   (declare (type function function))
   (let ((pending (list form)))
     (loop repeat +max-visited+
@@ -71,8 +74,8 @@ The code of macros that are defined elsewhere does not count."
          (not (search "#." (the text text))))))
 
 (defun form-role (form text)
-  "Return the role of FORM, which was read from TEXT: \"in-package\"; \"defun\" or \"defmethod\" when all its code runs
-when the function is called; or \"other\"."
+  "Return the role of FORM, which was read from TEXT, as a string: \"in-package\"; \"defun\" or \"defmethod\" if none of
+the form's code runs before the function is called; or \"other\"."
   (let ((role (case (and (consp form) (first form))
                 (in-package "in-package")
                 (defun "defun")
@@ -88,11 +91,12 @@ when the function is called; or \"other\"."
     ("SB-CONCURRENCY" . "sb-concurrency") ("SB-COVER" . "sb-cover") ("SB-GRAPH" . "sb-graph") ("SB-GROVEL" . "sb-grovel")
     ("SB-INTROSPECT" . "sb-introspect") ("SB-MANUAL" . "sb-manual") ("SB-MD5" . "sb-md5") ("SB-POSIX" . "sb-posix")
     ("SB-ROTATE-BYTE" . "sb-rotate-byte") ("SB-RT" . "sb-rt") ("SB-SPROF" . "sb-sprof"))
-  "The packages of this image that a plain SBCL has only after REQUIRE, each with its module. ASDF's other packages have
-names with a slash after one of these names.")
+  "An alist from package names to modules. A plain SBCL has these packages only after it has loaded the module with
+REQUIRE. ASDF's other packages have names such as ASDF/PLAN, with one of these names before the slash.")
 
 (defun symbol-module (symbol)
-  "Return the module of SYMBOL's package, or of the package that SYMBOL names if it is a keyword; NIL for none."
+  "Return the module that defines SYMBOL's package or, if SYMBOL is a keyword, the package that SYMBOL names. Return NIL
+if there is no such module."
   (let ((package (symbol-package symbol)))
     (unless (or (null package) (eq package (load-time-value (find-package "COMMON-LISP"))))
       (let ((name (if (keywordp symbol) (symbol-name symbol) (package-name package))))
@@ -109,8 +113,9 @@ names with a slash after one of these names.")
     modules))
 
 (defun changes-text (form role)
-  "Return the lines that describe the changes that FORM has just made: = and ROLE (a value of FORM-ROLE, or \"failed\" for
-a form that failed after it had defined something), + and a defined name, - and a removed name, ? and a module."
+  "Return the lines that describe the changes that FORM has just made. A line with a = begins the text and contains
+ROLE, which is a value of FORM-ROLE, or \"failed\" if FORM failed after it had defined something. Lines with a + contain
+defined names, lines with a - removed names, and lines with a ? modules."
   (let ((changes (evaluation-changes *evaluation*)))
     (format nil "=~A~{~%~A~}~{~%?~A~}"
             role
@@ -118,7 +123,8 @@ a form that failed after it had defined something), + and a defined name, - and 
             (form-modules form))))
 
 (defun perform-for-system (perform operation component)
-  "Perform OPERATION on COMPONENT by PERFORM, ASDF's PERFORM-WITH-RESTARTS, and record the definitions that a load makes."
+  "Call PERFORM, ASDF's PERFORM-WITH-RESTARTS, to perform OPERATION on COMPONENT, and record the definitions that a load
+makes."
   (declare (type function perform))
   (let ((*loading-system* (component-system-name component))
         (file (component-file component)))

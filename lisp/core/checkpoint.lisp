@@ -23,17 +23,17 @@ and :NURSERY.")
   "The name of the checkpoint that was saved last, or that this image was booted from; or NIL.")
 
 (defglobal **save-functions** '()
-  "The names of functions to call before the image is saved, which packages that build on this one define.")
+  "The names of functions to call before the image is saved. Packages that build on this package add their functions.")
 
 ;;; Functions of ffi/shim.c
 
 (defglobal **c-functions** '()
-  "The functions that DEFINE-C-FUNCTION has defined: lists of the global variable that holds the address, and the name in
-C.")
+  "The functions that DEFINE-C-FUNCTION has defined: lists of the symbol of the global variable that holds the
+function's address, and the function's name in C.")
 
 (defmacro define-c-function (name (c-name result &rest parameters) documentation)
-  "Define NAME as the function C-NAME of ffi/shim.c, with the alien type RESULT and PARAMETERS, lists of a name and an
-alien type. It may be called once FIND-C-FUNCTIONS has run."
+  "Define NAME as a function that calls C-NAME of ffi/shim.c. RESULT is the alien type of the result, and each of
+PARAMETERS is a list of a name and an alien type. NAME may be called once FIND-C-FUNCTIONS has run."
   (let ((address (intern (format nil "**~A-ADDRESS**" name))))
     `(progn
        (declaim (type (unsigned-byte 64) ,address))
@@ -46,40 +46,42 @@ alien type. It may be called once FIND-C-FUNCTIONS has run."
                         ,@(mapcar #'first parameters))))))
 
 (defun find-c-functions ()
-  "Look up the functions that DEFINE-C-FUNCTION has defined. This must happen before a fork: in the child, the lock of the
-dynamic loader may be held by a thread that does not exist there."
+  "Look up the addresses of the functions that DEFINE-C-FUNCTION has defined. This must happen before a fork, because in
+the child a thread that does not exist there may hold the lock of the dynamic loader."
   (loop for (address name) in **c-functions**
         do (setf (symbol-value address)
                  (or (sb-sys:find-foreign-symbol-address name)
                      (error "The function ~A is not in this program." name)))))
 
 (defun definition-mutexes ()
-  "Return the mutexes that threads hold while they compile, intern, or define classes. While they are held, the structures
-that they protect are inconsistent."
+  "Return the mutexes that threads hold while they compile, intern symbols, or define classes. While one of these
+mutexes is held, the data that it protects may be inconsistent."
   (list sb-kernel::**world-lock** sb-impl::*package-graph-lock*))
 
 (define-c-function fork-process ("sbcl_host_fork" (signed 32))
-  "Fork. Return the child's process number, 0 in the child, or a negative error number.")
+  "Fork. Return the child's process number, 0 in the child, or a negated error number.")
 
 (define-c-function fork-stopped-process ("sbcl_host_fork_stopped" (signed 32) (wait-for-c (signed 32))
                                                                   (threads system-area-pointer)
                                                                   (count (unsigned 32)))
-  "Fork while the world is stopped, if every other thread can be cut off where it is. Else return +FORK-BLOCKED+ and
-store at THREADS, as COUNT words at most, the threads that block the fork, a 0, the threads that can be interrupted, and
-a 0. With WAIT-FOR-C 1, a thread in C code that was called with interrupts enabled blocks the fork, too.")
+  "Fork while the world is stopped, if every other thread can be cut off at its current position. Otherwise return
++FORK-BLOCKED+ and store words at THREADS, an array of COUNT words: the threads that block the fork, a 0, the threads that
+can be interrupted, and a 0. If WAIT-FOR-C is 1, a thread in C code that was called with interrupts enabled blocks the fork,
+too.")
 
 (define-c-function begin-pause ("sbcl_host_begin_pause" (unsigned 32))
-  "Begin a pause, during which threads wait for a fork, and return its number.")
+  "Begin a pause, during which threads wait for a fork, and return the number of the pause.")
 
 (define-c-function end-pause ("sbcl_host_end_pause" void)
   "End the current pause.")
 
 (define-c-function join-pause ("sbcl_host_pause" (signed 32) (pause (unsigned 32)))
-  "Wait for the end of PAUSE and return 1. Where C code was interrupted, return 0 at once.")
+  "Wait for the end of the pause number PAUSE and return 1. Return 0 at once if this thread was interrupted in C code or in
+WITHOUT-GCING.")
 
 (define-c-function take-c-locks ("sbcl_host_take_c_locks" void)
-  "Take and release the locks of the C library that saving needs. Never return if a thread that does not exist in this
-process holds one. A process that saves needs no other locks.")
+  "Take and release the locks of the C library that saving needs. Never return if one of the locks is held by a thread that
+does not exist in this process. A process that saves needs no other locks.")
 
 (define-c-function close-descriptors ("sbcl_host_close_from" void (first (unsigned 32)))
   "Close all descriptors from FIRST on: the client's connection and everything else that belongs to the parent.")
@@ -87,20 +89,22 @@ process holds one. A process that saves needs no other locks.")
 ;;; Forking
 
 (defconstant +fork-blocked+ (- #x10000)
-  "The result of FORK-STOPPED-PROCESS when a thread is where it must not be cut off: SBCL_HOST_IN_THE_WAY of ffi/shim.c.")
+  "The result of FORK-STOPPED-PROCESS when a thread must not be cut off at its current position. Equal to
+SBCL_HOST_IN_THE_WAY of ffi/shim.c.")
 
 (defun fork-image (mutexes &optional wait-for-c)
-  "Stop all other threads and fork, unless one of MUTEXES is held or a thread is where it must not be cut off. With
-WAIT-FOR-C, a thread must not be cut off in C code that was called with interrupts enabled, either. Return the child's
-process number; 0 in the child, which has this thread only; or a negative error number. When the fork is blocked, return
-NIL, the mutex or a thread that blocks it, and in the latter case a list of the threads that can be interrupted. Call
-without interrupts."
+  "Stop all other threads and fork. The fork is blocked if one of MUTEXES is held or if a thread must not be cut off at
+its current position, which with WAIT-FOR-C includes C code that was called with interrupts enabled. Return the child's
+process number; 0 in the child, which has this thread only; or a negated error number. When the fork is blocked,
+return NIL, the mutex or a thread that blocks it and, for a thread, a list of the threads that can be interrupted.
+Interrupts must be off."
   (let ((words (make-array 1024 :element-type '(unsigned-byte 64) :initial-element 0))
         (process nil)
         (obstacle nil)
         (threads '()))
     (loop
-      ;; As SUB-GC does (src/code/gc.lisp). Objects do not move meanwhile.
+      ;; Stop the world as SUB-GC does (src/code/gc.lisp). Objects do not move meanwhile, so the words that the call
+      ;; stores stay valid.
       (without-gcing
         (when (eql 1 (alien-funcall (extern-alien "try_acquire_gc_lock" (function int))))
           (alien-funcall (extern-alien "gc_stop_the_world" (function void)))
@@ -120,12 +124,12 @@ without interrupts."
         (return (values process obstacle threads))))))
 
 (defconstant +pause-milliseconds+ 2000
-  "The maximum duration of a pause. SBCL_HOST_PAUSE_MILLISECONDS of ffi/shim.c is larger.")
+  "The maximum duration of a pause. It must be smaller than SBCL_HOST_PAUSE_MILLISECONDS of ffi/shim.c.")
 
 (defun fork-paused-image (mutexes wait-for-c threads)
-  "Fork as FORK-IMAGE does, while THREADS pause. Each thread pauses where an interruption finds it in Lisp code, and so
-never in code that must not be interrupted. With WAIT-FOR-C, wait during twelve attempts for a thread that stays in C
-code; then cut the thread off there."
+  "Fork as FORK-IMAGE does, and return its first two values. Meanwhile THREADS pause, each at a point where an
+interruption finds it in Lisp code that may be interrupted. With WAIT-FOR-C, wait during twelve attempts for a thread
+that stays in C code; then cut the thread off there."
   (let ((end (+ (monotonic-milliseconds) +pause-milliseconds+))
         (pause (begin-pause))
         (requests '()))
@@ -153,17 +157,18 @@ code; then cut the thread off there."
         (end-pause)))))
 
 (defun sleeping-p (process)
-  "Return true when the child PROCESS is sleeping."
+  "Return true when the kernel reports the child PROCESS as sleeping; false also when the state cannot be read."
   (handler-case
       (with-open-file (file (sb-ext:parse-native-namestring (format nil "/proc/~D/stat" process)))
-        ;; The process name before the state may contain any character.
+        ;; The name of the program precedes the state, in parentheses, and may contain any character.
         (let ((line (read-line file)))
           (eql #\S (char line (+ 2 (position #\) line :from-end t))))))
     (error ())))
 
 (defun child-ready-p (descriptor process)
   "Return true once an octet can be read from DESCRIPTOR, to which the child PROCESS writes. Return false when PROCESS
-sleeps, because it then waits for a lock that a missing thread holds, or when it has written nothing for five seconds."
+sleeps twice in succession, because it then waits for a lock that a missing thread holds, or when it has written nothing
+for five seconds."
   (loop repeat 250
         for slept = nil then sleeps
         for ready = (sb-unix:unix-simple-poll descriptor :input 20)
@@ -180,10 +185,10 @@ sleeps, because it then waits for a lock that a missing thread holds, or when it
   (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int)) process (int-sap 0) 0))
 
 (defun fork-when-unblocked (mutexes seconds wait)
-  "Repeat FORK-ONCE until nothing blocks the fork and, in the child, no lock of the C library is held by a missing
-thread; for SECONDS at most. Call WAIT between attempts. Return the child's process number, 0 in the child, a negative
-error number, or NIL; the milliseconds for which the last attempt stopped the other threads; and, after NIL, the
-obstacle: a mutex, a thread, or :C-LOCK. Call without interrupts."
+  "Call FORK-ONCE until it succeeds or fails with an error, but for SECONDS at most. Call WAIT between attempts. Return
+the child's process number, 0 in the child, a negated error number, or NIL if each attempt was blocked; the
+milliseconds for which the last attempt stopped the other threads; and, after NIL, the obstacle. The obstacle is a
+mutex, a thread, or :C-LOCK if a missing thread holds a lock of the C library in the child. Interrupts must be off."
   (declare (type function wait))
   (find-c-functions)
   (loop with end = (+ (monotonic-milliseconds) (* 1000 seconds))
@@ -194,7 +199,8 @@ obstacle: a mutex, a thread, or :C-LOCK. Call without interrupts."
         do (funcall wait)))
 
 (defun fork-once (mutexes wait-for-c)
-  "Make one attempt for FORK-WHEN-UNBLOCKED and return its values."
+  "Make an attempt to fork for FORK-WHEN-UNBLOCKED, and return the values that FORK-WHEN-UNBLOCKED documents. MUTEXES
+and WAIT-FOR-C are as for FORK-IMAGE."
   (multiple-value-bind (in out) (sb-unix:unix-pipe)
     (unless in
       (return-from fork-once (values (- out) 0)))
@@ -218,7 +224,7 @@ obstacle: a mutex, a thread, or :C-LOCK. Call without interrupts."
           (values process stopped obstacle))))))
 
 (defun check-forked (process obstacle seconds)
-  "Signal an error that says why this process could not be forked, if it was not. PROCESS and OBSTACLE are values that
+  "If the fork failed, signal an error that says why. PROCESS and OBSTACLE are the first and third value that
 FORK-WHEN-UNBLOCKED returned after SECONDS."
   (flet ((title (thread)
            (if thread (thread-title thread) "a thread")))
@@ -239,8 +245,8 @@ FORK-WHEN-UNBLOCKED returned after SECONDS."
                   seconds (title obstacle))))))
 
 (defun forget-threads ()
-  "Mark the threads that do not exist in this process as dead, and free all mutexes, because missing threads would never
-release theirs."
+  "Mark the threads that do not exist in this process as dead, and free all mutexes, because a missing thread would
+never release a mutex that it holds."
   (dolist (thread (sb-thread::avltree-filter #'sb-thread::avlnode-data sb-thread::*all-threads*))
     (unless (eq thread sb-thread:*current-thread*)
       (setf (sb-thread::thread-%visible thread) -1
@@ -266,8 +272,8 @@ release theirs."
             (sb-thread::mutex-%owner mutex) 0))))
 
 (defun skip-exit-handlers ()
-  "Keep exit(3), with which SBCL ends after saving, from running the exit handlers of the host's process: the handler that
-on_exit(3) added last is called first, and this one ends the process."
+  "Keep exit(3), which SBCL calls after saving, from running the exit handlers of the host's process. Exit handlers run
+in reverse order, and the handler that this function adds ends the process at once."
   (alien-funcall (extern-alien "on_exit" (function int system-area-pointer unsigned-long))
                  (sb-sys:foreign-symbol-sap "_exit") 0))
 
@@ -278,7 +284,7 @@ on_exit(3) added last is called first, and this one ends the process."
   "Make the kernel end this process after **SAVING-SECONDS**. If this process hangs in C code that waits for a missing
 thread, no other process might be left to end it."
   (let ((signals (make-array 128 :element-type '(unsigned-byte 8) :initial-element 0)))
-    ;; SIGALRM (14), set to SIG_DFL and unblocked (SIG_UNBLOCK).
+    ;; 14 is SIGALRM. Its action becomes SIG_DFL (0), and SIG_UNBLOCK (1) unblocks it.
     (setf (aref signals 1) #x20)
     (alien-funcall (extern-alien "signal" (function unsigned-long int unsigned-long)) 14 0)
     (with-pinned-objects (signals)
@@ -319,15 +325,15 @@ longer exists."
       (setf (sb-ext:bytes-consed-between-gcs) nursery))))
 
 (defun save-image (path)
-  "Save this image to the file PATH, a native namestring, and end the process, with status 0 on success. Report a failure
-on the process's standard error. Called in the child."
+  "Save this image to the file PATH, a native namestring, and end the process, with status 0. If that fails, report the
+reason on the process's standard error and end with status 9. Only a forked child may call this."
   (setf *saving* t
         **event** 0
         **next-job** 0)
   (mapc #'funcall **save-functions**)
   (close-descriptors 3)
   (set-save-alarm)
-  ;; The core has the contents of memory: only its owner may read it.
+  ;; The core contains everything in memory, so only its owner may read it.
   (alien-funcall (extern-alien "umask" (function unsigned-int unsigned-int)) #o077)
   (skip-exit-handlers)
   (let ((failure "something left it"))
@@ -353,9 +359,9 @@ on the process's standard error. Called in the child."
       (alien-funcall (extern-alien "_exit" (function void int)) 9))))
 
 (defun exec-finisher (arguments lock errors)
-  "Replace this process by the program in ARGUMENTS, the address of a C array of strings, with the descriptor LOCK as
-number 3 and ERRORS as standard output and standard error. Return in a child of this process, which is killed when its
-parent ends."
+  "Replace this process by the program in ARGUMENTS, the address of a C array of strings. The descriptor LOCK becomes
+number 3, and ERRORS becomes standard output and standard error. Return in a child of this process, which is killed when
+its parent ends."
   (flet ((put (descriptor number)
            (alien-funcall (extern-alien "dup2" (function int int int)) descriptor number)))
     (put errors 1)
@@ -369,7 +375,7 @@ parent ends."
                      (sap-ref-word (int-sap arguments) 0)
                      arguments)
       (alien-funcall (extern-alien "_exit" (function void int)) 9))
-    ;; PR_SET_PDEATHSIG, SIGKILL.
+    ;; 1 is PR_SET_PDEATHSIG, 9 is SIGKILL.
     (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)))
 
 (defconstant +session-pause-seconds+ 10
@@ -377,16 +383,16 @@ parent ends."
 nothing meanwhile.")
 
 (defconstant +last-pause-seconds+ 5
-  "The maximum number of seconds to wait until nothing blocks a fork of the session's image at the end of the server.
+  "The maximum number of seconds to wait until nothing blocks a fork of the session's image when the server shuts down.
 The server waits no longer than LAST_SAVE of src/recovery/checkpoint/save.rs.")
 
 (define-query :save-image (&key path name finisher lock errors)
   "Make a child process save the image to the file PATH, which must not exist. The child ends with status 0 once the
-file is complete. The image is the checkpoint NAME from then on. Push a record `saving` with the child's `process`, the
-microseconds for which this process was `stopped`, and the number of `timers` that the core will lack; and a record
-`thread` with the `name` of each thread that it will lack. Run by the evaluating thread while it evaluates nothing. With
-FINISHER, the child outlives this process: it becomes the program that FINISHER names, as EXEC-FINISHER does with
-FINISHER, LOCK and ERRORS, and a child of its own saves the image."
+file is complete. From then on, the image is the checkpoint NAME. Push a record `saving` with the child's `process`, the
+microseconds for which this process was `stopped`, and the number of `timers` that the core will lack; and, for each thread
+that the core will lack, a record `thread` with its `name`. The evaluating thread runs this query while it evaluates
+nothing. With FINISHER, the child outlives this process: it becomes the program in FINISHER (EXEC-FINISHER explains
+FINISHER, LOCK and ERRORS), and a child of that program saves the image."
   (let* ((threads (user-threads))
          (before **checkpoint**)
          (process nil)
@@ -395,7 +401,7 @@ FINISHER, LOCK and ERRORS, and a child of its own saves the image."
          (seconds (if finisher +last-pause-seconds+ +session-pause-seconds+)))
     (setf **checkpoint** name)
     (unwind-protect
-         ;; Stop the finalizer thread here: in its own loop it would be joined, not stopped, for a fork.
+         ;; Stop the finalizer thread before the fork, which would otherwise cut it off at an arbitrary point.
          (without-interrupts
            (sb-impl::finalizer-thread-stop)
            (unwind-protect
@@ -421,27 +427,28 @@ FINISHER, LOCK and ERRORS, and a child of its own saves the image."
 ;;; For a program that embeds the image
 
 (defglobal **saving-lock** (sb-thread:make-mutex :name "saving")
-  "The lock held while the process is forked for saving, so that only one fork runs at a time.")
+  "The lock that is held while the process is forked for saving, so that only one fork runs at a time.")
 
 (defconstant +pause-seconds+ 30
   "The maximum number of seconds to wait until nothing blocks a fork of the program's image.")
 
 (defun reset-signals ()
-  "In the child, where the program's handlers are of no use, reset signals to their default actions and unblock all. The
-signals that SBCL needs stay: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGUSR2 and SIGURG."
+  "In the child, where the program's handlers are of no use, reset signals to their default actions and unblock all
+signals. The actions of the signals that SBCL needs stay: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGUSR2 and
+SIGURG."
   (loop for number from 1 to 64
         unless (member number '(4 5 6 7 8 11 12 23))
-          ;; SIG_DFL. Some signals, such as SIGKILL, refuse it.
+          ;; 0 is SIG_DFL. The call fails for some signals, such as SIGKILL, whose action cannot be set.
           do (alien-funcall (extern-alien "signal" (function unsigned-long int unsigned-long)) number 0))
   (let ((none (make-array 128 :element-type '(unsigned-byte 8) :initial-element 0)))
     (with-pinned-objects (none)
-      ;; SIG_SETMASK.
+      ;; 2 is SIG_SETMASK.
       (alien-funcall (extern-alien "pthread_sigmask" (function int int system-area-pointer unsigned-long))
                      2 (vector-sap none) 0))))
 
 (defun save-for-parent (path parent)
-  "In a child of the process PARENT, save the image to PATH and end; end at once if PARENT ends."
-  ;; PR_SET_PDEATHSIG, SIGKILL. It has no effect if the parent has ended already.
+  "In a child of the process PARENT, save the image to PATH and end; end without saving if PARENT ends."
+  ;; 1 is PR_SET_PDEATHSIG, 9 is SIGKILL. The call has no effect if the parent has already ended.
   (alien-funcall (extern-alien "prctl" (function int int unsigned-long)) 1 9)
   (unless (eql parent (alien-funcall (extern-alien "getppid" (function int))))
     (alien-funcall (extern-alien "_exit" (function void int)) 9))
@@ -449,9 +456,10 @@ signals that SBCL needs stay: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV,
   (save-image path))
 
 (defun save-and-report (path report)
-  "In the child, make a child of its own save the image to PATH, and end. Write to the descriptor REPORT what the saving
-process prints, followed by its wait status (waitpid(2)) in four octets; the program itself may wait for all its children
-and so lose that status. Killing this process, which SIGALRM does after **SAVING-SECONDS**, kills the saving process too."
+  "In the child, make a child of its own save the image to PATH, and end. Write to the descriptor REPORT the output of
+the saving process, followed by that process's wait status (waitpid(2)) in four octets. The program cannot rely on
+waitpid(2) itself, because it may wait for all its children elsewhere. Killing this process, which SIGALRM does after
+**SAVING-SECONDS**, kills the saving process too."
   (unwind-protect
        (let ((status (make-array 1 :element-type '(signed-byte 32) :initial-element -1)))
          (reset-signals)
@@ -467,14 +475,15 @@ and so lose that status. Killing this process, which SIGALRM does after **SAVING
              (alien-funcall (extern-alien "waitpid" (function int int system-area-pointer int))
                             saver (vector-sap status) 0)
              (sb-unix:unix-write 2 status 0 4))))
-    ;; No process uses this status. A process of SAVE-FOR-PARENT that reaches this form has saved nothing.
+    ;; Nothing depends on this status. If the saving process gets here, out of SAVE-FOR-PARENT, it has saved nothing.
     (alien-funcall (extern-alien "_exit" (function void int)) 9)))
 
 (defun save-for-program (path report)
   "Make a child process save the image to the file PATH, a native namestring, and report to the descriptor REPORT as
 SAVE-AND-REPORT does. Return the child's process number. If the caller is interrupted before the return, kill the child.
-Any thread of the program may call this while others run; in the child, their work is cut off. No thread may be
-compiling, interning, or defining a class at the fork: wait up to +PAUSE-SECONDS+ until none is, then signal an error."
+Any thread of the program may call this while other threads run; in the child, their work is cut off. At the fork, no
+thread may be compiling, interning a symbol, or defining a class: signal an error if that is not so within
++PAUSE-SECONDS+."
   (let ((process nil)
         (obstacle nil)
         (returned nil))
@@ -485,7 +494,7 @@ compiling, interning, or defining a class at the fork: wait up to +PAUSE-SECONDS
                (sb-impl::finalizer-thread-stop)
                (unwind-protect
                     (progn
-                      ;; Taking the locks would not help: a thread that compiles again at once would get them first.
+                      ;; Taking these mutexes would not help: a thread that compiles again at once would get them first.
                       (multiple-value-bind (child stopped reason)
                           (fork-when-unblocked (definition-mutexes) +pause-seconds+
                                                (lambda () (sb-sys:with-local-interrupts (sleep 0.001))))
@@ -524,8 +533,8 @@ collect all garbage first, because damage from threads that were cut off for sav
       (push-record "definitions" :count (length systems) :kind "system"))))
 
 (defun reopen-or-skip (reopen object)
-  "Reopen OBJECT, a shared object that was open when the image was saved, by REOPEN. If reopening fails, record OBJECT
-and skip it; otherwise the image could not be booted."
+  "Call REOPEN to reopen OBJECT, a shared object that was open when the image was saved. If that fails, record OBJECT
+and skip it, because otherwise the image could not be booted."
   (handler-bind ((error (lambda (failure)
                           (declare (ignore failure))
                           (push (sb-alien::shared-object-namestring object) **missing-objects**)
@@ -541,8 +550,8 @@ and skip it; otherwise the image could not be booted."
                      name)))))
 
 (defun resume-from-checkpoint ()
-  "Restore what saving removed from this image, which was booted from a checkpoint, and notify the user of what is
-missing."
+  "Restore the state that saving removed from this image, which was booted from a checkpoint, and notify the user of
+shared objects and directories that are missing."
   (destructuring-bind (a b c d e f g h i j hooks) **saved-repl-state**
     (setf * a ** b *** c + d ++ e +++ f / g // h /// i - j
           sb-ext:*save-hooks* hooks))

@@ -2,11 +2,11 @@
 
 (in-package "SBCL-HOST")
 
-;;; The policy of evaluated code prevents tail calls from losing callers, keeps locals visible, and makes a frame keep
-;;; its closure, at no cost in speed: of debug 3, only the step conditions would cost something, and they are off. The
-;;; policy applies lexically, so that it does not leak into a nested COMPILE-FILE or LOAD. Where the user asks for more
-;;; speed than debugging, the policy would slow the code down: SBCL then makes a function's calls of itself local, but
-;;; not under debug 3. There the user's own policy applies.
+;;; The policy of evaluated code keeps callers in backtraces despite tail calls, keeps locals visible, and makes a frame
+;;; keep its closure. It does not slow the code down: of debug 3, only the step conditions would, and they are off. The
+;;; policy applies lexically, so that it does not leak into a nested COMPILE-FILE or LOAD. If the user asks for more
+;;; speed than debugging, the user's own policy applies instead: SBCL then makes a function's calls of itself local,
+;;; which debug 3 would prevent.
 
 (defstruct (cached-lexenv (:copier nil) (:predicate nil))
   "A lexical environment for evaluation, and the values that it was made from. The environment is valid while these
@@ -22,7 +22,8 @@ values are current."
 any thread made.")
 
 (defun speed-matters-p (policy debug)
-  "Return true when POLICY asks for more speed than DEBUG, the debug quality of the user's own code under POLICY."
+  "Return true when the speed quality of POLICY is higher than DEBUG, the debug quality that the user's own declarations
+give."
   (> (sb-c::policy-quality policy 'speed) debug))
 
 (defun make-evaluation-lexenv ()
@@ -41,9 +42,9 @@ EVALUATED-FORM-P recognises this environment and environments derived from it."
                                         policy)))))
 
 (defun policy-as-declared (process declaration policy)
-  "Return the policy that PROCESS, SB-C::PROCESS-OPTIMIZE-DECL, makes of DECLARATION, from the user's code, and POLICY. If
-POLICY has the debug quality of MAKE-EVALUATION-LEXENV and the declaration asks for more speed than debugging, the result
-has the debug quality that it would have under bare SBCL."
+  "Call PROCESS, which is SB-C::PROCESS-OPTIMIZE-DECL, with DECLARATION, from the user's code, and POLICY. Return its
+two values, the new policy and the declared qualities. If POLICY has the debug quality of MAKE-EVALUATION-LEXENV and the
+declaration asks for more speed than debugging, the new policy has the debug quality that it would have under bare SBCL."
   (declare (type function process))
   (flet ((quality (name) (sb-c::policy-quality policy name)))
     (multiple-value-bind (declared qualities) (funcall process declaration policy)
@@ -93,15 +94,16 @@ if other threads change the global policy."
   "The condition that WARN-RECORDED is signalling.")
 
 (defvar *report-severities* nil
-  "True when warnings of SBCL's own classes are reported as WARNING or STYLE-WARNING instead of their class names. ASDF's
-summaries of files with warnings, which were reported before, are then omitted.")
+  "True when warnings of SBCL's own classes are reported as WARNING or STYLE-WARNING instead of their class names.
+ASDF's summaries of the files with warnings are then omitted, because the warnings themselves have been reported.")
 
 (defvar *compile-failures* nil
-  "The conditions that make the compilation of the current file fail, newest first, with a NIL at the end: lists of the
-reported type, the condition or its report, file, line, column and form. NIL when they are not recorded.")
+  "The conditions that make the compilation of the current file fail, newest first: lists of the reported type, the
+condition or its report, file, line, column and form. The last element is NIL. The value is NIL when such conditions are
+not recorded.")
 
 (defconstant +max-compile-failures+ 5
-  "The maximum number of entries in *COMPILE-FAILURES*.")
+  "The maximum number of conditions in *COMPILE-FAILURES*.")
 
 (defun warning-type (condition)
   "Return the type under which CONDITION, a warning, is reported."
@@ -111,23 +113,24 @@ reported type, the condition or its report, file, line, column and form. NIL whe
           (t "WARNING"))))
 
 (defun reader-report (condition)
-  "Return the report of CONDITION if it is a reader error of SBCL's; else NIL. Printed later, the report would name the
-wrong position, because the stream has moved on by then."
+  "Return the report of CONDITION if it is a reader error of SBCL's; else NIL. The report is made at once, because it
+contains the position of the stream, which moves on."
   (and (typep condition 'sb-c::input-error-in-compile-file)
        (system-symbol-p (class-name-of (sb-int:encapsulated-condition condition)))
        (guarded (with-server-syntax () (let ((*print-escape* nil)) (princ-to-string condition))) (failure) nil)))
 
 (defun note-compile-failure (type condition place)
-  "Record that CONDITION, reported as TYPE at PLACE, makes the compilation of a file fail."
+  "Record that CONDITION, reported as TYPE, makes the compilation of a file fail. PLACE is a list of file, line, column
+and form. Style warnings do not count."
   (when (and *compile-failures*
              (not (typep condition 'style-warning))
              (<= (length *compile-failures*) +max-compile-failures+))
     (push (list* type (or (reader-report condition) condition) place) *compile-failures*)))
 
 (defun record-warning (condition)
-  "Push CONDITION, a warning that the user's handlers have declined, unless it was pushed before. Skip warnings that
-SBCL muffles and mere redefinitions. Leave the control flow to the signaller: SBCL's handlers signal a warning again
-before they count it, and the compiler's verdict is based on that count."
+  "Push CONDITION, a warning that the user's handlers have declined, unless it was pushed before, SBCL muffles it, or it
+only reports a redefinition. Leave the control flow to the code that signals the warning: SBCL's handlers signal a
+warning again before they count it, and the compiler's verdict is based on that count."
   (unless (or (not *recording-warnings*)
               (eq condition *last-recorded-condition*)
               (typep condition '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p)))
@@ -166,7 +169,7 @@ warnings that WARN signals, and DEFAULT the class for a DATUM that is a format c
         (apply (the function warn) datum arguments))))
 
 (defun push-warning (type condition)
-  "Push CONDITION as a warning of TYPE, a string, with its place in the source."
+  "Push CONDITION, a warning or an error of the compiler, as a warning of TYPE, a string, with its place in the source."
   (with-quiet-debugger ()
     (multiple-value-bind (file line column form) (warning-place condition)
       (note-compile-failure type condition (list file line column form))
@@ -196,7 +199,7 @@ warnings that WARN signals, and DEFAULT the class for a DATUM that is a format c
   "The compilation unit of this evaluation's forms; NIL until the first form is compiled.")
 
 (defun evaluated-form-p (lexenv)
-  "Return true when LEXENV is the environment of a submitted form or of a part of one."
+  "Return true when LEXENV is the environment of a submitted form or of a subform."
   (let ((cached *evaluation-lexenv*))
     (and cached
          (eq (sb-c::lexenv-policy lexenv) (sb-c::lexenv-policy (cached-lexenv-lexenv cached))))))
@@ -215,7 +218,7 @@ verdict as under bare SBCL."
       (funcall compile)))
 
 (defun defined-since-p (undefined)
-  "Return true when UNDEFINED, an SB-C::UNDEFINED-WARNING, is about something that has been defined since."
+  "Return true when UNDEFINED, an SB-C::UNDEFINED-WARNING, names a function or type that has been defined since."
   (let ((name (sb-c::undefined-warning-name undefined)))
     (ecase (sb-c::undefined-warning-kind undefined)
       (:function (and (sb-int:legal-fun-name-p name) (fboundp name)))
@@ -224,7 +227,8 @@ verdict as under bare SBCL."
       (:type (and (symbolp name) (sb-int:info :type :kind name))))))
 
 (defun finish-unit ()
-  "Warn of everything that the forms of this evaluation use and that is still undefined."
+  "Warn about the functions, variables and types that the forms of this evaluation use and that are still undefined, and
+about calls whose arguments do not match the function."
   (when *evaluation-unit*
     (setf sb-c::*undefined-warnings* (delete-if #'defined-since-p sb-c::*undefined-warnings*))
     (when (or sb-c::*undefined-warnings* sb-c::*argument-mismatch-warnings*)
@@ -234,8 +238,8 @@ verdict as under bare SBCL."
               sb-c::*argument-mismatch-warnings* '())))))
 
 (defun call-with-recorded-warnings (function)
-  "Call FUNCTION, which evaluates submitted code, and push its warnings. At the end push the warnings about what is still
-undefined."
+  "Call FUNCTION, which evaluates submitted code, and push its warnings. At the end push the warnings about undefined
+names, as FINISH-UNIT does."
   (declare (type function function))
   (let ((*recording-warnings* t)
         (*last-recorded-condition* nil)

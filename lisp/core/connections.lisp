@@ -4,7 +4,7 @@
 (in-package "SBCL-HOST")
 
 (defparameter *repl-variables* '(*package* * ** *** + ++ +++ / // /// -)
-  "The variables that are copied for an evaluation that may move to the background.")
+  "The variables that an evaluation binds to copies of their values if it may move to the background.")
 
 (defparameter *connection-variables*
   (append *repl-variables*
@@ -12,13 +12,14 @@
             *print-level* *print-lines* *print-miser-width* *print-pprint-dispatch* *print-pretty* *print-radix*
             *print-readably* *print-right-margin* *read-base* *read-default-float-format* *read-eval* *read-suppress*
             *readtable*))
-  "The variables with separate values in each connection.")
+  "The variables that have separate values in each connection.")
 
 (defglobal **user-variables** '()
   "An alist from printer and reader variables to their values at the start of a session.")
 
 (defglobal **connections** (make-hash-table :synchronized t)
-  "The values of *CONNECTION-VARIABLES*, a vector, for each connection except the session's own, by connection number.")
+  "A table from connection numbers to vectors of the values of *CONNECTION-VARIABLES*. The session's own connection has
+no entry.")
 
 (declaim (type (or null simple-vector) *connection*))
 (defvar *connection* nil
@@ -33,13 +34,14 @@
     (t (cdr (assoc variable **user-variables**)))))
 
 (defun connection-values (number)
-  "Return the vector of values of the connection NUMBER. Create it for a new connection."
+  "Return the vector of values of the connection NUMBER, which is created if the connection is new."
   (or (gethash number **connections**)
       (setf (gethash number **connections**)
             (map 'simple-vector #'initial-value *connection-variables*))))
 
 (defun call-for-connection (number function)
-  "Call FUNCTION with the variables of the connection NUMBER."
+  "Call FUNCTION with *CONNECTION-VARIABLES* bound to the values of the connection NUMBER. Number 0, the session's own
+connection, has the global values."
   (declare (type function function))
   (if (eql number 0)
       (funcall function)
@@ -48,7 +50,8 @@
           (funcall function)))))
 
 (defun keep-variables ()
-  "Store the current values of *CONNECTION-VARIABLES* as the values of this thread's connection."
+  "Store the current values of *CONNECTION-VARIABLES* as the values of this thread's connection, unless that is the
+session's own connection."
   (when *connection*
     (map-into *connection* #'symbol-value *connection-variables*)))
 
@@ -63,7 +66,8 @@
 ;;; Announcing definitions to other connections
 
 (defun definition-text (entry)
-  "Return the phrase that names ENTRY, an element of EVALUATION-DEFINED."
+  "Return the phrase that names the definition of ENTRY, an element of EVALUATION-DEFINED: a list of a kind, a name, and
+whether the name was defined before."
   (destructuring-bind (kind name before) entry
     (declare (ignore before))
     (if (eq kind :system)

@@ -98,7 +98,8 @@ name fields), each with an alist of numbers or offsets; and (:FUNCTION name) for
     "The declarations in ffi/sbcl_host.h, as READ-HEADER returns them.")
 
   (defun header-declaration (kind name)
-    "Return the members or fields that the header declares for the KIND (:ENUM or :STRUCT) called NAME."
+    "Return the alist that the header declares for the KIND (:ENUM or :STRUCT) called NAME: an enum's members with their
+numbers, or a struct's fields with their offsets. Signal an error if there is no such declaration."
     (or (third (find-if (lambda (entry) (and (eq kind (first entry)) (string= name (second entry)))) *header-declarations*))
         (error "ffi/sbcl_host.h declares no ~(~A~) ~A." kind name)))
 

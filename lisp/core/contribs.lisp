@@ -12,7 +12,7 @@
       ("sb-executable" . "it writes programs for the command sbcl")
       ("sb-gmp" . "it needs the foreign library GMP")
       ("sb-mpfr" . "it needs the foreign library MPFR")
-      ("sb-perf" . "it is for Linux perf and a process of its own")
+      ("sb-perf" . "it supports Linux perf and needs a process of its own")
       ("sb-simd" . "it would take several megabytes in every image")
       ("sb-simple-streams" . "it would replace the streams of the whole image"))
   "The contribs that the core does not contain, each with the reason.")
@@ -65,14 +65,15 @@ member of SB-EXT:*MODULE-PROVIDER-FUNCTIONS*."
 
 (defun build-directories ()
   "Return an alist from logical namestrings to directories of the build machine: the directories of the contribs'
-sources, of loaded contrib files, and of the file being loaded, after which SBCL names the methods that it combines
-meanwhile."
+sources, of loaded contrib files, and of the file that is being loaded. SBCL puts the name of that file into the names
+of methods that it combines during the load."
   (list (cons "SYS:CONTRIB;" (directory-namestring (translate-logical-pathname "SYS:CONTRIB;X.LISP")))
         (cons "SYS:CONTRIB;" (directory-namestring (merge-pathnames "contrib/" (sb-int:sbcl-homedir-pathname))))
         (cons "SYS:SRC;" (directory-namestring *load-truename*))))
 
 (defun map-function-names (function)
-  "Call FUNCTION with the name of each compiled function that reports may show, and with other objects."
+  "Call FUNCTION with the name of each compiled function that reports may show. FUNCTION is called with some other
+objects too, which it must ignore."
   (dolist (code (sb-vm:list-allocated-objects :all :type sb-vm:code-header-widetag))
     (dotimes (entry (sb-kernel:code-n-entries code))
       (funcall function (sb-kernel:%simple-fun-name (sb-kernel:%code-entry-point code entry))))
@@ -84,9 +85,10 @@ meanwhile."
             (map nil function functions)))))))
 
 (defun forget-build-paths ()
-  "Rename the source files of the contribs to logical pathnames of the host SYS, as SBCL names its own, wherever reports
-show them: in names of functions that are named after their file, and in the sources of definitions in .asd files. SYS
-is translated to directories that do not exist until SB-EXT:SET-SBCL-SOURCE-LOCATION sets the location of the sources."
+  "Rename the source files of the contribs to logical pathnames of the host SYS, which SBCL also uses for its own source
+files. Reports show these names in names of functions that are named after their file, and in the sources of definitions
+in .asd files. SYS is translated to directories that do not exist until SB-EXT:SET-SBCL-SOURCE-LOCATION sets the
+location of the sources."
   (let ((directories (build-directories)))
     (labels ((logical-name (name)
                (loop for (logical . directory) in directories

@@ -3,8 +3,8 @@
 (in-package "SBCL-HOST")
 
 (defglobal **definitions** (make-hash-table :test 'equal :synchronized t)
-  "The session's definitions. Keys are lists of a kind and a name. Values are the name of the system that made the
-definition, or NIL for the session itself.")
+  "A table of the session's definitions. Keys are lists of a kind and a name. Values are the name of the system that
+made the definition, or NIL if the session itself made it.")
 
 (defglobal **system-packages** '()
   "The packages of the core except COMMON-LISP-USER. Names whose symbols belong to them are the system's, not the
@@ -18,24 +18,25 @@ session's.")
   (guarded (copy-list (asdf:already-loaded-systems)) (failure) '()))
 
 (defglobal **debug-declaimed** nil
-  "True once the user has proclaimed a debug quality.")
+  "True once the user has proclaimed a debug quality outside a file.")
 
 (defun system-symbol-p (symbol)
-  "Return true when SYMBOL belongs to a package of the system, or to no package."
+  "Return true when SYMBOL belongs to one of **SYSTEM-PACKAGES** or to a package whose name begins with SB-, or to no
+package."
   (let ((package (symbol-package symbol)))
     (or (null package)
         (and (member package **system-packages** :test #'eq) t)
         (eql 3 (mismatch "SB-" (package-name package))))))
 
 (defun function-name-symbol (name)
-  "Return the symbol in NAME, a function name; NIL for other names, which SBCL makes itself, for example for method
-functions."
+  "Return the symbol in NAME, a function name: NAME itself, or SYMBOL in (SETF SYMBOL) or (CAS SYMBOL). Return a string
+as it is, and NIL for the lists with which SBCL names functions itself, such as method functions."
   (cond ((atom name) name)
         ((member (first name) '(setf sb-ext:cas)) (second name))))
 
 (defun definition-name (kind name)
-  "Return the name of the definition of KIND for NAME, the argument of SBCL's defining function: the name itself or an
-object that has it."
+  "Return the name of a definition of KIND. NAME, an argument of SBCL's defining function, is this name or an object
+that has this name."
   (cond ((typep name 'sb-kernel:defstruct-description) (sb-kernel:dd-name name))
         ((and (eq kind :package) (packagep name)) (or (package-name name) ""))
         ((eq kind :package) (string name))
@@ -59,8 +60,8 @@ object that has it."
                                 (cons entry defined))))))
 
 (defun note-definition (kind name &optional (file-kind (and (not (eq kind :other)) kind)))
-  "Record that the session defined NAME (a symbol, function name or package name) as KIND, and that the file being
-loaded did so as FILE-KIND, unless FILE-KIND is NIL."
+  "Record that the session defined NAME (a symbol, function name or package name) as KIND. Unless FILE-KIND is NIL, also
+record that the file being loaded defined NAME as FILE-KIND."
   (when *evaluation*
     (sb-ext:atomic-incf (evaluation-definitions *evaluation*)))
   (unless (or (and (eq kind :other) (null file-kind))
@@ -77,7 +78,8 @@ loaded did so as FILE-KIND, unless FILE-KIND is NIL."
       (setf (gethash (list kind name) **definitions**) *loading-system*))))
 
 (defun removal-lines (kinds name)
-  "Return the lines that describe the removal of NAME as each of KINDS; NIL when changes are not recorded."
+  "Return a list of the lines that describe the removal of NAME as each of KINDS, a list; NIL when changes are not
+recorded."
   (and (recording-changes-p)
        (mapcar (lambda (kind) (change-line #\- kind (definition-name kind name))) kinds)))
 
@@ -88,8 +90,8 @@ loaded did so as FILE-KIND, unless FILE-KIND is NIL."
     (mapc #'note-change lines)))
 
 (defun note-proclamation (form)
-  "Record FORM, a declaration specifier that was proclaimed: variables, as definitions of the file being loaded, and a
-debug quality from the user."
+  "Record FORM, a declaration specifier that was proclaimed. Variables that it declares count as definitions of the file
+being loaded, if any. Outside a file, a debug quality sets **DEBUG-DECLAIMED**."
   (note-file-proclamation form)
   (when (and (eq (car form) 'optimize)
              (null *load-truename*)
@@ -98,7 +100,7 @@ debug quality from the user."
 
 (declaim (type list **methods**))
 (defglobal **methods** '()
-  "The methods that the session has defined, on the system's generic functions too.")
+  "The methods that the session has defined, including methods of the system's generic functions.")
 
 (defun defined-p (kind name)
   "Return true when NAME is still defined as KIND."
@@ -138,7 +140,8 @@ debug quality from the user."
       (remove-method generic-function method))))
 
 (defun remove-class (name)
-  "Remove the class NAME and its methods."
+  "Remove the class NAME, and the methods that specialise on classes of the session from each generic function with a
+method on this class."
   (let ((class (find-class name nil)))
     (when class
       (when (typep class 'standard-class)
@@ -173,7 +176,8 @@ debug quality from the user."
                   (delete-package package))))))
 
 (defun remove-definitions ()
-  "Remove all definitions of the session, packages last. Return a list of the names whose removal failed."
+  "Remove all definitions of the session, packages last, and unintern the symbols of COMMON-LISP-USER that have a value.
+Return a list of the names and methods whose removal failed."
   (setf *package* **user-package**
         **debug-declaimed** nil)
   (sb-ext:without-package-locks

@@ -5,13 +5,14 @@
 (declaim (inline make-evaluation))
 (defstruct (evaluation (:copier nil) (:predicate nil))
   "The state of one evaluation, shared by its threads."
-  ;; The host's number for the evaluation, which is recorded with the functions that the evaluation defines.
+  ;; The host's number for the evaluation. It is recorded with the functions that the evaluation defines.
   (number 0 :type sb-ext:word)
-  ;; The number of definitions and removals that the evaluation has made.
+  ;; The number of recorded changes that the evaluation has made: definitions, removals, and others such as exports.
   (definitions 0 :type sb-ext:word)
-  ;; The changes of the form that is being evaluated, newest first: lines as CHANGE-LINE returns them.
+  ;; The changes that the current form has made, newest first, as lines that CHANGE-LINE returned.
   (changes '() :type list)
-  ;; The definitions to report to other connections, newest first: lists of the kind, the name, and true for a redefinition.
+  ;; The definitions to report to other connections, newest first, as lists of three elements: the kind, the name, and
+  ;; true if the name was defined before. For definitions of a system that is loaded: :SYSTEM, its name and NIL.
   (defined '() :type list)
   ;; Weak pointers to the threads that the evaluation started, newest first. After every 100 threads, pointers to threads
   ;; that have ended are dropped.
@@ -38,7 +39,8 @@
           collect thread))
 
 (defun note-thread (thread evaluation)
-  "Record that EVALUATION started THREAD. The pointer is weak: the result of a thread that has ended may be large."
+  "Record that EVALUATION started THREAD. Keep only a weak pointer to THREAD, because the result of a thread that has ended
+may be large."
   (sb-thread:with-mutex (**evaluation-threads-lock**)
     (when (= (evaluation-thread-count evaluation) 100)
       (setf (evaluation-threads evaluation) (mapcar #'sb-ext:make-weak-pointer (live-threads evaluation))
@@ -46,20 +48,20 @@
     (incf (evaluation-thread-count evaluation))
     (push (sb-ext:make-weak-pointer thread) (evaluation-threads evaluation))))
 
-;;; The user's threads, whichever evaluation started them
+;;; The user's threads, whether or not an evaluation started them
 
 (defglobal **evaluation-threads** '()
   "The server's threads that run evaluations, in the foreground and in the background.")
 
 (defun user-threads ()
-  "Return the threads that are neither the server's nor the system's."
+  "Return the user's threads: all except the threads in **EVALUATION-THREADS** and ephemeral threads such as SBCL's own."
   (remove-if (lambda (thread)
                (or (find thread **evaluation-threads** :test #'eq)
                    (sb-thread::thread-ephemeral-p thread)))
              (sb-thread:list-all-threads)))
 
 (defun interrupt-once (thread function)
-  "Interrupt THREAD with FUNCTION, unless an earlier interruption with FUNCTION is still pending there. SBCL ends the
+  "Make THREAD call FUNCTION, unless THREAD has not yet handled an earlier interruption with FUNCTION. SBCL ends the
 process when nine interruptions are pending for one thread."
   (unless (find function (sb-thread::thread-interruptions thread) :test #'eq)
     (ignore-errors (sb-thread:interrupt-thread thread function))))
@@ -69,7 +71,7 @@ process when nine interruptions are pending for one thread."
   (sb-thread:abort-thread :allow-exit t))
 
 (defun become-main-thread ()
-  "Make this thread the main thread for the user's code, as the evaluating thread is in SBCL's REPL."
+  "Make this thread the main thread (SB-THREAD:MAIN-THREAD), because SBCL's REPL, too, evaluates code in the main thread."
   (unless (eq sb-thread::*initial-thread* sb-thread:*current-thread*)
     (setf sb-thread::*initial-thread* sb-thread:*current-thread*
           (sb-thread:thread-name sb-thread:*current-thread*) "main thread")))
@@ -84,14 +86,14 @@ process when nine interruptions are pending for one thread."
   (format nil "thread ~A" (or (sb-thread:thread-name thread) "(unnamed)")))
 
 (defun thread-list (threads)
-  "Return the phrase that names THREADS in a sentence: at most ten of them, and the number of others."
+  "Return the phrase that names THREADS in a sentence: the first ten threads, and the number of the remaining threads."
   (let ((shown (min 10 (length threads))))
     (format nil "~{~A~^, ~}~@[ and ~D more~]"
             (mapcar #'thread-title (subseq threads 0 shown))
             (and (< shown (length threads)) (- (length threads) shown)))))
 
 (defun await-threads (threads)
-  "Wait until THREADS, which are being ended, have unwound; one second at most."
+  "Wait for at most one second until THREADS, which are being ended, have unwound."
   (let ((end (+ (get-internal-real-time) internal-time-units-per-second)))
     (dolist (thread threads)
       (let ((left (/ (- end (get-internal-real-time)) internal-time-units-per-second)))
@@ -100,5 +102,5 @@ process when nine interruptions are pending for one thread."
 ;;; Files
 
 (defglobal **scratch-directory** nil
-  "The native namestring of a directory for temporary files, which might not exist yet and which the host removes at the
-end; or NIL.")
+  "The native namestring of a directory for temporary files, or NIL. The directory might not exist yet. The host removes
+the directory when it ends.")

@@ -5,7 +5,7 @@
 ;;; The end of an evaluation
 
 (defvar *hold-errors* nil
-  "True when this evaluation is to be held where an error occurs.")
+  "True when an error that reaches the debugger should hold this evaluation instead of ending it.")
 
 (defun abort-evaluation ()
   "Fail the evaluation because the code invoked the restart ABORT."
@@ -21,13 +21,13 @@
 ;;; Reading
 
 (defun whitespace-end (stream)
-  "Skip whitespace and comments of STREAM and return its position."
+  "Skip whitespace and comments of STREAM, and return the position after them."
   (skip-blank stream)
   (file-position stream))
 
 (defun read-form (stream end start)
-  "Read from STREAM the form that begins at START, or return END at the end of the stream. Make *PACKAGE* valid first: the
-user's code may have deleted that package."
+  "Read from STREAM the form that begins at START, and return it; return END at the end of the stream. Make *PACKAGE* valid
+first, because the user's code may have deleted the current package."
   (current-package)
   (let ((*form-stream* stream))
     (setf *form-start* start)
@@ -37,8 +37,8 @@ user's code may have deleted that package."
 ;;; Evaluating
 
 (defun evaluate-form (form end)
-  "Return a list of the values of FORM, whose text ends at END. Definitions that FORM makes record this evaluation as
-their source."
+  "Evaluate FORM and return a list of its values. END is the end of FORM's text in the submitted code. Definitions that
+FORM makes record this evaluation as their source."
   (let ((sb-c::*source-plist* (note-evaluated-form form (evaluation-number *evaluation*) *submitted-code* *form-start* end)))
     (multiple-value-list
      (with-boundary ()
@@ -46,8 +46,8 @@ their source."
 
 (defun call-with-form-restarts (function)
   "Call FUNCTION, which reads and evaluates a form, with exactly two restarts, RETRY and ABORT. The restarts are
-allocated on the heap, because code may return them. RETRY's name is an internal symbol that no user code finds: bare
-SBCL has no restart of that name here."
+allocated on the heap, because the form may return them as values. The name RETRY is a symbol of this package: bare SBCL
+has no such restart here, so user code that looks for a restart RETRY must not find this one."
   (declare (type function function))
   (loop
     (block retry
@@ -61,16 +61,17 @@ SBCL has no restart of that name here."
         (return (funcall function))))))
 
 (defmacro with-settings ((&rest settings) &body body)
-  "Evaluate BODY with the local variables SETTINGS bound to the current values of the variables that affect how forms are
-read and files are found."
+  "Evaluate BODY with local variables bound to the current values of the special variables that affect how forms are read
+and files are found. SETTINGS are the names of the local variables, in the order of the special variables below; if
+there are fewer names, only the first special variables are used."
   `(let ,(mapcar #'list settings
                  '(*package* *readtable* *read-base* *read-default-float-format* *features* *default-pathname-defaults*
                    asdf:*central-registry*))
      ,@body))
 
 (defun push-defining-form (form code start end package &optional (role (form-role form (subseq code start end))))
-  "Push FORM, whose changes a restored image must contain too. FORM extends from START to END in CODE and was read in
-PACKAGE. ROLE is as in CHANGES-TEXT."
+  "Push FORM as a form that a restored image must evaluate again. FORM extends from START to END in CODE and was read in
+PACKAGE. ROLE is a value of FORM-ROLE, or \"failed\"."
   (event *job-id* (event-code :defined) start
          (with-server-syntax (:length nil)
            (format nil "~D~%~A~%@~A" end (changes-text form role) (package-name package)))))
@@ -79,8 +80,8 @@ PACKAGE. ROLE is as in CHANGES-TEXT."
   "True when only the first form of the submitted code is evaluated.")
 
 (defvar *push-unfinished* nil
-  "A function that pushes the current form as a failed form, if the form has defined something since it was last pushed;
-NIL while no form is evaluated.")
+  "A function without arguments, or NIL while no form is evaluated. If the current form has defined something since it was
+last pushed, the function pushes it as a failed form.")
 
 (defun evaluate-next-form (stream start)
   "Read a form from STREAM, which is at position START, and evaluate it. Return a list of its values and true; or NIL
@@ -123,7 +124,7 @@ the failure."
         (declare (dynamic-extent #'push-unfinished #'evaluate))
         (unwind-protect (let ((*push-unfinished* #'push-unfinished))
                           (call-with-form-restarts #'evaluate))
-          ;; As SBCL's own REPL does, even when the form failed (INTERACTIVE-EVAL in src/code/toplevel.lisp).
+          ;; SBCL's own REPL sets +, ++ and +++ even when the form failed (INTERACTIVE-EVAL in src/code/toplevel.lisp).
           (unless (eq form stream)
             (shiftf +++ ++ + form)
             (unless evaluated
@@ -149,13 +150,15 @@ the failure."
             (return result)))))))
 
 (define-operation :evaluate-form (evaluate)
-  "Evaluate the first form, as a REPL does. Push a record `read` with its `end`, in characters, once it is read."
+  "Evaluate only the first form of the code, as a REPL does. Once the form is read, push a record `read` whose field `end`
+is the number of characters read."
   (let ((*first-form-only* t))
     (evaluate)))
 
 (defun run-operation (text code)
-  "Run the operation in TEXT with CODE, the code sent with it. Return a list of the values to print. If the operation
-defined something without evaluating CODE, push CODE as the form that makes these definitions again."
+  "Run the operation in TEXT, and return a list of the values to print. CODE is the code that the client sent with the
+operation. If the operation defined something without evaluating CODE, push CODE as the form that makes these
+definitions again."
   (declare (type text text code))
   (multiple-value-bind (name arguments) (read-operation text)
     (let ((function (gethash name **operations**))
@@ -194,7 +197,8 @@ defined something without evaluating CODE, push CODE as the form that makes thes
         (funcall function))))
 
 (defun usable-stream-p (symbol target)
-  "Return true when SYMBOL holds an open stream with the direction of TARGET, one of SBCL's own stream variables."
+  "Return true when SYMBOL holds an open stream that can replace the value of TARGET, one of SBCL's own stream variables:
+an input stream for SB-SYS:*STDIN*, a bidirectional stream for SB-SYS:*TTY*, else an output stream."
   (let ((stream (symbol-value symbol)))
     (guarded (and (streamp stream)
                   (open-stream-p stream)
@@ -204,8 +208,8 @@ defined something without evaluating CODE, push CODE as the form that makes thes
       nil)))
 
 (defun default-target-p (variable)
-  "Return true when VARIABLE, a STANDARD-VARIABLE, holds a stream that leads to its initial target, or when DRIBBLE is
-active."
+  "Return true when the stream in VARIABLE, a STANDARD-VARIABLE, leads to the initial target of VARIABLE, or when DRIBBLE,
+which redirects the standard streams, is active."
   (let ((stream (symbol-value (standard-variable-symbol variable)))
         (target (standard-variable-target variable)))
     (or (eq stream (symbol-value target))
@@ -213,12 +217,13 @@ active."
         sb-impl::*dribble-stream*)))
 
 (defun notify-stream-reset (symbol)
-  "Notify the user that SYMBOL held no usable stream and was reset."
+  "Notify the user that the variable SYMBOL held no usable stream and was reset."
   (push-notice "~A no longer held an open stream and was reset to its initial value." symbol))
 
 (defun check-system-streams ()
-  "Check the variables of SBCL's own standard streams, to which the standard stream variables lead, as
-CHECK-STANDARD-STREAMS does."
+  "Check SBCL's own stream variables, such as SB-SYS:*STDOUT*, to which the standard stream variables lead. Reset the
+variables that hold no usable stream. Notify the user once of each variable that the user's code has set to another
+stream."
   (dolist (own **system-streams**)
     (destructuring-bind (symbol stream told) own
       (let ((held (symbol-value symbol)))
@@ -234,8 +239,8 @@ CHECK-STANDARD-STREAMS does."
                             symbol (eq 'sb-sys:*stdin* symbol))))))))
 
 (defun check-standard-streams ()
-  "Notify the user, once each, of the standard stream variables that the user's code has redirected, and leave them
-redirected. Reset the variables that hold no usable stream."
+  "Check the standard stream variables, and SBCL's own with CHECK-SYSTEM-STREAMS. Reset the variables that hold no usable
+stream. Notify the user once of each variable that the user's code has redirected, and leave it redirected."
   (check-system-streams)
   (dolist (variable **standard-variables**)
     (unless (standard-variable-unchanged-p variable)
@@ -252,8 +257,8 @@ redirected. Reset the variables that hold no usable stream."
                             symbol (standard-variable-target variable))))))))
 
 (defun evaluate-and-print (code package operation)
-  "Evaluate CODE in PACKAGE, a name or empty, and push its values. Return true when nothing failed. OPERATION, if not
-empty, is the text of the operation to run with CODE."
+  "Evaluate CODE and push its values. Return true when nothing failed. PACKAGE is the name of the package to evaluate in;
+if it is empty, use the current package. OPERATION, if not empty, is the text of the operation to run with CODE."
   (labels ((values-of-code ()
              (let ((values (if (zerop (length operation))
                                (evaluate-forms code)
@@ -277,8 +282,8 @@ empty, is the text of the operation to run with CODE."
     (nth-value 1 (call-until-abandoned #'evaluate))))
 
 (defun monotonic-milliseconds ()
-  "Return the milliseconds since some moment in the past. GET-INTERNAL-REAL-TIME uses the kernel's coarse clock, which has
-4 ms ticks."
+  "Return the number of milliseconds since a fixed moment in the past. On Linux, read the precise clock:
+GET-INTERNAL-REAL-TIME uses the kernel's coarse clock, which has 4 ms ticks."
   #+linux
   (multiple-value-bind (seconds nanoseconds) (sb-unix:clock-gettime sb-unix:clock-monotonic)
     (+ (* 1000 seconds) (/ nanoseconds 1000000)))
@@ -286,7 +291,7 @@ empty, is the text of the operation to run with CODE."
   (/ (* 1000 (get-internal-real-time)) internal-time-units-per-second))
 
 (defun thread-milliseconds ()
-  "Return the processor time of this thread in milliseconds; the real time where the system does not provide it."
+  "Return the processor time of this thread in milliseconds. On systems other than Linux, return the real time instead."
   #+linux
   (multiple-value-bind (seconds nanoseconds) (sb-unix:clock-gettime sb-unix:clock-thread-cputime-id)
     (+ (* 1000 seconds) (/ nanoseconds 1000000)))
@@ -294,7 +299,8 @@ empty, is the text of the operation to run with CODE."
   (monotonic-milliseconds))
 
 (defun run-timed (function)
-  "Call FUNCTION, push its run times and the bytes that it allocated, and return its value."
+  "Call FUNCTION and return its value. Push the bytes allocated meanwhile, and the real time, processor time and GC time in
+milliseconds."
   (declare (type function function))
   (let ((real (monotonic-milliseconds))
         (run (get-internal-run-time))
@@ -309,13 +315,14 @@ empty, is the text of the operation to run with CODE."
         (event *job-id* (event-code :time-gc) (milliseconds (- sb-ext:*gc-run-time* gc)))))))
 
 (defvar *answers* '()
-  "The objects that ANSWER returns next, in order.")
+  "The objects that the next calls of NEXT-ANSWER return, in order. A restart that asks for values reads these calls as
+input.")
 
 (defvar *saved-tty* nil
-  "The original value of SB-SYS:*TTY* while a stream with input for a restart replaces it; else NIL.")
+  "The original value of SB-SYS:*TTY* while another stream, with input for a restart, is its value; else NIL.")
 
 (defun forget-answers ()
-  "Discard input for a restart that was not read from *QUERY-IO*."
+  "Discard input that was provided on *QUERY-IO* for a restart and that the restart did not read. Restore SB-SYS:*TTY*."
   (when *saved-tty*
     (setf *answers* '()
           sb-sys:*tty* (shiftf *saved-tty* nil))))
@@ -325,8 +332,9 @@ empty, is the text of the operation to run with CODE."
   (funcall (the function function)))
 
 (defun call-detached (function)
-  "Call FUNCTION with copies of the connection's variables and return its value. Store the copies as the connection's
-values if the host replies that this evaluation is still in the foreground."
+  "Call FUNCTION with new bindings of the connection's variables to their current values, and return its value. If the host
+then replies that this evaluation is still in the foreground, store the values of these bindings as the connection's; if
+this thread has no connection, as the global values."
   (declare (type function function))
   (current-package)
   (progv *repl-variables* (mapcar #'symbol-value *repl-variables*)
@@ -343,7 +351,8 @@ values if the host replies that this evaluation is still in the foreground."
         (*hold-errors* (logtest +evaluate-hold+ (job-flags job)))
         (*answers* '())
         (*saved-tty* nil)
-        ;; Input for a restart belongs to this evaluation only.
+        ;; A stream with input for a restart may become the value. Bind the variable, so that only this evaluation reads
+        ;; that input.
         (sb-sys:*tty* sb-sys:*tty*)
         (tty sb-sys:*tty*))
     (labels ((evaluate ()
@@ -362,7 +371,7 @@ values if the host replies that this evaluation is still in the foreground."
                  (prog1 (measure)
                    (keep-variables)))
         (forget-answers)
-        ;; A value that the user's code has set persists, as under bare SBCL.
+        ;; A value of SB-SYS:*TTY* that the user's code has set persists, as under bare SBCL.
         (unless (eq sb-sys:*tty* tty)
           (setf (sb-ext:symbol-global-value 'sb-sys:*tty*) sb-sys:*tty*))
         (announce-definitions)

@@ -1,13 +1,13 @@
-;;;; Failing evaluations: by an error that reaches the debugger, or by an interruption.
+;;;; Evaluations that fail: because an error reaches the debugger, or because of an interruption.
 
 (in-package "SBCL-HOST")
 
 (defglobal **error-details** '()
-  "The names of the functions that push further details of an error report, in order. Each function is called with the
-condition.")
+  "The names of the functions that push further details of an error report, in the order of the details. Each function is
+called with the condition.")
 
 (defun add-error-details (function)
-  "Make error reports include what FUNCTION, a symbol, pushes. Called by packages that build on this one."
+  "Make error reports include the details that FUNCTION, a symbol, pushes. Called by packages that build on SBCL-HOST."
   (setf **error-details** (append (remove function **error-details**) (list function))))
 
 (defun push-error-details (condition)
@@ -16,19 +16,19 @@ condition.")
     (funcall (the symbol function) condition)))
 
 (define-hook push-unhandled (condition)
-  "Report to the host that no handler handled CONDITION, if CONDITION was recorded when it was signalled.")
+  "Report to the host that no handler handled CONDITION. Do nothing if CONDITION was not recorded when it was signalled.")
 
 (define-hook hold (condition frames)
-  "Report to the host that this evaluation failed with CONDITION and is held, and run the host's jobs for it. Return when
-the host releases it.")
+  "Report to the host that this evaluation failed with CONDITION and is held, and run the host's jobs for the held
+evaluation. FRAMES are the frames that CAPTURE returned. Return when the host releases the evaluation.")
 
 (define-hook hold-interruption (reason hook)
-  "Hold this evaluation, interrupted for REASON below the function with frame pointer HOOK. Return true if it should
-continue, and NIL if it cannot be held.")
+  "Hold this evaluation, which was interrupted for REASON, a value of the C enum sbcl_interrupt. The interruption called
+the function with frame pointer HOOK. Return true if the evaluation should continue, and NIL if it cannot be held.")
 
 (defun report-thread-error (condition hook)
-  "Print CONDITION, which no handler in this thread handled and which entered the debugger through the function with frame
-pointer HOOK."
+  "Print CONDITION and up to 20 frames to *ERROR-OUTPUT*. No handler in this thread handled CONDITION, and it entered the
+debugger through the function with frame pointer HOOK."
   (let ((frame (error-frame hook))
         (stream *error-output*))
     (with-quiet-debugger ()
@@ -54,7 +54,7 @@ pointer HOOK."
   (sb-thread:abort-thread))
 
 (defun report-cleanup-error (condition)
-  "Print CONDITION, which ended a cleanup form of an interrupted evaluation."
+  "Print CONDITION, an error in a cleanup form that ran while an interrupted evaluation unwound."
   (with-quiet-debugger ()
     (let ((stream *error-output*))
       (guarded (with-server-syntax ()
@@ -66,12 +66,13 @@ pointer HOOK."
 
 (defun fail-evaluation (condition hook)
   "Push CONDITION, which entered the debugger through the function with frame pointer HOOK, and end the evaluation or hold
-it here. An interrupted evaluation remains interrupted."
+it here. If the evaluation is already unwinding after an interruption, only print CONDITION and continue the unwinding."
   (when (eq *failure-reason* :interrupted)
     (report-cleanup-error condition)
     (check-failure))
   (push-unhandled condition)
-  ;; A held evaluation answers here, before the end of the compilation unit; the error may be due to something undefined.
+  ;; Report undefined names now, because they may explain the error: a held evaluation answers the client here, before its
+  ;; compilation unit ends.
   (unless (typep condition 'storage-condition)
     (with-quiet-debugger ()
       (finish-unit)))
@@ -91,10 +92,10 @@ it here. An interrupted evaluation remains interrupted."
     (abandon-evaluation :error finish)))
 
 (defun call-user-hook (variable condition)
-  "Call the function in VARIABLE, one of the two debugger hooks, as INVOKE-DEBUGGER does (RUN-HOOK in
-src/code/debug.lisp). When the hook itself fails, notify the user and continue with the original error."
+  "Call the function that is the value of VARIABLE, *DEBUGGER-HOOK* or SB-EXT:*INVOKE-DEBUGGER-HOOK*, as INVOKE-DEBUGGER
+does (RUN-HOOK in src/code/debug.lisp). When this function itself fails, notify the user and return."
   (let ((hook (symbol-value variable)))
-    ;; DISABLE-DEBUGGER's hook would end the process.
+    ;; The hook that SB-EXT:DISABLE-DEBUGGER installs would end the process.
     (unless (or (null hook) (eq hook 'sb-debug::debugger-disabled-hook))
       (progv (list variable) '(nil)
         (block contained
@@ -105,9 +106,11 @@ src/code/debug.lisp). When the hook itself fails, notify the user and continue w
             (funcall hook condition hook)))))))
 
 (defun enter-debugger (invoke-debugger condition)
-  "Handle CONDITION in place of INVOKE-DEBUGGER: call the user's hooks, then fail the evaluation or end the thread."
+  "Handle CONDITION in place of INVOKE-DEBUGGER, SBCL's function: call the user's hooks, then fail the evaluation or end the
+thread. If *ON-DEBUGGER* is set, call only that function. If this image serves no host, call INVOKE-DEBUGGER."
   (declare (optimize (debug 2)))
-  ;; This frame represents the call of INVOKE-DEBUGGER. The binding keeps the calls that follow from being tail calls.
+  ;; Backtraces show this function's frame as the call of INVOKE-DEBUGGER. The binding prevents tail calls below, which
+  ;; would remove the frame.
   (let ((sb-impl::*deadline* nil))
     (cond (*on-debugger* (funcall (the function *on-debugger*) condition))
           ((not (host-started-p)) (funcall invoke-debugger condition))
@@ -119,11 +122,12 @@ src/code/debug.lisp). When the hook itself fails, notify the user and continue w
                (end-failed-thread condition (frame-pointer-here)))))))
 
 (defun interrupt-evaluation (job-id reason)
-  "End or hold the evaluation of JOB-ID, if this thread still runs it, for REASON, an sbcl_interrupt. Called in the
-thread by an interruption. Unwind without signalling a condition, because the user's handlers might handle it."
+  "End or hold the evaluation of the job JOB-ID, if this thread still runs it. REASON is a value of the C enum
+sbcl_interrupt. An interruption calls this function in the thread of the evaluation. Unwind without signalling a
+condition, because the user's handlers might handle it."
   (when (and *abandon* (eql job-id *job-id*))
     (let ((hook (frame-pointer-here)))
-      ;; A second interruption abandons the capture that the first one began.
+      ;; If the first interruption is still capturing frames, this one unwinds at once.
       (when (or *capturing-interruption* (not (hold-interruption reason hook)))
         (unless *capturing-interruption*
           (capture-interruption reason hook))

@@ -1,21 +1,22 @@
-;;;; Describing an error: the condition, its restarts and its frames, captured on top of the failing frames.
+;;;; Describing an error: the condition, its restarts and its frames. They are captured before the stack unwinds.
 
 (in-package "SBCL-HOST")
 
 (declaim (type (unsigned-byte 64) *boundary*))
 (defvar *boundary* 0
-  "The frame pointer of the function that called the user's code. Frames at or above this address are the server's.")
+  "The frame pointer of the function that called the user's code. Frames at this or a higher address are the server's.")
 
 (defconstant +max-full-frames+ 1000
-  "The maximum depth of a stack that is captured in full. Of a deeper stack, half as many frames at either end are
-captured.")
+  "The maximum depth of a stack that is captured in full. Of a deeper stack, the innermost and the outermost frames are
+captured, half of this number each.")
 
 (defmacro frame-pointer-here ()
   "Return the frame pointer of the function that contains this form."
   '(sap-int (sb-vm::current-fp)))
 
 (defmacro with-boundary (() &body body)
-  "Evaluate BODY, and count its frames as the user's, but not the frames of its callers."
+  "Evaluate BODY with *BOUNDARY* bound to the frame pointer of the function that contains this form: frames of calls in BODY
+count as the user's, all outer frames as the server's."
   `(let ((*boundary* (frame-pointer-here)))
      ,@body))
 
@@ -46,11 +47,11 @@ function is called for every frame."
            (with-kind-of text (with-kind-of prefix (compare)))))))
 
 (defun bogus-frame-p (frame)
-  "Return true when FRAME is not a call of a Lisp function."
+  "Return true when FRAME is not a call of a Lisp function: a foreign frame, or SBCL's frame for an undefined function."
   (typep (sb-di:frame-debug-fun frame) 'sb-di::bogus-debug-fun))
 
 (defun system-frame-p (frame)
-  "Return true when FRAME is SBCL's own, or foreign."
+  "Return true when FRAME is a call of a function of SBCL's own, or BOGUS-FRAME-P is true of it."
   (or (bogus-frame-p frame)
       (let ((file (ignore-errors (frame-file frame))))
         (and file (begins-with-p "SYS:" file)))))
@@ -61,17 +62,17 @@ function is called for every frame."
     (and file (begins-with-p "SYS:HOST;" file))))
 
 (defun stand-in-frame-p (frame)
-  "Return true when FRAME is a call of a function of the Lisp side that replaces a function of SBCL's. DISPLAYED-CALL
-returns the call to show for FRAME."
+  "Return true when FRAME is a call of ENTER-DEBUGGER or WARN-RECORDED, functions of the Lisp side that replace functions of
+SBCL's. DISPLAYED-CALL returns the call to show instead."
   (member (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)) '(enter-debugger warn-recorded)))
 
 (defun shown-frame-p (frame)
-  "Return true when FRAME is not the Lisp side's own, or is shown as a call of a function of SBCL's."
+  "Return true when FRAME is not the Lisp side's own, or is shown as the call of the SBCL function that it replaces."
   (or (not (host-frame-p frame))
       (stand-in-frame-p frame)))
 
 (defglobal **null-lexenv** (sb-kernel:make-null-lexenv)
-  "The lexical environment shown in the frames of evaluated forms, as bare SBCL shows it.")
+  "The null lexical environment. Frames of evaluated forms show it as the argument, as in bare SBCL.")
 
 (defun empty-lexenv-p (object)
   "Return true when OBJECT is a lexical environment without bindings."
@@ -80,7 +81,7 @@ returns the call to show for FRAME."
                 (sb-c::lexenv-blocks object) (sb-c::lexenv-tags object)))))
 
 (defun displayed-call (name arguments)
-  "Return the name and the arguments of the call to show for a frame with NAME and ARGUMENTS."
+  "Return the function name and the arguments to show for a frame that calls the function NAME with ARGUMENTS."
   (case name
     (sb-impl::eval-tlf (values 'eval (list (first arguments))))
     (sb-int:simple-eval-in-lexenv
@@ -94,19 +95,19 @@ returns the call to show for FRAME."
     (t (values name arguments))))
 
 (defun frame-at (address)
-  "Return the frame at ADDRESS, one of this thread's frame pointers."
+  "Return the frame of this thread whose frame pointer is ADDRESS. Return NIL if ADDRESS is beyond the outermost frame."
   (loop for frame = (sb-di:top-frame) then (sb-di:frame-down frame)
         while (and frame (< (frame-address frame) address))
         finally (return frame)))
 
 (defun frame-below (address)
-  "Return the frame that called the frame at ADDRESS. Both must be Lisp frames."
+  "Return the frame of the caller of the frame whose frame pointer is ADDRESS. Both frames must be Lisp frames."
   (let ((frame (int-sap address)))
-    ;; As TOP-FRAME does (src/code/debug-int.lisp), without walking the frames in between.
+    ;; TOP-FRAME computes its result in the same way (src/code/debug-int.lisp), without walking the stack from its top.
     (sb-di::compute-calling-frame (sap-ref-sap frame 0) (sap-ref-sap frame 8) nil)))
 
 (defun named-frame (name frame)
-  "Return the frame of the function NAME among FRAME and the next few callers, or NIL."
+  "Return the first frame of the function NAME among FRAME and its next 49 callers within the boundary, or NIL."
   (loop for candidate = frame then (sb-di:frame-down candidate)
         repeat 50
         while (and candidate (< (frame-address candidate) *boundary*))
@@ -114,8 +115,9 @@ returns the call to show for FRAME."
           return candidate))
 
 (defun resolve-hint (frame)
-  "Return the frame that SBCL's stack top hint gives as the place of the error, at FRAME or older, or NIL. The hint is a
-frame, or the name of the function that was called to report the error, such as ERROR, whose frame is shown too."
+  "Return the frame of the error according to SBCL's stack top hint, or NIL. The hint is a frame, or the name of the
+function that was called to report the error, such as ERROR. For a name, search FRAME and its callers for the frame of
+that function, which is shown too."
   (let ((hint sb-debug:*stack-top-hint*))
     (cond ((sb-di:frame-p hint) hint)
           ;; ERROR within RESTART-CASE compiles to a call of this function.
@@ -125,10 +127,10 @@ frame, or the name of the function that was called to report the error, such as 
 
 (defun error-frame (hook)
   "Return the frame of the error that was reported to the function with frame pointer HOOK. An error in a handler
-inherits the hint of the outer error, so user frames that are more recent than the hint count too."
+inherits the stack top hint of the first error, so a user frame inside the hinted frame is preferred."
   (let* ((frame (if sb-debug:*stack-top-hint*
                     (frame-below hook)
-                    ;; The code called the debugger itself, and the hook's frame represents that call.
+                    ;; The code called the debugger itself. The frame at HOOK represents that call.
                     (return-from error-frame (frame-at hook))))
          (hint (and frame (resolve-hint frame)))
          (limit (and hint (frame-address hint)))
@@ -141,7 +143,8 @@ inherits the hint of the outer error, so user frames that are more recent than t
                               (< (frame-address frame) limit)
                               (system-frame-p frame))))
           do (shiftf skipped frame (sb-di:frame-down frame)))
-    ;; An interruption inherits a hint, too. The call that reports the error is then nearer than the hint says.
+    ;; An interruption inherits the hint of the code that it interrupts. The call that reports the error is then inside
+    ;; the hinted frame.
     (if (and skipped frame limit
              (< (frame-address frame) limit)
              (member (sb-di:debug-fun-name (sb-di:frame-debug-fun skipped)) '(error cerror break)))
@@ -149,13 +152,14 @@ inherits the hint of the outer error, so user frames that are more recent than t
         (frame-below-trap frame))))
 
 (defun foreign-frame-p (frame)
-  "Return true when FRAME is not a Lisp frame."
+  "Return true when FRAME belongs to C code."
   (and (bogus-frame-p frame)
        (not (undefined-function-frame-p frame))))
 
 (defun frame-below-trap (frame)
-  "Return the frame that trapped if FRAME belongs to what the runtime calls for a trap (a signal, an exhausted stack or
-heap), which means that only system frames lie between FRAME and a foreign frame. Else return FRAME."
+  "Return the frame that trapped if FRAME belongs to the code that the runtime calls to handle a trap, such as a signal or
+an exhausted stack or heap. Else return FRAME. FRAME belongs to such code if only system frames lie between FRAME and a
+foreign frame outside it."
   (let ((foreign (loop with last = nil
                        for candidate = frame then (sb-di:frame-down candidate)
                        repeat 40
@@ -169,23 +173,24 @@ heap), which means that only system frames lie between FRAME and a foreign frame
         frame)))
 
 (defun interrupted-frame (hook)
-  "Return the frame that was running when the thread was interrupted and called the function with frame pointer HOOK."
+  "Return the frame that was running when this thread was interrupted. HOOK is the frame pointer of the function that the
+interruption called."
   (let ((frame (or (let ((frame (ignore-errors (sb-di::find-interrupted-frame))))
                      (and frame (> (frame-address frame) hook) frame))
                    (frame-below hook))))
-    ;; In a foreign call, SBCL only knows that there is an innermost frame.
+    ;; If the thread was in a foreign call, the innermost frames are bogus. Skip them.
     (loop while (and frame (bogus-frame-p frame) (< (frame-address frame) *boundary*))
           do (setf frame (sb-di:frame-down frame)))
-    ;; The frame may belong to what the runtime calls after a collection.
+    ;; The frame may belong to the code that the runtime calls after a garbage collection.
     (frame-below-trap frame)))
 
 (defun saved-frame-pointers (address)
-  "Follow the saved frame pointers from the frame at ADDRESS, which is not counted, to the boundary. Return the number
-of frames; and a list of conses of frame pointer and return address for the outermost frames, at most half of
-+MAX-FULL-FRAMES+."
+  "Follow the saved frame pointers from the frame at ADDRESS outwards to the boundary. Return the number of frames
+outside ADDRESS; and a list that describes the outermost of them, at most half of +MAX-FULL-FRAMES+. Its elements are
+conses of a frame pointer and the return address into that frame's function."
   (declare (type (unsigned-byte 64) address))
   (let* ((size (floor +max-full-frames+ 2))
-         ;; Do not allocate per frame: there may be millions.
+         ;; Use fixed arrays as ring buffers instead of allocating for each frame: there may be millions of frames.
          (callers (make-array size :element-type '(unsigned-byte 64)))
          (return-addresses (make-array size :element-type '(unsigned-byte 64)))
          (end (min *boundary* (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-end*)))
@@ -207,8 +212,8 @@ of frames; and a list of conses of frame pointer and return address for the oute
 
 (defun map-user-backtrace (map-backtrace function &rest options
                            &key (start 0) (from :debugger-frame) (count sb-debug:*backtrace-frame-count*))
-  "Call FUNCTION with the frames of a backtrace as MAP-BACKTRACE, SBCL's function, does, with its keyword arguments. If
-the host called the user's code, call FUNCTION with the frames of that code only."
+  "Call FUNCTION with each frame of a backtrace, as MAP-BACKTRACE, SBCL's function, does with the same keyword arguments.
+If the host called the user's code, call FUNCTION with the frames of that code only."
   (declare (type function function))
   (if (zerop *boundary*)
       (apply (the function map-backtrace) function options)
@@ -225,12 +230,12 @@ the host called the user's code, call FUNCTION with the frames of that code only
             finally (return result))))
 
 (defvar *incomplete-frames* nil
-  "True when the stack may have been exhausted while a frame was being built. SBCL takes an incomplete frame for a
-foreign frame.")
+  "True when the stack may have been exhausted while a frame was being built. SBCL takes such an incomplete frame for a
+foreign frame, so foreign frames are then left out of reports.")
 
 (defun user-frames (frame)
-  "Return the frames from FRAME to the boundary, innermost first, as a list of conses of number and frame; and their total
-number. The middle of a stack deeper than +MAX-FULL-FRAMES+ is omitted from the list."
+  "Return the shown frames from FRAME to the boundary, innermost first, as a list of conses of number and frame; and the
+total number of frames. The middle of a stack deeper than +MAX-FULL-FRAMES+ is omitted from the list."
   (let ((frames '())
         (count 0)
         (half (floor +max-full-frames+ 2)))
@@ -262,10 +267,10 @@ number. The middle of a stack deeper than +MAX-FULL-FRAMES+ is omitted from the 
   name
   arguments
   location
-  ;; True when the function is SBCL's own.
+  ;; True when SYSTEM-FRAME-P was true of the frame.
   (system nil)
-  ;; The machinery (the reader, the compiler and so on) to which the frame belongs, as FRAME-MACHINERY returns it; or
-  ;; NIL.
+  ;; The value of FRAME-MACHINERY: the phrase that names the machinery (the reader, the compiler and so on) to which the
+  ;; frame belongs; or NIL.
   (machinery nil :type (or null string))
   ;; The local variables, as LOCALS returns them.
   (locals '() :type list))
@@ -274,16 +279,17 @@ number. The middle of a stack deeper than +MAX-FULL-FRAMES+ is omitted from the 
   "The number of innermost frames whose local variables are captured.")
 
 (defun user-variable-name-p (symbol)
-  "Return true when SYMBOL is a name that a user gave to a variable."
+  "Return true when SYMBOL, the name of a local variable, looks as if a user chose it: it is not empty, and it has a home
+package that is not one of SBCL's."
   (let ((package (symbol-package symbol)))
     (and package
          (plusp (length (symbol-name symbol)))
          (not (eql 3 (mismatch "SB-" (package-name package)))))))
 
 (defun locals (frame)
-  "Return the local variables of FRAME as lists of symbol, validity (:VALID; :INVALID when dead at this point; or
-:UNKNOWN) and value. Return NIL for frames of SBCL's own. When SBCL keeps several variables of one name, return only the
-innermost that has a value."
+  "Return the local variables of FRAME as lists of three elements: symbol, validity and value. The validity is :VALID;
+:INVALID when the variable is dead at this point; or :UNKNOWN. Return NIL for frames of SBCL's own. When SBCL keeps several
+variables of one name, return only the innermost that has a value."
   (let ((function (sb-di:frame-debug-fun frame))
         (location (sb-di:frame-code-location frame))
         (locals '()))
@@ -299,14 +305,15 @@ innermost that has a value."
                   (cons (list symbol validity
                               (when (eq validity :valid)
                                 (let ((value (sb-di:debug-var-value variable frame)))
-                                  ;; An object on the stack does not outlive the frame.
+                                  ;; Replace an object on the stack: it does not outlive the frame.
                                   (if (sb-debug::stack-allocated-p value)
                                       (sb-debug::replace-dynamic-extent-object value)
                                       value))))
                         (remove known locals :test #'eq)))))))))
 
 (defun sort-locals (locals place)
-  "Sort LOCALS by the first occurrence of their names in the top-level form at PLACE, which may be NIL."
+  "Sort LOCALS, a value of the function LOCALS, by the first occurrence of their names in the top-level form at PLACE. If
+PLACE is NIL or has no text, return LOCALS unchanged."
   (let ((text (and (rest locals) place (place-text place))))
     (if text
         (stable-sort (copy-list locals) #'<
@@ -315,7 +322,7 @@ innermost that has a value."
         locals)))
 
 (defun ordered-locals (frame)
-  "Return the value of LOCALS for FRAME, in the order of the code."
+  "Return the local variables of FRAME as LOCALS does, in the order in which they occur in the source code."
   (let ((locals (locals frame)))
     (and locals
          (sort-locals locals (guarded (location-place (sb-di:frame-code-location frame)) (failure) nil)))))
@@ -364,11 +371,12 @@ innermost that has a value."
                      (t (setf last character)))))))
 
 (defvar *machinery-directories* '()
-  "The directories of further machinery, such as a test framework: conses of a native namestring and the phrase for
-FRAME-MACHINERY to return.")
+  "The directories of further machinery, such as a test framework: conses of a directory's native namestring and the phrase
+that FRAME-MACHINERY returns for code from that directory.")
 
 (defun local-function-of (name)
-  "Return the name of the function that contains the local function NAME, a name from a frame; else NAME."
+  "Return the name of the function that contains the local function NAME, as in (FLET F :IN G). If NAME, the function name
+of a frame, names no local function, return NAME if it is a symbol and NIL if it is a list."
   (if (consp name) (second (member :in name)) name))
 
 (defun frame-machinery (frame)
@@ -390,15 +398,16 @@ NIL."
             ((of-p "SYS:CONTRIB;ASDF;") "ASDF")))))
 
 (defun reporting-call-p (call machinery)
-  "Return true when CALL, in front of the frames of MACHINERY, only reports MACHINERY's error."
+  "Return true when CALL only reports an error that MACHINERY found. MACHINERY is a value of FRAME-MACHINERY, such as \"the
+reader\", and CALL is inside the innermost frame of this machinery."
   (or (member (call-name call) '(error cerror sb-kernel:with-simple-condition-restarts sb-c:compiler-error))
-      ;; The reader's streams.
+      ;; A function of a stream that the reader reads from.
       (and (string= machinery "the reader")
            (call-system call)
            (not (member (call-name call) '(eval sb-int:simple-eval-in-lexenv))))))
 
 (defun dispatching-call-p (call)
-  "Return true when CALL is a call that SBCL inserts between two functions."
+  "Return true when CALL is a call that SBCL inserts between two functions, such as FUNCALL or the dispatch to a method."
   (or (member (call-name call)
               '(funcall apply sb-int:simple-eval-in-lexenv sb-impl::call-with-loader-package-names
                 sb-impl::%with-standard-io-syntax error sb-kernel::%signal))
@@ -410,8 +419,8 @@ NIL."
                         (call-name call))))))
 
 (defun extend-signal-handling (calls)
-  "Mark the foreign frames in CALLS in which the C runtime handles a signal as signal handling, too: the frames that
-follow SBCL's frames of signal handling, up to a nameless frame, which the kernel called."
+  "Mark the frames in CALLS in which the C runtime handles a signal as signal handling, too. These are the foreign frames
+that follow SBCL's own frames of signal handling, up to the frame without a name that the kernel called."
   (loop with within = nil
         for call in calls
         for name = (call-name call)
@@ -425,8 +434,8 @@ follow SBCL's frames of signal handling, up to a nameless frame, which the kerne
                  (t (setf within nil)))))
 
 (defun extend-machinery (calls)
-  "Mark the frames in CALLS between frames of a machinery, and the frames that report its error, as that machinery's,
-too."
+  "Mark two more kinds of frames in CALLS as frames of a machinery: frames between two frames that are marked already, if
+they only dispatch calls; and the innermost frames, if they only report the error of the machinery that called them."
   (extend-signal-handling calls)
   (let* ((front (or (position-if #'call-machinery calls) 0))
          (machinery (and calls (call-machinery (nth front calls)))))
@@ -441,8 +450,8 @@ too."
                  (loop for between on rest
                        until (eq between next)
                        do (setf (call-machinery (first between)) (call-machinery (first next)))))))
-  ;; The reader counts as part of the loader or compiler that calls it. A loader or compiler that ASDF calls counts as
-  ;; ASDF.
+  ;; If the loader or the compiler calls the reader, the reader's frames count as the caller's. If ASDF calls the loader or
+  ;; the compiler, their frames count as ASDF's.
   (let ((order '("the reader" "the compiler" "the loader" "ASDF")))
     (loop for (caller call) on (reverse calls)
           while call
@@ -452,16 +461,16 @@ too."
                (setf (call-machinery call) (call-machinery caller))))))
 
 (defun heap-argument (argument)
-  "Return ARGUMENT of a call; if ARGUMENT is on the stack, and so will not outlive the call, return a placeholder that
-names its class."
+  "Return ARGUMENT, an argument of a call. If ARGUMENT is allocated on the stack and so does not outlive the call, return a
+placeholder that names its class instead."
   (if (sb-debug::stack-allocated-p argument)
       (sb-debug::make-unprintable-object
        (format nil "dynamic-extent ~A" (type-name-text (class-name-of argument))))
       argument))
 
 (defun frame-call (number frame condition &key outlives)
-  "Return the CALL for FRAME, number NUMBER of the backtrace of CONDITION. With OUTLIVES, the CALL stays valid when
-FRAME no longer exists."
+  "Return the CALL structure for FRAME, which has NUMBER in the backtrace of CONDITION. If OUTLIVES is true, the arguments in
+the structure stay valid when FRAME no longer exists."
   (multiple-value-bind (name arguments)
       (guarded (sb-debug::frame-call frame :argument-limit 100)
           (failure)
@@ -483,7 +492,7 @@ FRAME no longer exists."
   "Print ARGUMENT, an argument of a call, to STREAM."
   (typecase argument
     (sb-kernel:lexenv (write-string (if (empty-lexenv-p argument) "#<NULL-LEXENV>" "#<LEXENV>") stream))
-    ;; These have no printing methods that could fail.
+    ;; No user-defined method prints these types, so printing them cannot fail.
     ((or symbol number character) (prin1 argument stream))
     (t
      (let ((fill (text-stream-fill stream)))
@@ -496,7 +505,7 @@ FRAME no longer exists."
          (write-string ">" stream))))))
 
 (defun push-call (call)
-  "Push CALL, the description of a frame."
+  "Push CALL, the description of a frame: the text of the call, the machinery, the place and the local variables."
   (event *job-id* (event-code :frame) (call-number call))
   (with-server-syntax (:length 20 :level 5)
     (push-text (event-code :frame-text)
@@ -528,8 +537,8 @@ FRAME no longer exists."
                      (push-local (event-code :local) (event-code :local-text) symbol validity value)))))))
 
 (defvar *shown-values* nil
-  "A hash table from large values that were shown as locals to conses of frame number and printed variable name; :NONE
-before the first such value; NIL outside a report.")
+  "The large values that were shown as local variables: a hash table from the values to conses of frame number and printed
+variable name. :NONE before the first such value; NIL outside a report.")
 
 (defun large-value-p (value)
   "Return true when VALUE is likely to be long when printed."
@@ -540,8 +549,8 @@ before the first such value; NIL outside a report.")
     (structure-object (not (system-symbol-p (class-name (class-of value)))))))
 
 (defun shown-value-reference (value frame symbol)
-  "Return the text that replaces VALUE, of the variable SYMBOL in frame number FRAME, if VALUE was shown before. Else
-record that it is shown now, and return NIL."
+  "Return the text that replaces VALUE if VALUE is large and was shown before. Else record that it is shown now, and return
+NIL. SYMBOL is the variable that holds VALUE, and FRAME is the number of the variable's frame."
   (when (and *shown-values* (guarded (large-value-p value) (failure) nil))
     (when (eq *shown-values* :none)
       (setf *shown-values* (make-hash-table :test 'eq)))
@@ -558,8 +567,8 @@ record that it is shown now, and return NIL."
       (mapc #'push-call calls))))
 
 (defun push-local (begin continue symbol validity value)
-  "Push the local variable SYMBOL with VALUE, by events of the kinds BEGIN and CONTINUE. With the validity :SAME, VALUE is
-a text to push in place of a value."
+  "Push the local variable SYMBOL with VALUE. BEGIN is the kind of the event with the name, and CONTINUE the kind of the
+events with the text of the value. VALIDITY is as in LOCALS, or :SAME, for which VALUE is the text to push."
   (event *job-id* begin
          (ecase validity ((:valid :same) 0) (:invalid 1) (:unknown 2))
          (guarded (prin1-to-string symbol) (failure) (symbol-name symbol)))
@@ -579,11 +588,11 @@ a text to push in place of a value."
                          collect restart))))
 
 (defconstant +max-restarts+ 100
-  "The maximum number of restarts that are shown. If there are more, the first restarts and the last two, RETRY and
-ABORT, are shown.")
+  "The maximum number of restarts that are shown. If there are more, the first 98 and the last two, RETRY and ABORT, are
+shown.")
 
 (defun numbered-restarts (restarts)
-  "Return the restarts among RESTARTS that are shown, as a list of conses of number, from 1, and restart."
+  "Return the restarts among RESTARTS to show, as a list of conses of number and restart. Numbers begin at 1."
   (loop with last = (- (length restarts) 2)
         for restart in restarts
         for number from 1
@@ -608,13 +617,13 @@ ABORT, are shown.")
         (when (and (not (member name '(sb-kernel::format-control sb-kernel::format-arguments sb-kernel::references)))
                    (slot-boundp condition name))
           (let ((value (slot-value condition name)))
-            ;; An empty system slot carries no information.
+            ;; A slot of SBCL's own whose value is NIL carries no information.
             (unless (and (null value) (system-symbol-p name))
               (event *job-id* (event-code :slot) 0 (symbol-name name))
               (push-text (event-code :slot-text) (lambda (stream) (print-argument value stream))))))))))
 
 (defmacro with-quiet-debugger (() &body body)
-  "Evaluate BODY, while an error is handled, as if there were no error."
+  "Evaluate BODY with the variables of SBCL's debugger bound as if no error were being handled."
   `(let ((*debugger-hook* nil)
          (sb-debug:*stack-top-hint* nil)
          (sb-kernel::*current-error-depth* 0)
@@ -629,18 +638,20 @@ ABORT, are shown.")
   "The stream of the submitted code while a form is read from it, else NIL.")
 
 (defun report-package ()
-  "Return the package in which reports are printed: *PACKAGE*, or COMMON-LISP-USER for KEYWORD, to which the reader binds
-*PACKAGE* while it reads the feature expression of #+."
+  "Return the package in which reports are printed: *PACKAGE*; or COMMON-LISP-USER if *PACKAGE* is KEYWORD, because the
+reader binds it to KEYWORD while it reads the feature expression of #+."
   (let ((package (current-package)))
     (if (eq package (find-package "KEYWORD")) **user-package** package)))
 
 (defvar *capturing* nil
-  "True while an error is described (its message, restarts, slots and frames), which calls the user's methods.")
+  "True while this thread describes an error: its message, restarts, slots and frames. The description calls the user's
+printing methods, which may fail in turn.")
 
 (defun capture (type report condition find-frame)
-  "Push an error of TYPE, a string: the message that REPORT, a function, pushes; the restarts for CONDITION; and the
-frames from the frame that FIND-FRAME returns. Return the frames as USER-FRAMES does, and, if pushing the frames must
-wait until the stack has been unwound, a function that pushes them; else NIL."
+  "Push the description of an error. TYPE is the name of its type, a string. REPORT is a function that pushes its message.
+Push the restarts for CONDITION and, if CONDITION is not NIL, its slots. FIND-FRAME is a function that returns the
+innermost frame to push. Return the frames as USER-FRAMES does. If the frames must not be pushed before the stack has been
+unwound, also return a function that pushes them; else NIL."
   (declare (type function report find-frame) (dynamic-extent report find-frame))
   (let ((frame (funcall find-frame))
         (*package* (report-package)))

@@ -1,50 +1,53 @@
-;;;; Limits on heap use. What fills the heap is stopped and its garbage collected. The thread that caused a collection
-;;;; checks the heap after it. The host checks the heap too while evaluations run: between collections, and when threads
-;;;; do not accept interrupts.
+;;;; Limits on heap use. Threads and evaluations that fill the heap are ended, and their garbage is collected. After each
+;;;; garbage collection, the thread that caused it checks the heap. While evaluations run, the host checks the heap, too:
+;;;; between collections, and when threads do not accept interrupts.
 
 (in-package "SBCL-HOST")
 
 (defconstant +nursery+ (* 64 1024 1024)
-  "The number of bytes allocated between two collections while little is kept. SBCL's own choice is a twentieth of the
-heap: most of that is memory never touched before, and page faults cost more than more frequent collections.")
+  "The number of bytes allocated between two collections while few bytes survive them. By default, SBCL allocates a
+twentieth of the heap between collections. Most of it is memory never touched before, whose page faults cost more than
+frequent collections.")
 
 (declaim (type (unsigned-byte 64) **nursery** **largest-nursery**))
 (defglobal **nursery** 0
-  "The bytes between two collections that this file set last.")
+  "The number of bytes between two collections that LIMIT-NURSERY or ADAPT-NURSERY set last.")
 (defglobal **largest-nursery** 0
-  "SBCL's own choice of the bytes between two collections.")
+  "SBCL's default number of bytes between two collections, a twentieth of the heap.")
 
 (defun limit-nursery ()
-  "Collect garbage after +NURSERY+ bytes, from the first collection on."
+  "Make SBCL collect garbage after every +NURSERY+ bytes, or its default if that is less. ADAPT-NURSERY may change this
+after each collection."
   (setf **largest-nursery** (sb-ext:bytes-consed-between-gcs)
         **nursery** (min +nursery+ **largest-nursery**)
         (sb-ext:bytes-consed-between-gcs) **nursery**))
 
 (defconstant +minimum-nursery+ (* 1024 1024)
-  "The minimum number of bytes between two collections, whatever the user sets: as in the smallest heap of SBCL's own
-(coreparse.c). With fewer, error handling would collect at every step, on the little stack that is left.")
+  "The minimum number of bytes between two collections, even if the user sets fewer. SBCL uses the same minimum in
+coreparse.c. With fewer bytes, handling an exhausted stack would collect at every step, on the little stack that is
+left.")
 
 (declaim (type (or null (unsigned-byte 62)) **requested-nursery**))
 (defglobal **requested-nursery** nil
-  "The bytes between two collections that the user requested, if fewer than +MINIMUM-NURSERY+; else NIL.")
+  "The number of bytes between two collections that the user requested, if it is less than +MINIMUM-NURSERY+; else NIL.")
 
 (defun read-nursery (read)
-  "Return the value of READ, SBCL's BYTES-CONSED-BETWEEN-GCS; or the value that the user requested, if SET-NURSERY
-raised it."
+  "Return the number of bytes between two collections that READ, SBCL's BYTES-CONSED-BETWEEN-GCS, returns. If SET-NURSERY
+raised the number that the user requested, return the requested number instead."
   (let ((bytes (funcall (the function read))))
     (or (and (eql bytes +minimum-nursery+) **requested-nursery**)
         bytes)))
 
 (defun set-nursery (set bytes)
-  "Set the bytes between two collections to BYTES by SET, SBCL's (SETF BYTES-CONSED-BETWEEN-GCS), but at least to
-+MINIMUM-NURSERY+."
+  "Set the number of bytes between two collections to BYTES, or to +MINIMUM-NURSERY+ if BYTES is less, and return BYTES.
+SET is SBCL's function (SETF BYTES-CONSED-BETWEEN-GCS)."
   (let ((few (and (typep bytes 'index) (< bytes +minimum-nursery+))))
     (funcall (the function set) (if few +minimum-nursery+ bytes))
     (setf **requested-nursery** (and few bytes))
     bytes))
 
 (defun nursery-set-by-user ()
-  "Return the bytes between two collections if the user has set them, else NIL."
+  "Return the number of bytes between two collections if the user has set it, else NIL."
   (let ((bytes (sb-ext:bytes-consed-between-gcs)))
     (and (/= bytes **nursery**) bytes)))
 
@@ -52,17 +55,17 @@ raised it."
   "The number of bytes in use when a user thread last started while there were no others.")
 
 (defun heap-limit (&optional (kept **kept-before-user-threads**))
-  "Return the maximum number of bytes in use while the user's threads run, or work that started with KEPT bytes in use.
-The host computes the limit of an evaluation by the same formula."
+  "Return the maximum number of bytes that may be in use while work runs that started with KEPT bytes in use. By default,
+this work is the user's threads. The host computes the limit of an evaluation by the same formula."
   (let ((size (sb-ext:dynamic-space-size)))
     (max (* 2 (floor size 5)) (+ kept (floor size 6)))))
 
 (defglobal **collection-lock** (sb-thread:make-mutex :name "collecting")
-  "The lock held by COLLECT-RECENT-GARBAGE, because SBCL's GC does nothing when another thread has just finished a
-collection.")
+  "The lock that COLLECT-RECENT-GARBAGE holds, so that only one thread runs it: SBCL's GC does nothing when another thread
+has just finished a collection.")
 
 (defun collect-generations (oldest)
-  "Collect the generations up to OLDEST (0 to 5) without promoting survivors."
+  "Collect the garbage of the generations up to OLDEST (0 to 5). Survivors are not promoted beyond OLDEST."
   (symbol-macrolet ((limit (extern-alien "gencgc_oldest_gen_to_gc" (signed 8))))
     (let ((before limit))
       (unwind-protect
@@ -72,9 +75,9 @@ collection.")
         (setf limit before)))))
 
 (defun collect-recent-garbage (kept)
-  "Collect what was allocated since KEPT bytes were in use. The first two generations are collected unconditionally,
-since most garbage is there and goes before more is copied. Older generations, into which earlier collections may have
-promoted garbage, follow as long as there is room to copy what is in use. Each collection of older generations copies
+  "Collect the garbage that was allocated since KEPT bytes were in use. Always collect the two youngest generations, which
+contain most garbage. Earlier collections may have promoted garbage to older generations. Collect these one by one,
+while clearly more than KEPT bytes are in use and there is room to copy the objects in use: such a collection copies
 everything that the session keeps."
   (sb-thread:with-mutex (**collection-lock**)
     (sb-ext:gc :gen 2)
@@ -88,34 +91,36 @@ everything that the session keeps."
   (ceiling bytes 1000000))
 
 (defglobal **ending-threads** '()
-  "The threads that END-THREADS-FOR-HEAP has ended and whose garbage might not have been collected yet.")
+  "The threads that END-THREADS-FOR-HEAP has interrupted. They may still unwind, or their garbage may still be in the heap.")
 
 (defglobal **collected-after-threads** '()
-  "The value of **ENDING-THREADS** for which COLLECT-AFTER-THREADS last ran.")
+  "The value of **ENDING-THREADS** for which COLLECT-AFTER-THREADS last ran, so that it runs once for each value.")
 
 (defun nursery-for (kept)
-  "Return the number of bytes to allocate before the next collection, after a collection that left KEPT bytes. The
-number is small while KEPT is less than +NURSERY+; above, it is SBCL's own choice, because kept objects would otherwise
-be copied too often. While threads that fill the heap are being ended, it is the whole rest of the heap: there may be no
-room to copy what these threads keep until they have unwound, and a collection without room ends the process."
+  "Return the number of bytes to allocate before the next collection, after a collection that left KEPT bytes. If KEPT is
+less than +NURSERY+, the number is +NURSERY+ or SBCL's default, whichever is less. Otherwise it is SBCL's default, because
+with fewer bytes the kept objects would be copied too often. While threads that fill the heap are being ended, it is the
+whole rest of the heap: until they have unwound, there may be no room to copy their objects, and a collection without room
+ends the process."
   (cond ((and **ending-threads** (> kept (heap-limit))) (max +minimum-nursery+ (- (sb-ext:dynamic-space-size) kept)))
         ((< kept +nursery+) (min +nursery+ **largest-nursery**))
         (t **largest-nursery**)))
 
 (defglobal **nursery-lock** (sb-thread:make-mutex :name "nursery")
-  "The lock that ADAPT-NURSERY holds, with interrupts off: several threads may run that function, and each may be ended
-at any time.")
+  "The lock that ADAPT-NURSERY holds, with interrupts off. Several threads may run ADAPT-NURSERY at the same time, and an
+interruption may end each of them at any time.")
 
 (defun adapt-nursery ()
-  "Set the trigger of the next collection to suit the bytes in use now. Leave a value that the user has set."
+  "Set the number of bytes to allocate before the next collection according to the bytes in use now. Do nothing if the user
+has set the number."
   (sb-thread::with-system-mutex (**nursery-lock**)
     (let* ((kept (sb-kernel:dynamic-usage))
            (size (nursery-for kept)))
       (unless (or (= size **nursery**) (nursery-set-by-user))
         (setf **nursery** size
               (sb-ext:bytes-consed-between-gcs) size
-              ;; Takes effect for the next collection. The host computes the kept bytes from the difference of the two
-              ;; variables.
+              ;; Without the new trigger, SIZE would take effect only after the next collection. The trigger minus SIZE
+              ;; must be KEPT, because the host computes the kept bytes as this difference.
               (extern-alien "auto_gc_trigger" (unsigned 64)) (+ kept size))))))
 
 (defun end-threads-for-heap ()
@@ -139,13 +144,14 @@ user."
           (sb-thread:abort-thread))))))
 
 (defun heap-full-p ()
-  "Ask the host whether the evaluation of this thread keeps more than its heap limit. Return true if it does."
+  "Ask the host whether the evaluation of this thread keeps more bytes than its heap limit. Return true if it does."
   (event *job-id* (event-code :heap)))
 
 (defun heap-cleared-p ()
-  "Return true when the evaluation of this thread need not be ended for the heap after all, because ended threads had
-filled it and their garbage is collected now. An evaluation that fills the heap itself is ended before its garbage is
-collected, since there may be no room to copy what it keeps."
+  "Return true when the evaluation of this thread need not be ended for the heap: the heap is not full, or ended threads
+had filled it and collecting their garbage here makes room. From the evaluation's third collection on, do not collect here:
+an evaluation that fills the heap itself must end before its garbage is collected, as there may be no room to copy its
+objects."
   (or (not (heap-full-p))
       (and **ending-threads**
            (< *collections* 3)
@@ -155,8 +161,9 @@ collected, since there may be no room to copy what it keeps."
              (not (heap-full-p))))))
 
 (defun collect-and-report (kept part)
-  "Collect the garbage of an evaluation that was filling the heap and before which KEPT bytes were in use; push the
-amount that is still in use. PART is the name of the part of the evaluation that filled the heap, a string, or NIL."
+  "Collect the garbage of an evaluation that was filling the heap, and push the error message, which says how much of the
+heap was and still is in use. KEPT is the number of bytes in use before the evaluation. PART is the name of the part of
+the evaluation that filled the heap, a string, or NIL."
   (let ((used (sb-kernel:dynamic-usage)))
     (await-threads **ending-threads**)
     (collect-recent-garbage kept)
@@ -168,15 +175,17 @@ amount that is still in use. PART is the name of the part of the evaluation that
                      (megabytes (sb-kernel:dynamic-usage)))))))
 
 (defvar *end-part-for-heap* nil
-  "A function of the caller's frame pointer that ends the current part of the evaluation, such as a test, when the heap
-is nearly full. It returns only if that part is already being ended. NIL when the whole evaluation is to be ended.")
+  "A function that ends the current part of the evaluation, such as a test, when the heap is nearly full. Its argument is
+its caller's frame pointer. It returns only if the part is already being ended. NIL if a full heap ends the whole
+evaluation.")
 
 (defvar *ended-part* nil
-  "The name of the part of the evaluation that was ended without freeing the heap, a string, or NIL.")
+  "The name, a string, of a part of the evaluation that was ended although this did not make enough room in the heap; or
+NIL.")
 
 (defun collect-after-part (part)
-  "Collect the garbage of PART, the name of a part of the evaluation that was ended for the heap. End the evaluation if
-the heap is still full."
+  "Collect the garbage of a part of the evaluation that was ended for the heap. PART is the name of this part. End the
+evaluation if the heap is still full."
   (sb-sys:scrub-control-stack)
   (collect-recent-garbage *kept-before-evaluation*)
   (let ((*ended-part* part)
@@ -184,15 +193,16 @@ the heap is still full."
     (end-evaluation-for-heap)))
 
 (defun end-evaluation-for-heap ()
-  "End the evaluation of this thread, as INTERRUPT-EVALUATION does, or the current part of it, unless the heap is no
-longer full. Called by an interruption and after each collection."
+  "End the evaluation of this thread, as INTERRUPT-EVALUATION does, or only its current part (see *END-PART-FOR-HEAP*). Do
+nothing if the heap is no longer full. The host's interruption for the heap calls this function, and so does WATCH-HEAP
+after each collection."
   (let ((job-id *job-id*)
         (kept *kept-before-evaluation*)
         (part *ended-part*))
     (when (and *abandon* (not (heap-cleared-p)))
       (when (and *end-part-for-heap* (not *failure-reason*))
         (funcall (the function *end-part-for-heap*) (frame-pointer-here))
-        ;; The part is already being ended.
+        ;; The function returns only if the part is already being ended.
         (return-from end-evaluation-for-heap nil))
       (unless (or *capturing-interruption* (eql job-id **ended-for-heap**))
         (setf **ended-for-heap** job-id)
@@ -209,18 +219,20 @@ longer full. Called by an interruption and after each collection."
              (format stream "The heap is nearly used up: ~D of ~D MB."
                      (megabytes (heap-nearly-exhausted-used condition))
                      (megabytes (heap-nearly-exhausted-size condition)))))
-  (:documentation "A thread that works for the program keeps so much that collections have too little room."))
+  (:documentation "The program's call on this thread keeps so many objects that garbage collections have too little room."))
 
 (defvar *watching-heap* nil
-  "True while this thread runs WATCH-HEAP. Its allocations may trigger further collections, each in a signal handler
-nested in the previous one, and SBCL supports eight of these.")
+  "True while this thread runs WATCH-HEAP, which must not run again inside itself: its allocations may trigger further
+collections, each in a signal handler nested in the previous one, and SBCL supports only eight nested handlers.")
 
 (declaim (type (or null (unsigned-byte 62)) *kept-before-call*))
 (defvar *kept-before-call* nil
-  "The number of bytes in use when the embedding program's current call on this thread started; NIL outside a call.")
+  "The number of bytes that the last collection before the embedding program's current call on this thread had left; NIL
+outside a call.")
 
 (defun fail-call-for-heap ()
-  "Signal HEAP-NEARLY-EXHAUSTED if the program's current call on this thread keeps more than it may."
+  "Signal HEAP-NEARLY-EXHAUSTED if, during a call of the program on this thread, more bytes are in use than HEAP-LIMIT
+allows for the call."
   (let ((kept *kept-before-call*)
         (used (sb-kernel:dynamic-usage)))
     (when (and kept (> used (heap-limit kept)))
@@ -233,10 +245,11 @@ nested in the previous one, and SBCL supports eight of these.")
   (collect-recent-garbage (or *kept-before-call* 0)))
 
 (defun watch-heap ()
-  "End what fills the heap: the user's threads, and this thread's evaluation. Called after each collection, in the
-thread that caused the collection. If this thread is a user thread, it ends last, in this function."
+  "If the heap is nearly full, end the user's threads, this thread's evaluation, and the program's call on this thread.
+Called after each collection, in the thread that caused the collection. If this thread is a user thread, it ends last, in
+this function."
   (adapt-nursery)
-  ;; COLLECT-RECENT-GARBAGE may need more than one collection; do not check between them.
+  ;; COLLECT-RECENT-GARBAGE may need more than one collection. Do not check the heap before it has finished.
   (unless (sb-thread:holding-mutex-p **collection-lock**)
     (when (> (sb-kernel:dynamic-usage) (heap-limit))
       (end-threads-for-heap))
@@ -253,8 +266,8 @@ thread that caused the collection. If this thread is a user thread, it ends last
       (watch-heap))))
 
 (defun collect-after-threads ()
-  "Collect the garbage of threads that END-THREADS-FOR-HEAP has ended. Called after each collection in a thread of SBCL's
-own."
+  "Collect the garbage of threads that END-THREADS-FOR-HEAP has ended. SBCL calls this function after each collection, in
+its finalizer thread."
   (when (and **ending-threads** (not (eq **ending-threads** **collected-after-threads**)))
     (setf **collected-after-threads** **ending-threads**)
     (await-threads **ending-threads**)

@@ -1,11 +1,11 @@
-;;;; Hooks: functions of this package whose implementation is in a package that builds on it, and that not every image
-;;;; loads.
+;;;; Hooks: functions of this package whose implementation is in a package that builds on it. Not every image loads such a
+;;;; package, so a hook also has a default.
 
 (in-package "SBCL-HOST")
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun hook-variable (name)
-    "Return the symbol of the global variable that holds the function which implements the hook NAME."
+    "Return the name of the global variable that holds the implementation of the hook NAME."
     (intern (format nil "**~A-PROVIDER**" name) (symbol-package name))))
 
 (defmacro define-hook (name lambda-list documentation &body default)

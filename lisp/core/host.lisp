@@ -1,10 +1,10 @@
-;;;; The host's functions as Lisp calls them: the contract of ffi/sbcl_host.h. All alien code of the contract is in this
-;;;; file, except the functions that the host calls, which are in start.lisp.
+;;;; The functions of the host that Lisp calls, as ffi/sbcl_host.h declares them. All alien code of this contract is in
+;;;; this file, except the functions that the host calls, which are in start.lisp.
 
 (in-package "SBCL-HOST")
 
 (defconstant +contract+ (declared-number "SBCL_HOST_CONTRACT")
-  "The version of the contract.")
+  "The version of the contract between Lisp and the host, ffi/sbcl_host.h.")
 
 (defconstant +evaluation-lane+ (declared-number "SBCL_LANE_EVALUATION"))
 (defconstant +inspection-lane+ (declared-number "SBCL_LANE_INSPECTION"))
@@ -20,8 +20,10 @@
                       (or (getf ',codes name) (error "no ~A of ~A" name ,enum))))
                   (define-compiler-macro ,name (&whole form name)
                     (if (keywordp name) (getf ',codes name) form))))))
-  (define-codes event-code "sbcl_event" "SBCL_EVENT_" "Return the number of an sbcl_event.")
-  (define-codes item-code "sbcl_item" "SBCL_ITEM_" "Return the number of an sbcl_item."))
+  (define-codes event-code "sbcl_event" "SBCL_EVENT_"
+    "Return the number of the event NAME, a keyword such as :DONE, in the C enum sbcl_event.")
+  (define-codes item-code "sbcl_item" "SBCL_ITEM_"
+    "Return the number of the item NAME, a keyword such as :CLASS, in the C enum sbcl_item."))
 
 (declaim (type simple-vector *job-kinds*))
 (defparameter *job-kinds*
@@ -29,7 +31,7 @@
          (kinds (make-array (1+ (loop for (nil number) on codes by #'cddr maximize number)) :initial-element nil)))
     (loop for (kind number) on codes by #'cddr do (setf (svref kinds number) kind))
     kinds)
-  "The job kinds, keywords, indexed by their numbers in sbcl_job_kind.")
+  "The job kinds, keywords, indexed by their numbers in the C enum sbcl_job_kind.")
 
 (defconstant +evaluate-timing+ (declared-number "SBCL_EVALUATE_TIMING")
   "Flag of :EVALUATE: measure time and allocation.")
@@ -51,20 +53,21 @@
   "Flag of :INTERRUPT: the heap is nearly used up.")
 
 (defconstant +job-signalled+ (declared-number "SBCL_JOB_SIGNALLED")
-  "The flag that is added to the job number in events about a signalled error, which the code may still handle.")
+  "The flag that is added to the job number of an event about an error that was signalled and that the code may still
+handle.")
 
 (defparameter *exported-functions* (exported-functions)
-  "The functions that a core exports, defined in start.lisp.")
+  "The names of the functions that a core exports to the host. start.lisp defines the functions.")
 
 (deftype text ()
-  "A string in the representation shared with the host: UTF-32."
+  "A string in UTF-32, the representation that Lisp and the host share."
   '(simple-array character (*)))
 
 (declaim (type (unsigned-byte 64) **next-job** **event**))
 (defglobal **next-job** 0
-  "Address of the host's next_job.")
+  "The address of the host's function next_job.")
 (defglobal **event** 0
-  "Address of the host's event.")
+  "The address of the host's function event.")
 
 (defun host-started-p ()
   "Return true once this image serves a host."
@@ -72,8 +75,8 @@
 
 (defmacro with-host-float-modes (form)
   "Evaluate FORM, a call of the host, with float traps masked, because Lisp's traps would make foreign code fail. On
-x86-64 the host masks them itself, because SBCL also masks the traps of the x87 coprocessor, which takes longer than the
-rest of a call."
+x86-64, evaluate only FORM: there the host masks the traps itself. SBCL's macro also masks the traps of the x87 unit,
+which takes longer than the rest of a call."
   #+x86-64 form
   #-x86-64 `(with-float-traps-masked (:overflow :invalid :divide-by-zero :inexact)
               ,form))
@@ -85,7 +88,8 @@ host's frames would be undefined behaviour."
 
 (defun call-event (job kind number address length)
   "Push an event of KIND, an event code, for the job numbered JOB, with NUMBER and a text: the LENGTH characters at
-ADDRESS. Return true when the host wants no more of the text. Do nothing when this image serves no host."
+ADDRESS. Return true when the host replies 1. The reply to a text means that the host wants no more of the text; the reply
+to a question (see sbcl_event) means yes. When this image serves no host, do nothing and return NIL."
   (declare (type (unsigned-byte 64) job length) (type (unsigned-byte 32) kind)
            (type (signed-byte 64) number) (type system-area-pointer address))
   (and (plusp **event**)
@@ -96,7 +100,8 @@ ADDRESS. Return true when the host wants no more of the text. Do nothing when th
                               job kind number address length)))))
 
 (defun event-text (job kind number text start end)
-  "Push an event with the characters of TEXT, any string, from START below END. Return the value of CALL-EVENT."
+  "Push an event of KIND with the characters of TEXT, any string, from START below END. JOB, KIND, NUMBER and the value are
+as in CALL-EVENT."
   (declare (type string text) (type index start end))
   (if (typep text 'text)
       (with-pinned-objects (text)
@@ -106,14 +111,15 @@ ADDRESS. Return true when the host wants no more of the text. Do nothing when th
         (event-text job kind number copy 0 (length copy)))))
 
 (defun event (job kind &optional (number 0) (text ""))
-  "Push an event of KIND, an event code, with a NUMBER and a TEXT."
+  "Push an event of KIND, an event code, with NUMBER and TEXT for the job numbered JOB. Return true when the host replies 1,
+as CALL-EVENT does."
   (declare (type string text))
   (if (zerop (length text))
       (call-event job kind number (int-sap 0) 0)
       (event-text job kind number text 0 (length text))))
 
 (defstruct (job (:copier nil) (:predicate nil))
-  "A job, copied from the host's struct sbcl_job. KIND is one of *JOB-KINDS*."
+  "A job, copied from the host's struct sbcl_job, which describes the slots. KIND is an element of *JOB-KINDS*."
   (id 0 :type (unsigned-byte 64))
   (kind nil :type symbol)
   (flags 0 :type (unsigned-byte 32))
@@ -134,8 +140,8 @@ ADDRESS. Return true when the host wants no more of the text. Do nothing when th
     text))
 
 (defun next-job (lane &optional (held 0))
-  "Wait for the next job of LANE and return it, or NIL when the lane ends. HELD is the number of this thread's last job if
-the thread holds an evaluation."
+  "Wait for the next job of LANE and return it. Return NIL when the host ends the lane. HELD is the number of this thread's
+last job if the thread holds an evaluation, else 0."
   (let ((words (make-array (/ (structure-size "sbcl_job") 8) :element-type '(unsigned-byte 64) :initial-element 0)))
     (macrolet ((word (field)
                  `(aref words (/ (field-offset "sbcl_job" ,field) 8)))
@@ -160,18 +166,18 @@ the thread holds an evaluation."
 
 (defun prefer-large-pages ()
   "Ask the kernel to back the heap with large pages (madvise(2), MADV_HUGEPAGE): page faults are a large part of the cost
-of a small evaluation. A kernel without large pages ignores this. Done on x86-64 only, where large pages have 2 MB;
-elsewhere they may have 512 MB."
+of a small evaluation. A kernel without large pages ignores the request. Do nothing except on x86-64, where a large page
+has 2 MB: on other processors it may have 512 MB."
   #+(and linux x86-64)
   (alien-funcall (extern-alien "madvise" (function int unsigned-long unsigned-long int))
                  sb-vm:dynamic-space-start (sb-ext:dynamic-space-size) 14))
 
 (defun guard-stack-end ()
-  "Protect the last page of this thread's control stack, which SBCL does only for its first thread. Without the guard
-page, a stack overflow would write into another thread's memory."
+  "Protect the last page of this thread's control stack. SBCL does so for its first thread only. Without the guard page, a
+stack overflow would write into another thread's memory."
   (alien-funcall (extern-alien "protect_control_stack_hard_guard_page" (function void int system-area-pointer))
                  1 (int-sap (sb-thread::thread-primitive-thread sb-thread:*current-thread*))))
 
 (defglobal **resets-available** t
-  "True when a user of this image can get a fresh one with the tool reset-session. False in a program's image, and when
-that tool is not listed.")
+  "True when a user can get a fresh image with the tool reset-session. False in the image of an embedding program, and when
+the server does not list this tool.")

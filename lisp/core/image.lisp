@@ -4,7 +4,7 @@
 
 (defun note-core-contents ()
   "Check the assumptions about SBCL, register the contribs, remove the paths of the build machine, and record the
-systems and packages of the core. Everything loaded later is the user's."
+systems and packages of the core. All systems and packages that are loaded later count as the user's."
   (check-assumptions)
   (preload-contribs)
   (forget-build-paths)
@@ -12,7 +12,7 @@ systems and packages of the core. Everything loaded later is the user's."
         **system-packages** (remove **user-package** (list-all-packages))))
 
 (defun prepare-core ()
-  "Turn a stock SBCL with this system, and perhaps others, into the image to save."
+  "Turn a stock SBCL, in which the Lisp side and perhaps other systems are loaded, into the image to save."
   ;; The running image must not look for systems where ASDF found them on the build machine.
   (asdf:clear-configuration)
   (setf uiop:*user-cache* nil
@@ -23,8 +23,8 @@ systems and packages of the core. Everything loaded later is the user's."
   (install-patches))
 
 (defun hide-packages ()
-  "Unexport all symbols of the Lisp side's packages, so that users do not find them among exported symbols, and lock the
-packages."
+  "Unexport all symbols of the Lisp side's packages, so that users who list exported symbols do not find them. Then lock
+the packages."
   (let ((packages (host-packages)))
     (dolist (package packages)
       (loop for symbol being the external-symbols of package
@@ -33,8 +33,8 @@ packages."
     (mapc #'sb-ext:lock-package packages)))
 
 (defun save-core (file)
-  "Prepare this image for saving, write it to the core FILE, a native namestring, and end this SBCL. Call
-NOTE-CORE-CONTENTS before."
+  "Prepare this image for saving, write it to the core FILE, a native namestring, and end this SBCL. NOTE-CORE-CONTENTS
+must have been called before."
   (prepare-core)
   (hide-packages)
   (sb-ext:save-lisp-and-die (sb-ext:parse-native-namestring file)

@@ -5,7 +5,8 @@
 ;;; Abandoning
 
 (defvar *abandon* nil
-  "A function that unwinds to the end of the evaluation; NIL when this thread runs no evaluation that could be abandoned.")
+  "A function without arguments that unwinds to the end of the evaluation; NIL when this thread runs no evaluation that
+could be abandoned.")
 
 (declaim (type (member nil :error :interrupted) *failure-reason*))
 (defvar *failure-reason* nil
@@ -13,14 +14,16 @@
 evaluation has not failed. Cleanup forms that stop the unwinding do not reset it.")
 
 (defvar *after-unwinding* nil
-  "A function to call once a failed evaluation has unwound, or NIL.")
+  "A function without arguments to call once a failed evaluation has unwound, or NIL.")
 
 (declaim (type fixnum *collections*))
 (defvar *collections* 0
-  "The number of garbage collections that this evaluation has triggered by allocating.")
+  "The number of garbage collections that this thread has caused during its evaluation, apart from the collections of
+COLLECT-RECENT-GARBAGE.")
 
 (defun kept-bytes ()
-  "Return the number of bytes that survived the last collection, computed as the host does."
+  "Return the number of bytes that survived the last collection. The host computes it in the same way, from the trigger of
+the next collection."
   (let ((trigger (extern-alien "auto_gc_trigger" (unsigned 64)))
         (step (extern-alien "bytes_consed_between_gcs" (unsigned 64))))
     (if (< step trigger (ash 1 62)) (- trigger step) 0)))
@@ -30,17 +33,17 @@ evaluation has not failed. Cleanup forms that stop the unwinding do not reset it
   "The number of bytes that survived the last collection before this evaluation.")
 
 (defvar *capturing-interruption* nil
-  "True while the frames of an interrupted evaluation are captured.")
+  "True while this thread captures the frames of its interrupted evaluation.")
 
 (defun abandon-evaluation (reason finish)
-  "Unwind to the end of the evaluation and make it fail for REASON, a value of *FAILURE-REASON*. After the unwinding call
-FINISH, unless it is NIL."
+  "Unwind to the end of the evaluation, and make the evaluation fail for REASON, a value of *FAILURE-REASON*. FINISH is a
+function to call after the unwinding, or NIL."
   (setf *failure-reason* reason
         *after-unwinding* finish)
   (funcall (the function *abandon*)))
 
 (defun check-failure ()
-  "Continue the unwinding of a failed evaluation that a cleanup form has stopped."
+  "If the evaluation has failed, but a cleanup form has stopped its unwinding, continue the unwinding."
   (when *failure-reason*
     (funcall (the function *abandon*))))
 
@@ -62,16 +65,16 @@ FINISH, unless it is NIL."
             (return-from call-until-abandoned (values value t))))))
     (let ((finish *after-unwinding*))
       (when finish
-        ;; Stale references on the stack, within the frames of FINISH, would keep the evaluation's garbage alive in a
-        ;; collection.
+        ;; Clear the unused part of the stack. FINISH may collect garbage, and stale references in the stack area that its
+        ;; frames will occupy would keep the evaluation's garbage alive.
         (sb-sys:scrub-control-stack)
         (funcall (the function finish)))))
   (values nil nil))
 
 (defun unwind-from-stack-end ()
-  "End the evaluation, or the thread if it runs none, because the control stack is exhausted again while the first
-exhaustion is being handled. The room on the stack is small. If cleanup forms use it up too, this function is called
-again."
+  "End this thread's evaluation, or the thread if it runs none, because the control stack is exhausted again while the
+first exhaustion is being handled. Little room is left on the stack. If the cleanup forms use it up, too, this function is
+called again."
   (unless *abandon*
     (sb-thread:abort-thread))
   (if *failure-reason*
@@ -87,14 +90,16 @@ again."
 
 (declaim (type (unsigned-byte 64) **ended-for-heap**))
 (defglobal **ended-for-heap** 0
-  "The job whose evaluation was most recently ended because the heap was nearly full.")
+  "The number of the job whose evaluation was most recently ended because the heap was nearly full, or 0.")
 
 (defun capture-interruption (reason hook)
-  "Capture the interrupted evaluation, below the function with frame pointer HOOK. REASON is the flag that the host gave
-for the interruption. Return the values of CAPTURE."
+  "Push an error for the interruption of this evaluation, with the frames of the interrupted code, and return the values of
+CAPTURE. REASON is the flag of the interruption, such as +INTERRUPT-TIMEOUT+. HOOK is the frame pointer of the function
+that the interruption called."
   (let ((*on-debugger* nil)
         (*capturing-interruption* t))
-    ;; Printing an argument might never end. The next interruption then captures nothing.
+    ;; Allow interrupts, because printing an argument might never end. An interruption that arrives here unwinds without
+    ;; capturing frames again.
     (with-interrupts
       (capture (cond ((eql reason +interrupt-timeout+) "TIMEOUT")
                      ((eql reason +interrupt-cancel+) "CANCELLED")

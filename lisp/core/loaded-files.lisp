@@ -4,40 +4,42 @@
 
 (defstruct (loaded-file (:copier nil) (:predicate nil))
   "The definitions that a source file, or its fasl, made when it was last loaded."
-  ;; An alist from keys, (kind . name), to details: the method; a CLASS-PART; :IMPLIED for a function that is generic
-  ;; because it has a method; :PROCLAIMED for a variable that is only proclaimed; else T.
+  ;; An alist from keys, (kind . name), to details: the method object for a method; a CLASS-PART for a function or method
+  ;; that a class definition made; :IMPLIED for a generic function that the file defined only by defining a method;
+  ;; :PROCLAIMED for a variable that is only proclaimed; else T.
   (definitions '() :type list)
-  ;; An alist from variables to the text of the initial value form in their DEFVAR or DEFGLOBAL.
+  ;; An alist from each variable that a DEFVAR or DEFGLOBAL form defines to the text of its initial value form.
   (variables '() :type list))
 
 (defglobal **loaded-files** (make-hash-table :test 'equal :synchronized t)
-  "The LOADED-FILE of each file, by native namestring.")
+  "The LOADED-FILE of each source file that was loaded, by native namestring.")
 
 (defvar *file-definitions* nil
-  "The definitions that the file being loaded has made so far, an EQUAL hash table; or NIL.")
+  "The definitions that the file being loaded has made so far, an EQUAL hash table from keys to details as in LOADED-FILE;
+or NIL.")
 
 (defvar *loaded-file* nil
   "The native namestring of the source file being loaded, or NIL.")
 
 (defvar *reloaded-files* nil
-  "A cons whose car is the list of files that were loaded again, each a list of namestring, previous LOADED-FILE, new
-LOADED-FILE, and the variables of the previous LOADED-FILE that were bound before the load; or NIL when reloads are not
-recorded.")
+  "A cons whose car lists the files that were loaded again, or NIL when reloads are not recorded. Each file is a list of
+four elements: its namestring, the previous LOADED-FILE, the new LOADED-FILE, and the variables of the previous
+LOADED-FILE that were bound before the load.")
 
 (defstruct (class-part (:copier nil))
-  "A function or method that a class definition makes, such as an accessor."
+  "The details of a function or method, such as an accessor, that a class definition made."
   ;; The name of the class.
   (class nil :read-only t)
   ;; The method, or NIL for a function.
   (method nil :read-only t))
 
 (defglobal **last-definers** (make-hash-table :test 'equal :synchronized t)
-  "The latest definer of each key of a LOADED-FILE: the native namestring of a file, or :EVALUATION for evaluated code in
-no file.")
+  "The latest definer of each definition, by its key as in LOADED-FILE. A definer is the native namestring of a file, or
+:EVALUATION for code that was evaluated outside any file.")
 
 (defun note-file-definition (kind name &optional (value t))
-  "Record that the file being loaded has defined NAME as KIND, with VALUE as its details in the LOADED-FILE. When no file
-is being loaded or compiled, record evaluated code as the definer."
+  "Record that the file being loaded has defined NAME as KIND. VALUE is the details for the LOADED-FILE. When no file is
+being loaded or compiled, record evaluated code as the definer."
   (let ((key (cons kind name)))
     (cond (*file-definitions*
            (setf (gethash key *file-definitions*) value
@@ -46,7 +48,8 @@ is being loaded or compiled, record evaluated code as the definer."
            (setf (gethash key **last-definers**) :evaluation)))))
 
 (defun note-file-proclamation (form)
-  "Record the variables in FORM, a declaration specifier that the file being loaded has proclaimed."
+  "Record the variables that FORM makes special, global or always bound. FORM is a declaration specifier that the file being
+loaded has proclaimed."
   (when (and *file-definitions*
              (member (first form) '(special sb-ext:global sb-ext:always-bound)))
     (dolist (name (rest form))
@@ -54,7 +57,7 @@ is being loaded or compiled, record evaluated code as the definer."
         (note-file-definition :variable name :proclaimed)))))
 
 (defun note-file-method (method)
-  "Record that the file being loaded has defined METHOD."
+  "Record that the file being loaded has defined METHOD, a method object, and implicitly its generic function."
   (when *file-definitions*
     (let ((key (method-key method)))
       (note-file-definition :method key method)
@@ -62,7 +65,8 @@ is being loaded or compiled, record evaluated code as the definer."
         (note-file-definition :function (first key) :implied)))))
 
 (defun method-key (method)
-  "Return the key of METHOD: the name of its generic function, its qualifiers, and the names of its specializers."
+  "Return the name by which METHOD is recorded: a list of the name of its generic function, a list of its qualifiers, and a
+list of the names of its specializers. An EQL specializer has the name (EQL object)."
   (list (sb-mop:generic-function-name (sb-mop:method-generic-function method))
         (method-qualifiers method)
         (mapcar (lambda (specializer)
@@ -89,8 +93,8 @@ is being loaded or compiled, record evaluated code as the definer."
                                  and collect `(setf ,accessor)))))))
 
 (defun slot-functions (class)
-  "Return the names of the reader functions of CLASS's direct slots, and as a second value the names of the writer
-functions."
+  "Return the names of the reader functions of CLASS's direct slots; and as a second value the names of the writer
+functions. CLASS is a standard class or a condition class; for others return NIL."
   (typecase class
     (sb-pcl::condition-class
      (let ((slots (sb-kernel::condition-classoid-slots (sb-kernel:find-classoid (class-name class)))))
@@ -126,7 +130,7 @@ makes."
            (call-accessors writers (list (find-class t) class))))))))
 
 (defun note-class-parts ()
-  "Record the parts of the classes that the file being loaded has defined."
+  "Record the functions and methods made by the definitions of the classes that the file being loaded has defined."
   (loop for (kind . name) in (loop for key being the hash-keys of *file-definitions* collect key)
         when (eq kind :class)
           do (guarded (map-class-parts (lambda (key part)
@@ -138,8 +142,9 @@ makes."
 ;;; DEFVAR and DEFGLOBAL, which do not reassign a bound variable
 
 (defun defvar-forms (text)
-  "Return an alist from the names of the variables that DEFVAR and DEFGLOBAL forms define in TEXT, a file's, to the text
-of their initial value forms. Only forms that begin a line are found."
+  "Return an alist from the names, strings, of the variables that DEFVAR and DEFGLOBAL forms in TEXT define to the text of
+their initial value forms. TEXT is the text of a file. Only forms with nothing but whitespace before them in their line
+are found."
   (let ((forms '()))
     (loop for start = 0 then (1+ position)
           for position = (search "(def" text :start2 start :test #'char-equal)
@@ -157,8 +162,8 @@ of their initial value forms. Only forms that begin a line are found."
     forms))
 
 (defun variable-forms (namestring definitions)
-  "Return the alist of initial value forms, from the file NAMESTRING, for the DEFVAR and DEFGLOBAL variables among
-DEFINITIONS."
+  "Return an alist from the DEFVAR and DEFGLOBAL variables among DEFINITIONS, which are as in LOADED-FILE, to the text of
+their initial value forms in the source file NAMESTRING."
   (when (find :variable definitions :key #'caar)
     (let* ((octets (file-octets namestring))
            (forms (and octets (guarded (defvar-forms (octets-text octets 0 (length octets))) (failure) '()))))
@@ -172,15 +177,16 @@ DEFINITIONS."
 ;;; Loading
 
 (defun current-loaded-file (namestring)
-  "Return a LOADED-FILE with the definitions so far of the file being loaded, whose native namestring is NAMESTRING."
+  "Return a LOADED-FILE with the definitions that the file being loaded has made so far. NAMESTRING is the native namestring
+of the file."
   (note-class-parts)
   (let ((definitions (loop for key being the hash-keys of *file-definitions* using (hash-value value)
                            collect (cons key value))))
     (make-loaded-file :definitions definitions :variables (variable-forms namestring definitions))))
 
 (defun merge-loaded-files (now before)
-  "Return a LOADED-FILE with the definitions of NOW, the part of a file that was loaded, and the definitions of BEFORE,
-its previous version or NIL, that NOW does not contain."
+  "Return the LOADED-FILE of a file of which only a part was loaded. NOW is the LOADED-FILE of this part. BEFORE is the
+LOADED-FILE of the previous version, or NIL; its definitions that NOW does not contain are added."
   (flet ((merged (now before)
            (let ((known (make-hash-table :test 'equal)))
              (loop for (key) in now do (setf (gethash key known) t))
@@ -191,8 +197,9 @@ its previous version or NIL, that NOW does not contain."
         now)))
 
 (defun call-noting-definitions (namestring function)
-  "Call FUNCTION, which loads the source file NAMESTRING (native) or its fasl, record the file's definitions, and return
-the values of FUNCTION. If FUNCTION does not return, record the definitions made so far."
+  "Call FUNCTION, record the definitions that it makes as the file's, and return its values. FUNCTION loads a source file
+or its fasl. NAMESTRING is the native namestring of the source file. If FUNCTION unwinds, record the definitions made so
+far in addition to those of the previous load."
   (declare (type function function))
   (let* ((*loaded-file* namestring)
          (*file-definitions* (make-hash-table :test 'equal))
@@ -211,7 +218,8 @@ the values of FUNCTION. If FUNCTION does not return, record the definitions made
           nil)))))
 
 (defun load-noting-definitions (load stream arguments)
-  "Call LOAD, SBCL's LOAD-AS-SOURCE, with STREAM and ARGUMENTS, and record the definitions of the file."
+  "Call LOAD, SBCL's LOAD-AS-SOURCE, with STREAM and ARGUMENTS. If STREAM reads a file, record the file's state and its
+definitions."
   (declare (type function load))
   (let ((file (guarded (and (typep stream 'file-stream) (sb-ext:native-namestring (truename stream))) (failure) nil)))
     (flet ((load-stream () (apply load stream arguments)))
@@ -222,10 +230,10 @@ the values of FUNCTION. If FUNCTION does not return, record the definitions made
           (load-stream)))))
 
 (defun component-system-name (component)
-  "Return the name of the system to which COMPONENT, of ASDF, belongs, or NIL."
+  "Return the name of the primary system to which COMPONENT, an ASDF component, belongs; or NIL if there is none."
   (guarded (asdf:primary-system-name component) (failure) nil))
 
 (defun component-file (component)
-  "Return the native namestring of COMPONENT, of ASDF, if it is a source file, or NIL."
+  "Return the native namestring of COMPONENT, an ASDF component, if it is a Lisp source file; else NIL."
   (and (typep component 'asdf:cl-source-file)
        (guarded (sb-ext:native-namestring (asdf:component-pathname component)) (failure) nil)))

@@ -1,11 +1,11 @@
-;;;; Names as users write them: finding packages by name and suggesting similar names. Also the test for the Lisp side's
-;;;; own packages.
+;;;; Names as users write them: finds packages by name and suggests similar names. This file also tells the Lisp side's own
+;;;; packages from others.
 
 (in-package "SBCL-HOST")
 
 (defun edit-distance (a b limit)
-  "Return the number of insertions, deletions, replacements and transpositions of adjacent characters that change A into
-B; NIL when it exceeds LIMIT. Only cells within LIMIT of the diagonal are computed."
+  "Return the least number of insertions, deletions, replacements and transpositions of adjacent characters that change A
+into B, or NIL when it exceeds LIMIT. Compute only the cells of the distance table that are within LIMIT of its diagonal."
   (declare (type string a b) (type (integer 0 10) limit))
   (when (<= (abs (- (length a) (length b))) limit)
     (flet ((row () (make-array (1+ (length b)) :element-type 'fixnum :initial-element (1+ limit))))
@@ -47,7 +47,7 @@ B; NIL when it exceeds LIMIT. Only cells within LIMIT of the diagonal are comput
           collect candidate)))
 
 (defconstant +max-near-symbols+ 20000
-  "The maximum number of symbols in a package for all of them to be compared with a name.")
+  "The maximum number of symbols accessible in a package for NEAR-SYMBOL-NAMES to compare all of them with a name.")
 
 (defun many-symbols-p (package)
   "Return true when more than +MAX-NEAR-SYMBOLS+ symbols are accessible in PACKAGE."
@@ -57,8 +57,8 @@ B; NIL when it exceeds LIMIT. Only cells within LIMIT of the diagonal are comput
         (return t)))))
 
 (defun near-symbol-names (name package test)
-  "Return up to five names similar to the string NAME, most similar first, of symbols that are accessible in PACKAGE and
-satisfy TEST. In a package with many symbols, only names that begin with NAME are compared, which is fast."
+  "Return the names of up to five symbols that are accessible in PACKAGE, satisfy TEST, and have names similar to the string
+NAME, most similar first. To save time in a package with many symbols, consider only names that begin with NAME."
   (declare (type function test))
   (let ((candidates '())
         (many (many-symbols-p package)))
@@ -88,7 +88,8 @@ satisfy TEST. In a package with many symbols, only names that begin with NAME ar
   (remove-if-not #'host-package-p (list-all-packages)))
 
 (defun user-package (name)
-  "Return the package that a user calls NAME, or NIL. Case is ignored: `foo` means FOO."
+  "Return the package that NAME, as a user writes it, designates; or NIL. If no package has exactly this name, strip spaces
+and #: from NAME, and convert it to upper case unless it is in vertical bars: `foo` means FOO."
   (or (find-package name)
       (let* ((bare (string-left-trim "#:" (string-trim " " name)))
              (end (1- (length bare))))
@@ -97,7 +98,8 @@ satisfy TEST. In a package with many symbols, only names that begin with NAME ar
                           (string-upcase bare))))))
 
 (defun find-user-package (name)
-  "Return the package that a user calls NAME. Signal an error with similar names when there is none."
+  "Return the package that NAME, as a user writes it, designates. If there is none, signal an error that suggests similar
+names."
   (or (user-package name)
       (error 'sb-kernel:simple-package-error
              :package name
@@ -105,7 +107,8 @@ satisfy TEST. In a package with many symbols, only names that begin with NAME ar
              :format-arguments (list name (near-names (string-upcase name) (package-names))))))
 
 (defmacro with-inspection-syntax (() &body body)
-  "Evaluate BODY with server syntax relative to COMMON-LISP-USER: symbols of other packages print with their package."
+  "Evaluate BODY with the printer and reader variables of WITH-SERVER-SYNTAX, detection of circles, and COMMON-LISP-USER as
+the current package, so that symbols not accessible there print with a package prefix."
   `(with-server-syntax (:length 20 :level 4)
      (let ((*package* **user-package**)
            (*print-circle* t))

@@ -1,6 +1,6 @@
-;;;; Requests of the host: jobs, found by kind, and queries and operations, found by name. The inspection lane answers
-;;;; queries, even while the user's code runs. Operations run as evaluations. Queries and operations answer with records
-;;;; of named fields. The Rust side of both is src/session/operation.rs.
+;;;; Requests of the host: jobs, which are found by kind, and queries and operations, which are found by name. The
+;;;; inspection lane answers queries, even while the user's code runs. Operations run as evaluations. Queries and operations
+;;;; answer with records of named fields; src/session/operation.rs is the Rust side of queries and operations.
 
 (in-package "SBCL-HOST")
 
@@ -14,8 +14,8 @@
   "The functions that run jobs, by kind, a keyword.")
 
 (defmacro define-job (kind (job) documentation &body body)
-  "Define how JOB, of KIND, is run. BODY returns true on success. It must enable interrupts around user code, and run
-everything else without interrupts."
+  "Define the function that runs jobs of KIND. JOB is the name of its parameter. BODY returns true on success. It is called
+with interrupts disabled, and must enable them around user code only."
   `(setf (gethash ,kind **job-functions**)
          (sb-int:named-lambda (job ,kind) (,job)
            ,documentation
@@ -49,8 +49,8 @@ print."
              ,@body))))
 
 (defun read-operation (text)
-  "Return the name and the list of arguments of the query or operation in TEXT. The text comes from the host, not from
-the user."
+  "Read TEXT, a query or operation, and return its name and the list of its arguments. Read in standard syntax, whatever the
+user has set, because the host wrote TEXT."
   (declare (type text text))
   (destructuring-bind (name &rest arguments)
       (with-standard-io-syntax
@@ -60,9 +60,9 @@ the user."
     (values name arguments)))
 
 (defun push-field (name value)
-  "Push a field of the last record: VALUE under NAME, a keyword. VALUE is a 64-bit integer; a string; a function that
-prints to its argument; a keyword, which stands for its name in lower case; T, which stands for 1; or NIL, for which
-nothing is pushed."
+  "Push a field of the record begun last. NAME is the field's name, a keyword. VALUE is a 64-bit integer; a string; a
+function that prints the text to its argument, a stream; a keyword, whose name in lower case is pushed; T, for which 1 is
+pushed; or NIL, for which nothing is pushed."
   (flet ((begin (number)
            (event *job-id* (event-code :field) number (symbol-name name))))
     (etypecase value
@@ -83,11 +83,11 @@ nothing is pushed."
                                         (declare (ignore name says))
                                         (cons kind (mapcar #'first fields))))))))
       (table))
-    "The kinds of records, symbols, each with the names of its fields."))
+    "The kinds of records: lists of a kind and the names of its fields, all symbols."))
 
 (defmacro push-record (kind &rest fields)
-  "Push a record of KIND, a string, with FIELDS: keywords, each followed by a value for PUSH-FIELD. records.sexp lists the
-kinds and their fields; other names do not compile."
+  "Push a record of KIND, a literal string. FIELDS are keywords, the names of fields, each followed by a value for
+PUSH-FIELD. A kind or field that records.sexp does not list is an error at compile time."
   (flet ((check (name names)
            (or (assoc name names :test #'string-equal)
                (error "There is no ~A in records.sexp; there are: ~{~(~A~)~^, ~}." name (mapcar #'first names)))))
@@ -99,8 +99,8 @@ kinds and their fields; other names do not compile."
                  collect `(push-field ,name ,value))))))
 
 (define-operation :restore-form (evaluate &key package)
-  "Evaluate again a form that was first read in PACKAGE, a name. PACKAGE becomes the session's package. If PACKAGE does
-not exist, signal an error: in any other package, the form's names would be different symbols."
+  "Evaluate again a form that was first read in the package named PACKAGE, and make this package the session's current
+package. If it does not exist, signal an error: in any other package, the form's names would be different symbols."
   (setf *package* (or (find-package package)
                       (error 'sb-kernel:simple-package-error
                              :package package

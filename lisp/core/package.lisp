@@ -1,5 +1,5 @@
-;;;; The package SBCL-HOST. It exports symbols for the packages built on it. SAVE-CORE unexports all of them: users of the
-;;;; image never need to name them.
+;;;; The package SBCL-HOST. It exports symbols for the packages that build on it. SAVE-CORE unexports these symbols, because
+;;;; they are not for users of the image.
 
 (defpackage "SBCL-HOST"
   (:use "COMMON-LISP" "SB-ALIEN" "SB-SYS")
@@ -83,4 +83,4 @@
    "DEFINITION-MUTEXES" "SAVE-FOR-PROGRAM"
    ;; patches
    "DEFINE-ASSUMPTION" "DEFINE-DANGEROUS-ASSUMPTION" "DEFINE-PATCH" "FRAMES-AT-ERROR")
-  (:documentation "Evaluates code for the host program (ffi/sbcl_host.h). Contains every name that users may see."))
+  (:documentation "Evaluates code for the host program (ffi/sbcl_host.h)."))

@@ -1,27 +1,27 @@
-;;;; Changes to SBCL itself, and assumptions about it: the macros that declare both, and the declarations that this
-;;;; package needs. Packages that build on this one have a patches.lisp of their own. The build checks all of them, so
-;;;; an SBCL in which something has changed fails the build with the name of the assumption.
+;;;; Patches of SBCL and assumptions about it: the macros that declare them, and the declarations that this package needs.
+;;;; Packages that build on this one have a patches.lisp of their own. The build checks all assumptions. If one does not
+;;;; hold in the SBCL at hand, the build fails and names the assumption.
 
 (in-package "SBCL-HOST")
 
 ;;; Assumptions
 
 (defvar *assumptions* '()
-  "The assumptions about SBCL, newest first: lists of a name, a function that returns true where the assumption holds,
-and true if the function may corrupt memory where the assumption does not hold.")
+  "The assumptions about SBCL, newest first, as lists of three elements: a name; a function that returns true where the
+assumption holds; and true if calling the function may corrupt memory where the assumption does not hold.")
 
 (defmacro define-assumption (name &body body)
   "Make the build check that BODY returns true. NAME is a string that describes the assumption."
   `(push (list ,name (lambda () ,@body) nil) *assumptions*))
 
 (defmacro define-dangerous-assumption (name &body body)
-  "Define an assumption as DEFINE-ASSUMPTION does, with a BODY that may corrupt memory where the assumption does not
-hold. The build tests dangerous assumptions after all others."
+  "Define an assumption as DEFINE-ASSUMPTION does, but one whose BODY may corrupt memory where the assumption does not
+hold. The build tests these dangerous assumptions after all others."
   `(push (list ,name (lambda () ,@body) t) *assumptions*))
 
 (defun assumption-problem (name holds-p)
   "Return the reason why the assumption NAME does not hold, or NIL if it holds. HOLDS-P is the function that tests it."
-  ;; A failing probe may also end the process; then its name is the last line of the build's log.
+  ;; A failing probe may even end the process. The last line of the build's log is then the name of the probe.
   (format t "~&Probing: ~A~%" name)
   (finish-output)
   (handler-case (if (funcall (the function holds-p)) nil "it does not hold")
@@ -43,7 +43,7 @@ hold. The build tests dangerous assumptions after all others."
              (lisp-implementation-version) broken))))
 
 (defun parameter-names (function)
-  "Return the names of the parameters of FUNCTION, a function name, as strings in their order."
+  "Return the names of the parameters of FUNCTION, a function name, as a list of strings in the order of the lambda list."
   (loop for parameter in (sb-introspect:function-lambda-list (fdefinition function))
         unless (member parameter lambda-list-keywords)
           collect (string (loop while (consp parameter) do (setf parameter (first parameter))
@@ -55,9 +55,10 @@ hold. The build tests dangerous assumptions after all others."
   "The patches, newest first: lists of a function's name, an encapsulation tag and the wrapper.")
 
 (defmacro define-patch (function parameters wrapper &optional (tag ''sbcl-host))
-  "Encapsulate FUNCTION, the name of a function of SBCL or ASDF, with WRAPPER, a function that is called with the original
-function and its arguments. PARAMETERS are the names of FUNCTION's parameters for which WRAPPER was written, or * if it
-passes all arguments on unchanged."
+  "Define a patch that encapsulates FUNCTION, the name of a function of SBCL or ASDF. WRAPPER is a function that is called
+with the original function and its arguments. PARAMETERS are the names that FUNCTION's parameters must have, because WRAPPER
+was written for them, or * if WRAPPER passes all arguments on unchanged. TAG names the encapsulation; patches of the same
+function need different tags."
   `(progn
      ,(if (eq parameters '*)
           `(define-assumption ,(format nil "the function ~S" function)
@@ -67,23 +68,23 @@ passes all arguments on unchanged."
      (push (list ',function ,tag ,wrapper) *patches*)))
 
 (defun install-patches ()
-  "Install the patches."
+  "Install the patches, oldest first."
   (loop for (function tag wrapper) in (reverse *patches*)
         do (encapsulate function tag wrapper)))
 
 (defun remove-patches ()
-  "Remove the patches, in an SBCL that no longer serves a host."
+  "Remove the patches. Called by the tests, which continue without a host."
   (loop for (function tag) in *patches*
         do (sb-int:unencapsulate function tag)))
 
 ;;; Definitions
 
 (defmacro define-definers (&rest definers)
-  "Patch functions that make or remove definitions, so that the session's definitions are recorded. DEFINERS are lists
-of a function's name; the kind of definition that the function makes, or a list of the kinds that it removes; the name
-of the parameter that holds the definition's name; and optionally a different kind under which a loaded file records the
-definition. Definitions that SBCL makes along the way do not count as the file's, because SBCL does not make them every
-time."
+  "Patch functions that make or remove definitions, so that the session's definitions are recorded. Each of DEFINERS is a
+list of a function's name; the kind of definition that the function makes, or a list of the kinds that it removes; the
+name of the parameter that holds the definition's name; and optionally a different kind under which a loaded file records
+the definition, or NIL if the file does not record it. Definitions that the function itself makes while it runs do not
+count as the file's, because SBCL does not make them every time."
   `(progn
      ,@(loop for (function kind parameter . file-kind) in definers
              collect `(define-assumption ,(format nil "the parameter ~A of ~S" parameter function)
@@ -161,7 +162,7 @@ time."
   (sb-ext:unlock-package :other package)
   (makunbound :other symbol))
 
-;; Record the method objects, which a reset removes.
+;; Record the method objects, because a reset removes these methods.
 (define-patch sb-pcl::load-defmethod (class name quals specls ll initargs source-location)
   (lambda (load-defmethod &rest arguments)
     (let ((method (apply load-defmethod arguments)))
@@ -200,7 +201,8 @@ time."
               (file-state-size state))
          (>= (file-state-changed state) (content-date state)))))
 
-;; SBCL itself keeps a reference to COMMON-LISP-USER, and would return to the deleted package.
+;; Refuse to delete COMMON-LISP-USER. SBCL itself keeps a reference to this package, and would return to it after the
+;; deletion.
 (define-patch delete-package (package-designator)
   (lambda (delete-package package)
     (when (eq (find-package package) **user-package**)
@@ -224,7 +226,8 @@ time."
                (sb-thread::avltree-filter #'sb-thread::avlnode-data sb-thread::*all-threads*))
        (eql 0 (sb-thread::mutex-state (sb-thread:make-mutex)))))
 
-;;; The compiler and its warnings. When the user has redirected *ERROR-OUTPUT*, the text goes there, else to the host.
+;;; The compiler and its warnings. When the user has redirected *ERROR-OUTPUT*, the compiler prints the text of warnings
+;;; there. Otherwise warnings are only recorded for the host.
 
 (defun warning-recorded-p ()
   "Return true when warnings are recorded for the host, so that nothing needs to be printed."
@@ -260,7 +263,7 @@ time."
       (declare (dynamic-extent #'compile-form))
       (call-in-unit lexenv #'compile-form))))
 
-;; Definitions that these functions make come from a file, not from the form that called them.
+;; Definitions made during COMPILE-FILE or LOAD come from a file, so the form that called the function is not their source.
 (macrolet ((define (function)
              `(define-patch ,function *
                 (lambda (function &rest arguments)
@@ -287,12 +290,12 @@ time."
 (define-patch sb-debug:map-backtrace (function start from count)
   #'map-user-backtrace)
 
-;;; Errors, the end of the process and of the stack
+;;; Errors and exhausted stacks
 
 (define-patch invoke-debugger (condition)
   #'enter-debugger)
 
-;; The original functions would also print a line on *ERROR-OUTPUT*.
+;; Signal only the error: the original functions would also print a line to *ERROR-OUTPUT*.
 (macrolet ((define (function condition)
              `(define-patch ,function ()
                 (lambda (function)
@@ -327,14 +330,14 @@ time."
     (note-shared-output options)
     (apply run-program program arguments options)))
 
-;; ASDF does not work without a home directory, so return **SCRATCH-DIRECTORY** where SBCL signals an error.
+;; ASDF does not work without a home directory. Where SBCL finds none and signals an error, return **SCRATCH-DIRECTORY**.
 (define-patch sb-impl::user-homedir-namestring (username)
   (lambda (function &rest arguments)
     (if (and **scratch-directory** (null (first arguments)))
         (handler-case (funcall function) (error () **scratch-directory**))
         (apply function arguments))))
 
-;;; Assumptions about other things than parameters
+;;; Further assumptions, and the functions that test them
 
 (define-assumption "the operations of a stream's MISC function (%STREAM-OPCODE in src/code/ansi-stream.lisp)"
   (flet ((operate (stream operation)
@@ -405,8 +408,8 @@ time."
   (sb-di:debug-fun-name (sb-di:frame-debug-fun frame)))
 
 (defun frames-at-error (function &optional (key #'frame-name))
-  "Call FUNCTION, which ends with an error. Return a list of the values of KEY, a function of a frame, for the 30
-innermost frames at the error; and the stack top hint there."
+  "Call FUNCTION, which must signal an error. Return a list of the values of KEY, a function of a frame, for the 30 innermost
+frames at the error; and the value of the stack top hint there."
   (declare (type function function key))
   (block probe
     (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)

@@ -1,10 +1,11 @@
-;;;; Printing for the host. Every object is treated as hostile: its methods may fail, loop, and print without end.
+;;;; Printing for the host. Printing any object may fail, loop, or produce text without end, because the user's methods may
+;;;; do so.
 
 (in-package "SBCL-HOST")
 
 (defmacro with-server-syntax ((&key (length 20) (level 6)) &body body)
-  "Evaluate BODY with known values of the printer and reader variables, whatever the user has set: LENGTH and LEVEL for
-*PRINT-LENGTH* and *PRINT-LEVEL*. *PACKAGE* keeps its value."
+  "Evaluate BODY with known values of the printer and reader variables, whatever the user has set. LENGTH and LEVEL are the
+values of *PRINT-LENGTH* and *PRINT-LEVEL*. *PACKAGE* keeps its value, unless that package has been deleted."
   `(let ((*package* (current-package)) (*print-array* t) (*print-base* 10) (*print-case* :upcase)
          (*print-circle* nil) (*print-escape* t) (*print-gensym* t) (*print-length* ,length) (*print-level* ,level) (*print-lines* nil)
          (*print-miser-width* nil) (*print-pprint-dispatch* sb-pretty::*standard-pprint-dispatch-table*)
@@ -18,28 +19,30 @@
      ,@body))
 
 (defun push-notice (control &rest arguments)
-  "Push a notice: the format CONTROL applied to ARGUMENTS."
+  "Push a notice to the user, the text of the format string CONTROL applied to ARGUMENTS."
   (event *job-id* (event-code :notice) 0
          (with-server-syntax ()
            (let ((*print-escape* nil))
              (apply #'format nil control arguments)))))
 
 (defun refuse (control &rest arguments)
-  "Push the reason why a request cannot be fulfilled, a format CONTROL applied to ARGUMENTS, and return NIL."
+  "Push the reason why a request cannot be fulfilled, and return NIL. The reason is the text of the format string CONTROL
+applied to ARGUMENTS."
   (event *job-id* (event-code :refused) 0
          (with-server-syntax () (let ((*print-escape* nil)) (apply #'format nil control arguments))))
   nil)
 
 (defvar *signal-observer* nil
-  "A function that is called for each error that this thread signals, before any handler, with the condition, a frame
-pointer and the current handlers; or NIL.")
+  "A function that is called for each error that this thread signals, before any handler runs; or NIL. The arguments are
+the condition, a frame pointer and the current handlers.")
 
 (defvar *on-debugger* nil
-  "A function of a condition that never returns and replaces entering the debugger in this thread; or NIL.")
+  "A function that is called in place of the debugger in this thread, or NIL. The argument is the condition. The function
+must not return.")
 
 (defun call-guarded (function failure)
-  "Call FUNCTION and return its values. When FUNCTION signals a serious condition or enters the debugger, call FAILURE
-with the condition and return the values of FAILURE."
+  "Call FUNCTION and return its values. Muffle its warnings. When FUNCTION signals a serious condition or enters the
+debugger, unwind, call the function FAILURE with the condition, and return the values of FAILURE."
   (declare (type function function failure) (dynamic-extent function failure))
   (let ((condition
           (block guard
@@ -56,17 +59,18 @@ with the condition and return the values of FAILURE."
     (funcall failure condition)))
 
 (defmacro guarded (form (condition) &body failure)
-  "Evaluate FORM and return its values. When FORM fails, return the values of FAILURE with CONDITION bound to the
-condition."
+  "Evaluate FORM and return its values. When FORM signals a serious condition or enters the debugger, evaluate the forms
+FAILURE with the variable CONDITION bound to the condition, and return their values."
   `(call-guarded (lambda () ,form)
                  (lambda (,condition) (declare (ignorable ,condition)) ,@failure)))
 
 (defun class-name-of (object)
-  "Return the name of OBJECT's class, or T if there is none."
+  "Return the name of OBJECT's class, or T if the class has none."
   (or (guarded (class-name (class-of object)) (c) nil) t))
 
 (defglobal **user-package** (find-package "COMMON-LISP-USER")
-  "The package COMMON-LISP-USER: the initial value of *PACKAGE*, and the package relative to which type names are printed.")
+  "The package COMMON-LISP-USER, the initial value of *PACKAGE*. Type names are printed with this package as the current
+one.")
 
 (defun current-package ()
   "Return *PACKAGE*. If the user has deleted that package, set *PACKAGE* to COMMON-LISP-USER first."
@@ -75,14 +79,15 @@ condition."
       (setf *package* **user-package**)))
 
 (defun type-name-text (name)
-  "Return NAME, a type name, printed relative to COMMON-LISP-USER."
+  "Return the printed representation of NAME, a type name, with COMMON-LISP-USER as the current package."
   (with-server-syntax ()
     (let ((*package* **user-package**))
       (guarded (prin1-to-string name) (c) "UNPRINTABLE"))))
 
 (defun push-text (kind function &optional (limited t))
-  "Call FUNCTION with a stream that pushes its text to the host as events of KIND. When LIMITED, stop once the host wants
-no more text. Return NIL; or the condition when FUNCTION fails; or :ENOUGH when it was stopped."
+  "Call FUNCTION with a stream that pushes the text printed to it as events of KIND. If LIMITED is true, unwind from
+FUNCTION once the host wants no more text. Return NIL if FUNCTION returns, the condition if it fails, or :ENOUGH if it was
+stopped because the host wants no more text."
   (declare (type function function) (dynamic-extent function))
   (let ((stream (make-text-stream kind limited))
         ;; Hide the caller's restarts, so that printing cannot transfer control to one of them.
@@ -99,8 +104,8 @@ no more text. Return NIL; or the condition when FUNCTION fails; or :ENOUGH when 
     :enough))
 
 (defun bounded-text (limit function)
-  "Call FUNCTION with a stream. Return at most LIMIT characters of the text that it prints there, and the value of
-PUSH-TEXT."
+  "Call FUNCTION with a stream. Return the text that FUNCTION prints to the stream, at most LIMIT characters; and the value
+of PUSH-TEXT, which is :ENOUGH when the limit is reached."
   (declare (type function function))
   (let* ((parts '())
          (left limit)
@@ -124,7 +129,7 @@ more; or a substitute when OBJECT cannot be printed."
           (t (format nil "#<unprintable ~A>" (type-name-text (class-name-of object)))))))
 
 (defun push-unprintable (kind object)
-  "Push a substitute text for OBJECT, which cannot be printed."
+  "Push, as an event of KIND, a text that stands for OBJECT, which cannot be printed."
   (event *job-id* kind 0 (format nil "#<unprintable ~A>" (type-name-text (class-name-of object)))))
 
 (defun atomic-p (object)
@@ -150,8 +155,8 @@ more; or a substitute when OBJECT cannot be printed."
     (let ((*print-escape* nil))
       (flet ((report (stream) (princ condition stream)))
         (let ((result (push-text kind #'report)))
-          ;; The report is very long, perhaps because of a circle. Print it again so that it ends and the host can count
-          ;; the omitted rest.
+          ;; The report is very long, perhaps because of a circle. Print it again from the beginning, with circle detection
+          ;; so that it ends, and to its end so that the host can count the omitted characters.
           (when (eq result :enough)
             (event *job-id* kind 1)
             (setf result (let ((*print-circle* t)) (push-text kind #'report nil))))

@@ -1,5 +1,6 @@
-;;;; Probes of SBCL's behaviour, for code that relies on more than the kind of a name, which sbcl-internals.sexp
-;;;; describes. The build runs these probes and the probes in each patches.lisp.
+;;;; Probes of SBCL's behaviour. sbcl-internals.sexp lists the names in SBCL that this project uses, and what each names;
+;;;; the probes check further behaviour on which the Lisp side relies. The build runs these probes and the probes in each
+;;;; patches.lisp.
 
 (in-package "SBCL-HOST")
 
@@ -127,4 +128,4 @@
       (compile nil '(lambda () (list (car 1 2)))))
     (member '(car 1 2) forms :test #'equal)))
 
-;;; The probe of unwinding, which may corrupt memory where SBCL's behaviour has changed, is in embedding/patches.lisp.
+;;; The probe of unwinding is in embedding/patches.lisp. It may corrupt memory where SBCL's behaviour has changed.

@@ -1,19 +1,19 @@
-;;;; Locating things in source text: from SBCL's debug information about a form to file, line, column and line of source.
-;;;; Nothing here reads, interns or evaluates; the text is only scanned.
+;;;; Locating forms in source text: turns SBCL's debug information about a form into a file, a line, a column and the text
+;;;; of the line. The functions here never read forms, intern symbols or evaluate code; they only scan the text.
 
 (in-package "SBCL-HOST")
 
-;;; A form is represented by the position where it begins: an atom by that position, a cons by a list of the position
-;;; and the representations of its elements. This representation is called a map of the form. 'X is (QUOTE X), and the
-;;; form after a comma is its second element, which is how SBCL counts (SUB-FIND-SOURCE-PATHS in
-;;; src/compiler/ir1tran.lisp). A form that begins with a reader macro of the user's is represented by a list of its
-;;; position alone, since it may contain anything.
+;;; The map of a form represents the form by positions in the text. The map of an atom is the position where the atom
+;;; begins. The map of a list is a list of the position where it begins and the maps of its elements. 'X counts as
+;;; (QUOTE X), and the form after a comma as the second element of a list, because SBCL counts so (SUB-FIND-SOURCE-PATHS
+;;; in src/compiler/ir1tran.lisp). The map of a form that begins with a reader macro of the user's is a list of the
+;;; position alone, because such a form may contain anything.
 
 (defconstant +max-nesting+ 300
-  "The maximum nesting depth at which subforms are found.")
+  "The maximum nesting depth of a form that is scanned. The scan of a deeper form fails.")
 
 (deftype source-text ()
-  "A text to scan."
+  "A string to scan, such as the contents of a file."
   '(simple-array character (*)))
 
 (defun whitespace-p (character)
@@ -21,7 +21,7 @@
   (member character '(#\Space #\Newline #\Tab #\Page #\Return #\Linefeed)))
 
 (defun constituent-p (character)
-  "Return true when CHARACTER continues a token."
+  "Return true when CHARACTER can be part of a token in standard syntax."
   (not (or (whitespace-p character) (find character "\"'(),;`"))))
 
 (defun scan-failed ()
@@ -29,7 +29,7 @@
   (throw 'scan-failed nil))
 
 (defun block-comment-end (text position)
-  "Return the position after the block comment that begins at POSITION in TEXT."
+  "Return the position after the block comment that begins at POSITION in TEXT. The scan fails if the comment does not end."
   (declare (type source-text text) (type index position))
   (let ((depth 0))
     (loop
@@ -45,7 +45,8 @@
               (t (incf position)))))))
 
 (defun delimited-end (text position delimiter)
-  "Return the position after the next unescaped DELIMITER in TEXT, from POSITION on."
+  "Return the position after the next DELIMITER in TEXT, from POSITION on, that no backslash precedes. The scan fails if
+there is none."
   (declare (type source-text text) (type index position))
   (loop
     (when (>= position (length text)) (scan-failed))
@@ -55,7 +56,7 @@
             ((char= character #\\) (incf position))))))
 
 (defun token-end (text position)
-  "Return the end of the token of TEXT that contains POSITION."
+  "Return the end of the token in TEXT. POSITION is its start or another position in it."
   (declare (type source-text text) (type index position))
   (loop
     (when (>= position (length text)) (return (length text)))
@@ -81,8 +82,8 @@
                   (t (scan-failed))))))))
 
 (defun form-start (text position depth)
-  "Return the start of the next form or closing parenthesis of TEXT, from POSITION on, after whitespace, comments, and
-forms excluded by feature expressions. Return the length of TEXT when there is none. DEPTH is the nesting depth, from 0."
+  "Return the start of the next form or closing parenthesis of TEXT, from POSITION on. Skip whitespace, comments, and
+forms that #+ or #- excludes. Return the length of TEXT when nothing follows. DEPTH is the nesting depth, from 0."
   (declare (type source-text text) (type index position depth))
   (loop
     (let ((character (if (< position (length text)) (schar text position) (return (length text))))
@@ -100,8 +101,8 @@ forms excluded by feature expressions. Return the length of TEXT when there is n
             (t (return position))))))
 
 (defun scan-elements (text position depth)
-  "Return the maps of the elements of a list in TEXT, whose first element is at or after POSITION, and the position after
-its closing parenthesis."
+  "Return the maps of the elements of a list in TEXT, and the position after the closing parenthesis of the list. POSITION
+is the position after the opening parenthesis. DEPTH is the nesting depth of the elements."
   (declare (type source-text text) (type index position depth))
   (let ((elements '()))
     (loop
@@ -110,7 +111,8 @@ its closing parenthesis."
         (cond ((char= (schar text start) #\))
                (return (values (nreverse elements) (1+ start))))
               ((and (char= (schar text start) #\.) elements (= (token-end text start) (1+ start)))
-               ;; The form after the dot is the list's tail: its elements, a comma's too, are elements of the list.
+               ;; The form after the dot is the tail of the list. If the tail is a list, or a comma and a form, which counts
+               ;; as a list, its elements are elements of the whole list.
                (multiple-value-bind (tail end) (scan-form text (1+ start) depth)
                  (let ((close (form-start text end depth)))
                    (unless (and (< close (length text)) (char= (schar text close) #\))) (scan-failed))
@@ -120,14 +122,15 @@ its closing parenthesis."
                    (setf position end))))))))
 
 (defvar *source-package* nil
-  "The package in which the text was read, as far as known, or NIL.")
+  "The package in which SBCL probably read the text that is scanned, or NIL if it is unknown.")
 
 (defvar *values-read* '()
-  "The lists that #. has produced so far in this form. SBCL numbers the conses of each list only once.")
+  "The lists that #. has produced so far in the form that is scanned. SBCL numbers the conses of each list only once.")
 
 (defun scan-read-value (text position start)
-  "Return the map of the value that #. at START of TEXT reads; the form after it is at POSITION. The value is taken for an
-atom, whose map is START, unless that form is a variable that holds a list now, such as a list of declarations."
+  "Return the map of the value that the reader gets from #. in TEXT. START is the position of #. and POSITION that of the
+form after it. If this form is a variable that now holds a list, such as a list of declarations, return the map of the
+list, in which every position is START. Otherwise take the value for an atom, whose map is START."
   (let* ((name (and (< position (length text)) (constituent-p (schar text position)) (token-name text position)))
          (symbol (and name *source-package* (find-symbol name *source-package*)))
          (value (and symbol (boundp symbol) (symbol-value symbol)))
@@ -141,7 +144,7 @@ atom, whose map is START, unless that form is a variable that holds a list now, 
                (represent value))))))
 
 (defun scan-dispatching (text start depth)
-  "Return the map of the form of TEXT that begins with # at START, nested DEPTH deep, and the end of the form."
+  "Return the map and the end of the form that begins with # at START in TEXT. DEPTH is its nesting depth."
   (declare (type source-text text) (type index start depth))
   (let* ((position (or (position-if-not #'digit-char-p text :start (1+ start)) (scan-failed)))
          (next (1+ position)))
@@ -163,11 +166,11 @@ atom, whose map is START, unless that form is a variable that holds a list now, 
         (t (values (list start) (nth-value 1 (scan-form text next depth))))))))
 
 (defun opaque-form-p (form)
-  "Return true when FORM, in a map, begins with a reader macro of the user's."
+  "Return true when FORM, a map, represents a form that begins with a reader macro of the user's."
   (and (consp form) (null (rest form))))
 
 (defun scan-form (text position depth)
-  "Return the map of the form that begins at or after POSITION in TEXT, nested DEPTH deep, and the end of the form."
+  "Return the map and the end of the first form that begins at or after POSITION in TEXT. DEPTH is its nesting depth."
   (declare (type source-text text) (type index position depth))
   (when (> depth +max-nesting+) (scan-failed))
   (let ((start (form-start text position depth))
@@ -187,17 +190,17 @@ atom, whose map is START, unless that form is a variable that holds a list now, 
         (t (values start (token-end text start)))))))
 
 (defun map-form (text &optional (start 0))
-  "Return the map of the first form in TEXT at or after START, and its end; or NIL when the syntax is not understood."
+  "Return the map and the end of the first form in TEXT at or after START; or NIL when the scan fails."
   (let ((*values-read* '()))
     (catch 'scan-failed (scan-form text start 0))))
 
 (defun form-position (form)
-  "Return the position at which FORM, in a map, begins."
+  "Return the position at which the form with the map FORM begins."
   (if (consp form) (first form) form))
 
 (defun position-at-path (map path)
-  "Return the position of the subform of MAP at PATH, a list of indices. If there is none, return the position of the
-innermost enclosing form."
+  "Return the position of the subform at PATH in the form with the map MAP. PATH is a list of indices, outermost first. If
+there is no such subform, return the position of the innermost form on the path."
   (let ((form map))
     (dolist (index path (form-position form))
       (let ((element (and (consp form) (nth index (rest form)))))
@@ -206,8 +209,8 @@ innermost enclosing form."
             (return (form-position form)))))))
 
 (defun position-of-number (map number)
-  "Return the position of the subform of MAP to which the compiler gave NUMBER, or NIL. The compiler numbers conses, outer
-ones first (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp)."
+  "Return the position of the subform to which the compiler gave NUMBER in the form with the map MAP, or NIL. The compiler
+numbers conses from 0, outer conses before inner ones (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp)."
   (labels ((visit (form depth)
              (when (consp form)
                (when (zerop number)
@@ -220,8 +223,8 @@ ones first (SUB-FIND-SOURCE-PATHS in src/compiler/ir1tran.lisp)."
     nil))
 
 (defun token-position (token text &optional (start 0))
-  "Return the first position in TEXT, from START on, of TOKEN as a whole token or after a package prefix, ignoring case;
-or NIL."
+  "Return the first position in TEXT, from START on, at which TOKEN is a whole token or follows a package prefix; or NIL.
+Ignore case."
   (declare (type string token) (type source-text text))
   (loop for from = start then (1+ found)
         for found = (search token text :start2 from :test #'char-equal)
@@ -249,7 +252,8 @@ or NIL."
   "The maximum number of characters shown of a line of source.")
 
 (defun line-at (text position)
-  "Return the line of TEXT that contains POSITION, trimmed. Of a line that is too long, return the part from POSITION on."
+  "Return the line of TEXT that contains POSITION, without whitespace at both ends. Of a line that is longer than
++MAX-SHOWN-LINE+, return the part from POSITION on, truncated to that length."
   (flet ((trim (start end) (string-trim '(#\Space #\Tab #\Return) (subseq text start end)))
          (cut (line) (if (> (length line) +max-shown-line+)
                          (concatenate 'string (subseq line 0 (1- +max-shown-line+)) "…")
@@ -267,7 +271,8 @@ or NIL."
                                             (print-unreadable-object (form stream)
                                               (format stream "evaluation ~D, line ~D"
                                                       (evaluated-evaluation form) (evaluated-line form))))))
-  "A top-level form that was evaluated. Its definitions refer to it through SB-C::*SOURCE-PLIST*."
+  "A top-level form that was evaluated. SB-C::*SOURCE-PLIST* contains this structure during the evaluation, so SBCL records
+it with the form's definitions. TEXT is NIL for a form longer than +MAX-KEPT-FORM+."
   (evaluation 0 :type index)
   ;; The position at which the form began in the submitted code.
   (start 0 :type index)
@@ -276,13 +281,13 @@ or NIL."
   form)
 
 (defconstant +max-kept-form+ 50000
-  "The maximum length of a top-level form whose text is kept with its definitions.")
+  "The maximum number of characters in a top-level form whose text is kept with its definitions.")
 
 (defvar *evaluated-forms* '()
   "The forms that this evaluation has evaluated so far, newest first.")
 
 (defun compact-subseq (text start end)
-  "Return the part of TEXT from START to END, as a base string (one byte a character) if possible."
+  "Return the part of TEXT from START below END, as a base string (one byte per character) if possible."
   (declare (type text text) (type index start end))
   (if (loop for position of-type index from start below end
             always (sb-kernel:base-char-p (schar text position)))
@@ -290,14 +295,14 @@ or NIL."
       (subseq text start end)))
 
 (defun count-newlines (text start end)
-  "Return the number of newlines in TEXT from START to END."
+  "Return the number of newlines in TEXT from START below END."
   (declare (type text text) (type index start end))
   (loop for position of-type index from start below end
         count (char= #\Newline (schar text position))))
 
 (defun form-line (code start)
-  "Return the line in CODE, the submitted code, of the form that begins at START. Count from the previously evaluated
-form; counting from the beginning would take quadratic time for many forms."
+  "Return the line, from 1, of the form that begins at START in CODE, the submitted code. Count from the form evaluated
+before, because counting from the beginning would take quadratic time for many forms."
   (declare (type text code) (type index start))
   (let ((before (first *evaluated-forms*)))
     (if (and before (<= (evaluated-start before) start))
@@ -305,8 +310,8 @@ form; counting from the beginning would take quadratic time for many forms."
         (1+ (count-newlines code 0 start)))))
 
 (defun note-evaluated-form (form number code start end)
-  "Return the value of SB-C::*SOURCE-PLIST* for the evaluation of FORM, which extends from START below END in CODE, by the
-evaluation NUMBER."
+  "Record FORM in *EVALUATED-FORMS*, and return the value of SB-C::*SOURCE-PLIST* for its evaluation. FORM extends from
+START below END in CODE. NUMBER is the number of the evaluation."
   (declare (type text code) (type index start end))
   (let ((evaluated (make-evaluated-form
                     :evaluation number
@@ -318,18 +323,18 @@ evaluation NUMBER."
     (list :evaluation evaluated)))
 
 (defun without-evaluation (plist)
-  "Return PLIST without the properties that NOTE-EVALUATED-FORM put at its end."
+  "Return the property list PLIST without the properties at its end that NOTE-EVALUATED-FORM returned."
   (ldiff plist (loop for tail on plist by #'cddr
                      when (typep (second tail) 'evaluated-form) return tail)))
 
 (defun plist-evaluation (plist)
-  "Return the EVALUATED-FORM in PLIST, or NIL."
+  "Return the EVALUATED-FORM in PLIST, a value of SB-C::*SOURCE-PLIST*, or NIL."
   (let ((evaluated (getf plist :evaluation)))
     (and (typep evaluated 'evaluated-form) evaluated)))
 
 (defun conses-at-path (form path)
-  "Return the conses on PATH, a list of indices, through FORM, innermost first, each in a cons with the rest of the path
-from there."
+  "Follow PATH, a list of indices, from FORM to a subform, the target. Return a list of the conses passed on the way,
+innermost first, each as (CONS . REST), where REST is the path from CONS to the target."
   (let ((conses '()))
     (loop
       (loop while (sb-int:comma-p form)
@@ -342,8 +347,9 @@ from there."
         (setf form (and (consp tail) (car tail)))))))
 
 (defun path-to-conses (conses form)
-  "Return the path in FORM to the target of the first of CONSES, a list from CONSES-AT-PATH, that is a part of FORM; and
-true. Return NIL and NIL when none is."
+  "Return the path in FORM to the target of CONSES, a value of CONSES-AT-PATH, and true. The target may be a part of a macro
+expansion and not of FORM, so the path leads through the first cons of CONSES, the innermost, that is a part of FORM. If no
+cons of CONSES is a part of FORM, return NIL and NIL."
   (let ((best nil) (best-path '()) (steps 0))
     (labels ((visit (form path depth)
                (when (sb-int:comma-p form)
@@ -367,25 +373,28 @@ true. Return NIL and NIL when none is."
 ;;; Files
 
 (defconstant +max-file-octets+ 4000000
-  "The maximum size of a file that is read.")
+  "The maximum size of a source file that is read, in octets.")
 (defconstant +max-report-octets+ 8000000
-  "The maximum total size of files, not counting the last one, that are cached for one report.")
+  "The maximum total size of the files cached for one report, in octets. If it is exceeded, the cache is emptied before the
+next file is added.")
 
 (defvar *source-files* '()
-  "The cache of files read for this report: lists of namestring, write date, octets, the last result of SCAN-FILE or NIL,
-and the result of SCAN-START-POSITIONS or NIL.")
+  "The cache of the files read for this report. The entry of a file is a list of its namestring; its write date; its octets,
+or NIL if it could not be read; a list of START, END and the values of the last call of SCAN-FILE, or NIL; and the value of
+SCAN-START-POSITIONS, or NIL.")
 (defvar *known-places* nil
   "The cache of places found for this report: a hash table from SB-DI:DEBUG-FUNs to alists from program counters to
-places; :NONE before there is any; NIL outside a report.")
+places; :NONE before the first place is found; NIL outside a report.")
 
 (defmacro with-source-files (() &body body)
-  "Evaluate BODY with a cache for files and locations, so that each is looked up only once."
+  "Evaluate BODY with caches, so that each file is read and each code location is looked up only once."
   `(let ((*source-files* '())
          (*known-places* :none))
      ,@body))
 
 (defun read-octets (namestring)
-  "Return the octets of the file NAMESTRING, native; NIL when it is not a regular file or is too large."
+  "Return the octets of the file with the native namestring NAMESTRING; NIL when it does not exist, is not a regular file,
+or is too large."
   (when (eq :file (sb-impl::native-file-kind namestring t))
     (with-open-file (in (sb-ext:parse-native-namestring namestring) :element-type '(unsigned-byte 8) :if-does-not-exist nil)
       (when (and in (<= (file-length in) +max-file-octets+))
@@ -393,8 +402,8 @@ places; :NONE before there is any; NIL outside a report.")
           (subseq octets 0 (read-sequence octets in)))))))
 
 (defun file-octets (namestring)
-  "Return the octets of the file NAMESTRING, native, its write date, and its entry in *SOURCE-FILES* if there is one; or
-NIL."
+  "Return three values for the file with the native namestring NAMESTRING: its octets, or NIL if it could not be read; its
+write date; and its entry in *SOURCE-FILES*, or NIL outside a report. Return NIL if there is no such file."
   (let* ((date (guarded (file-write-date (sb-ext:parse-native-namestring namestring)) (failure) nil))
          (known (find-if (lambda (known) (and (string= (first known) namestring) (eql (second known) date)))
                          *source-files*)))
@@ -409,7 +418,8 @@ NIL."
              (values octets date (and *known-places* (first *source-files*))))))))
 
 (defun balanced-p (text position)
-  "Return true when no closing parenthesis follows within the next forms of TEXT from POSITION on."
+  "Return true when there is no unmatched closing parenthesis before or after any of the next 20 forms of TEXT from POSITION
+on."
   (loop repeat 20
         for next = (catch 'scan-failed (form-start text position 0))
         while (and next (< next (length text)))
@@ -419,10 +429,10 @@ NIL."
         finally (return t)))
 
 (defun toplevel-form-p (before text map end whole)
-  "Return true when TEXT can be the text of a top-level form, as it must be at a position that SBCL recorded unless the
-file has changed. The text of a top-level form begins right after the previous form, hence after the character BEFORE,
-or NIL at the beginning of the file. MAP and END are the map of the first form in TEXT, or NIL, and its end. WHOLE is
-true when TEXT must contain no other form."
+  "Return true when TEXT can begin with a top-level form. At a position that SBCL recorded it does, unless the file has
+changed. The text of a top-level form begins right after the previous form. BEFORE is the character before TEXT, or NIL at
+the beginning of the file. MAP is the map of the first form in TEXT, or NIL, and END is the end of this form. WHOLE is true
+when TEXT must contain nothing else."
   (declare (type source-text text))
   (and (or (member before '(nil #\) #\"))
            (and (plusp (length text)) (whitespace-p (schar text 0))))
@@ -432,8 +442,9 @@ true when TEXT must contain no other form."
              (t (balanced-p text end)))))
 
 (defun scan-file (entry octets start end)
-  "Return the text of OCTETS from START below END, or to the end when END is NIL; the map and the end of the first form
-in the text; and the value of TOPLEVEL-FORM-P. ENTRY is the file's entry in *SOURCE-FILES*, or NIL."
+  "Decode OCTETS, the contents of a file, from START below END, or to the end when END is NIL. Return the text; the map and
+the end of the first form in it; and the value of TOPLEVEL-FORM-P for it. ENTRY is the file's entry in *SOURCE-FILES*, in
+which the values are cached, or NIL."
   (let ((known (fourth entry)))
     (unless (and known (eql start (first known)) (eql end (second known)))
       (let ((text (octets-text octets start (or end (length octets)))))
@@ -446,13 +457,13 @@ in the text; and the value of TOPLEVEL-FORM-P. ENTRY is the file's entry in *SOU
     (values-list (cddr known))))
 
 (defun octets-text (octets start end)
-  "Decode OCTETS from START below END as UTF-8."
+  "Return the text of OCTETS from START below END, decoded as UTF-8. Invalid octets become question marks."
   (coerce (sb-ext:octets-to-string octets :start (min start (length octets)) :end (min end (length octets))
                                           :external-format '(:utf-8 :replacement #\?))
           'source-text))
 
 (defun shown-path (namestring)
-  "Return NAMESTRING relative to the working directory if the file is below that directory, else NAMESTRING."
+  "Return NAMESTRING relative to the working directory if it names a file below this directory, else NAMESTRING unchanged."
   (let ((directory (guarded (concatenate 'string (sb-posix:getcwd) "/") (failure) nil)))
     (if (and directory (> (length namestring) (length directory))
              (string= directory namestring :end2 (length directory)))
@@ -461,27 +472,28 @@ in the text; and the value of TOPLEVEL-FORM-P. ENTRY is the file's entry in *SOU
 
 (defstruct (place (:copier nil) (:predicate nil))
   "A place in a source file or in evaluated code."
-  ;; The file or the evaluation: `src/a.lisp` or `evaluation 3`.
+  ;; The name of the file or evaluation, such as `src/a.lisp` or `evaluation 3`.
   (in "" :type string)
   ;; The line and the column from 1, or 0 if unknown.
   (line 0 :type index)
   (column 0 :type index)
-  ;; The line of source, or NIL.
+  ;; The text of the line, or NIL.
   (code nil :type (or null string))
-  ;; The text of the top-level form, or NIL, and the position in that text.
+  ;; The text that contains the top-level form, or NIL, and the position of the place in that text.
   (text nil :type (or null source-text))
   (position 0 :type index))
 
 (defun changed-file-place (namestring)
-  "Return the place in the file NAMESTRING, native, for code whose file has changed since the code was compiled or
-loaded."
+  "Return a place without a line for code in the file with the native namestring NAMESTRING, which has changed since the code
+was compiled or loaded."
   (make-place :in (concatenate 'string (shown-path namestring) " (changed since)")))
 
 (defun file-place (namestring created start end find &optional name)
-  "Return the place of a subform in the file NAMESTRING, native. The top-level form extends from START to END (or NIL),
-in octets. FIND, a function of a map, returns the position of the subform. CREATED is the write date of the version for
-which START and END are valid, or NIL when the file certainly is that version. Even if the dates are equal, the file may
-have been changed within the same second. NAME is the name of the function that contains the subform, or NIL."
+  "Return the place of a subform in the file with the native namestring NAMESTRING. START and END are the offsets, in octets,
+between which its top-level form lies, or NIL if unknown. FIND is a function of a map that returns the position of the
+subform. CREATED is the write date of the version of the file to which START and END refer, or NIL when the file certainly
+is this version. Equal dates prove nothing, as the file may have changed within the same second, so also check that a form
+which defines NAME can be there. NAME is the name of the function that contains the subform, a string, or NIL."
   (declare (type function find))
   (multiple-value-bind (octets date entry) (file-octets namestring)
     (let ((in (shown-path namestring)))
@@ -508,7 +520,7 @@ have been changed within the same second. NAME is the name of the function that 
                                    :position position))))))))))
 
 (defun characters-before (octets position)
-  "Return the number of characters before POSITION, an offset in OCTETS, in its line."
+  "Return the number of characters between the beginning of the line and POSITION, an offset in OCTETS."
   (let ((newline (position 10 octets :end position :from-end t)))
     (length (octets-text octets (if newline (1+ newline) 0) position))))
 
@@ -525,12 +537,12 @@ have been changed within the same second. NAME is the name of the function that 
 ;;; Code locations
 
 (defun nearest-known-location (location)
-  "Return LOCATION, or the beginning of its block if SBCL has no more precise information."
+  "Return the code location LOCATION, or the location at the beginning of its block if SBCL has no more precise information."
   (sb-debug::maybe-block-start-location location))
 
 (defun path-of-number (form number)
-  "Return the path in FORM, a list of indices, to the subform to which the compiler gave NUMBER, and true; or NIL and NIL.
-Follow SUB-FIND-SOURCE-PATHS; FORM-NUMBER-TRANSLATIONS differs, as it counts a subform that occurs twice only once."
+  "Return the path, a list of indices, to the subform of FORM to which the compiler gave NUMBER, and true; or NIL and NIL.
+Count as SBCL's SUB-FIND-SOURCE-PATHS does. SBCL's FORM-NUMBER-TRANSLATIONS counts a subform that occurs twice only once."
   (let ((seen (make-hash-table :test 'eq))
         (count 0))
     (labels ((visit (form path depth)
@@ -557,14 +569,15 @@ Follow SUB-FIND-SOURCE-PATHS; FORM-NUMBER-TRANSLATIONS differs, as it counts a s
       (values '() nil))))
 
 (defun source-form-conses (source number)
-  "Return the conses, as CONSES-AT-PATH does, that lead to the form numbered NUMBER in SOURCE, an SB-DI:DEBUG-SOURCE of
+  "Return the value of CONSES-AT-PATH for the subform numbered NUMBER in the form of SOURCE, an SB-DI:DEBUG-SOURCE of
 evaluated code."
   (let ((root (sb-di::core-debug-source-form source)))
     (multiple-value-bind (path found) (path-of-number root number)
       (and found (conses-at-path root path)))))
 
 (defun name-package (name)
-  "Return the package of the first symbol in NAME, a function name, that is not the system's; or NIL."
+  "Return the package of the first symbol in NAME, a function name, whose package is not COMMON-LISP, KEYWORD or one of
+SBCL's; or NIL."
   (typecase name
     (null nil)
     (symbol (let ((package (symbol-package name)))
@@ -576,8 +589,8 @@ evaluated code."
     (cons (or (name-package (car name)) (name-package (cdr name))))))
 
 (defun scan-start-positions (octets)
-  "Return a vector of the positions of the top-level forms in OCTETS. As for SBCL, each form begins right after the
-previous form."
+  "Return a vector of the positions of the top-level forms in OCTETS, the contents of a file. As SBCL does, let each form
+begin right after the end of the previous form."
   ;; Decode each octet to one character. The octets of non-ASCII characters become constituents, as the characters
   ;; themselves are.
   (let ((text (coerce (sb-ext:octets-to-string octets :external-format :latin-1) 'source-text))
@@ -588,8 +601,9 @@ previous form."
     (coerce (nreverse positions) 'vector)))
 
 (defun start-positions (source namestring)
-  "Return a vector of the positions, in octets, of the top-level forms in the file NAMESTRING, native; or NIL. SOURCE, an
-SB-DI:DEBUG-SOURCE, contains them, unless it is of a compiled file that is still being loaded, which stores them last."
+  "Return a vector of the positions, in octets, of the top-level forms in the file with the native namestring NAMESTRING; or
+NIL. Take them from SOURCE, an SB-DI:DEBUG-SOURCE. While a compiled file is still being loaded, SOURCE does not have them
+yet, so scan the file."
   (or (sb-di:debug-source-start-positions source)
       (multiple-value-bind (octets date entry) (file-octets namestring)
         (declare (ignore date))
@@ -601,8 +615,8 @@ SB-DI:DEBUG-SOURCE, contains them, unless it is of a compiled file that is still
                 positions))))))
 
 (defun source-form-place (source toplevel number name)
-  "Return the place of the form numbered NUMBER in the top-level form numbered TOPLEVEL (NIL if unknown) of SOURCE, an
-SB-DI:DEBUG-SOURCE. NAME is the name of the function that contains the form. Return NIL when the code is SBCL's own or
+  "Return the place of the subform numbered NUMBER in the top-level form numbered TOPLEVEL (NIL if unknown) of SOURCE, an
+SB-DI:DEBUG-SOURCE. NAME is the name of the function that contains the subform. Return NIL when the code is SBCL's own or
 its place is unknown."
   (let ((file (sb-di:debug-source-namestring source))
         (evaluated (plist-evaluation (sb-c::debug-source-plist source)))
@@ -625,7 +639,7 @@ its place is unknown."
                            (and (symbolp name) (symbol-name name)))))))))
 
 (defun find-location-place (location)
-  "Find the place of LOCATION without the cache of LOCATION-PLACE."
+  "Return the place of LOCATION as LOCATION-PLACE does, but without a cache."
   (let* ((source (sb-di:code-location-debug-source location))
          (file (sb-di:debug-source-namestring source)))
     (unless (and file (system-file-p file))
@@ -635,7 +649,8 @@ its place is unknown."
                          (sb-di:debug-fun-name (sb-di:code-location-debug-fun location))))))
 
 (defun location-place (location)
-  "Return the place of LOCATION, an SB-DI:CODE-LOCATION, or NIL when it is SBCL's own or unknown."
+  "Return the place of LOCATION, an SB-DI:CODE-LOCATION; or NIL when the code is SBCL's own or its place is unknown. Cache
+the place in *KNOWN-PLACES*."
   (let ((function (sb-di:code-location-debug-fun location))
         (counter (sb-di::compiled-code-location-pc location)))
     (when (eq *known-places* :none)
@@ -649,8 +664,8 @@ its place is unknown."
             place)))))
 
 (defun evaluated-place (evaluated conses)
-  "Return the place in EVALUATED, an EVALUATED-FORM, of the target of the first of CONSES, a list from CONSES-AT-PATH,
-that is a part of it."
+  "Return the place, in EVALUATED, an EVALUATED-FORM, of the target of CONSES, a value of CONSES-AT-PATH. If no cons of
+CONSES is a part of the form, return the place of the whole form."
   (let* ((text (and (evaluated-text evaluated) (coerce (evaluated-text evaluated) 'source-text)))
          (position (or (multiple-value-bind (path found) (path-to-conses conses (evaluated-form evaluated))
                          (when (and found text)
@@ -664,7 +679,7 @@ that is a part of it."
                 :position position)))
 
 (defun place-label (place)
-  "Return the text for PLACE, such as `src/a.lisp:12`, without the line of source."
+  "Return the text that names PLACE: `src/a.lisp:12`, `evaluation 3, line 2`, or only the file if the line is unknown."
   (let ((in (place-in place)))
     (cond ((zerop (place-line place)) in)
           ((eql 11 (mismatch "evaluation " in)) (format nil "~A, line ~D" in (place-line place)))
@@ -673,8 +688,8 @@ that is a part of it."
 ;;; Definitions
 
 (defun read-name (text)
-  "Return the symbol name that a standard reader makes of the token TEXT, and the position of the colons after its package
-prefix, or NIL."
+  "Return the symbol name that the reader with the standard readtable makes of the token TEXT; and the position in TEXT of
+the first colon after the package prefix, or NIL."
   (let ((name (make-array (length text) :element-type 'character :fill-pointer 0))
         (colon nil)
         (barred nil)
@@ -693,26 +708,27 @@ prefix, or NIL."
     (values (coerce name 'text) colon)))
 
 (defun token-name (text position)
-  "Return the symbol name that a standard reader makes of the token of TEXT at POSITION."
+  "Return the symbol name that the reader with the standard readtable makes of the token at POSITION in TEXT."
   (values (read-name (subseq text position (or (catch 'scan-failed (token-end text position)) position)))))
 
 (defun definition-form-p (form text)
-  "Return true when FORM, a map in TEXT, looks like a definition."
+  "Return true when the form in TEXT with the map FORM looks like a definition: its operator's name begins with DEF."
   (and (consp form) (integerp (second form))
        (eql 3 (mismatch "DEF" (token-name text (second form))))))
 
 (defun defines-p (form text name)
-  "Return true when FORM, a map in TEXT, looks like a definition of NAME, a string."
+  "Return true when the form in TEXT with the map FORM looks like a definition of NAME, a string, or of (SETF NAME)."
   (and (definition-form-p form text)
        (let* ((named (third form))
               (first (if (consp named) (second named) named)))
          (flet ((named-p (form) (and (integerp form) (string= name (token-name text form)))))
            (or (named-p first)
-               ;; (SETF NAME)
+               ;; The definition of (SETF NAME).
                (and (consp named) (named-p (third named))))))))
 
 (defun defines-only-name-p (map text)
-  "Return true when MAP, of a top-level form of TEXT, is of a kind of form that defines nothing except the name in it."
+  "Return true when the top-level form in TEXT with the map MAP is a form such as DEFUN, which defines nothing except the
+name that it contains."
   (and (consp map) (integerp (second map))
        (member (token-name text (second map))
                '("DEFUN" "DEFMACRO" "DEFGENERIC" "DEFMETHOD" "DEFVAR" "DEFPARAMETER" "DEFCONSTANT" "DEFTYPE"
@@ -720,10 +736,10 @@ prefix, or NIL."
                :test #'string=)))
 
 (defun definition-position (map text name &key exactly method)
-  "Return the position of the definition of NAME, a string, in MAP, of a top-level form of TEXT: the position of a
-subform that looks like the definition, with preference for the method with the signature METHOD, if given. Otherwise,
-unless EXACTLY, return the position of the whole form if it looks like a definition that may define NAME too. Else
-return NIL."
+  "Return the position of the definition of NAME, a string, in the top-level form of TEXT with the map MAP: the position of
+a subform that looks like the definition. If METHOD is given, prefer the method with this signature. Without such a
+subform, return NIL if EXACTLY is true. Otherwise return the position of the whole form if it looks like a definition that
+may define further names, else NIL."
   (labels ((visit (form depth key)
              (when (and (consp form) (< depth 20))
                (when (and (defines-p form text name)
@@ -737,8 +753,9 @@ return NIL."
     (and (not exactly) (definition-form-p map text) (not (defines-only-name-p map text)) (first map))))
 
 (defun method-signature (qualifiers specializers)
-  "Return the signature that distinguishes a method from others of its generic function: a list of the names of its
-QUALIFIERS and of its SPECIALIZERS except T. Elements that are not symbols or named classes are NIL."
+  "Return the signature that distinguishes a method from others of its generic function. The signature consists of two
+lists: the names of the QUALIFIERS, and the names of the SPECIALIZERS except T. The name is NIL for a qualifier that is no
+symbol and for a specializer that is no named class."
   (flet ((name (thing) (and (symbolp thing) (symbol-name thing))))
     (list (mapcar #'name qualifiers)
           (loop for specializer in specializers
@@ -747,7 +764,8 @@ QUALIFIERS and of its SPECIALIZERS except T. Elements that are not symbols or na
                   collect (and class (name class))))))
 
 (defun form-signature (form text)
-  "Return the METHOD-SIGNATURE of FORM, a map in TEXT, if it is a DEFMETHOD form, else NIL."
+  "If the form in TEXT with the map FORM is a DEFMETHOD form, return the signature of its method, as METHOD-SIGNATURE does;
+else NIL."
   (when (and (consp form) (integerp (second form)) (string= "DEFMETHOD" (token-name text (second form))))
     (let* ((rest (nthcdr 3 form))
            (lambda-list (position-if #'consp rest)))
@@ -760,12 +778,13 @@ QUALIFIERS and of its SPECIALIZERS except T. Elements that are not symbols or na
                         collect (name (third parameter)))))))))
 
 (defun form-text (text position)
-  "Return the text of the form at POSITION of TEXT, or NIL."
+  "Return the text of the form at POSITION in TEXT, or NIL when its syntax is not understood."
   (multiple-value-bind (map end) (map-form text position)
     (and map (subseq text position end))))
 
 (defun toplevel-start (text number)
-  "Return the position of top-level form NUMBER, from 0, of TEXT, or NIL."
+  "Return the position of the top-level form with NUMBER, from 0, in TEXT; or NIL when the syntax before it is not
+understood."
   (catch 'scan-failed
     (let ((position 0))
       (loop repeat number
@@ -773,7 +792,7 @@ QUALIFIERS and of its SPECIALIZERS except T. Elements that are not symbols or na
       (form-start text position 0))))
 
 (defun toplevel-starts (text)
-  "Return a vector of the positions of the top-level forms of TEXT, up to the first that is not understood."
+  "Return a vector of the positions of the top-level forms of TEXT, up to the first form whose syntax is not understood."
   (let ((starts '())
         (position 0))
     (catch 'scan-failed
@@ -786,8 +805,8 @@ QUALIFIERS and of its SPECIALIZERS except T. Elements that are not symbols or na
     (coerce (nreverse starts) 'simple-vector)))
 
 (defun definition-place (source name &optional method)
-  "Return the place of the definition of NAME, a string, or of its method with the signature METHOD. SOURCE is its
-definition source from SB-INTROSPECT. Return NIL when the place is unknown."
+  "Return the place of the definition of NAME, a string; if METHOD is given, preferably of the method of NAME with this
+signature. SOURCE is the definition source that SB-INTROSPECT returns for it. Return NIL when the place is unknown."
   (let ((evaluated (plist-evaluation (sb-introspect:definition-source-plist source)))
         (file (sb-introspect:definition-source-pathname source)))
     (cond (file
@@ -809,9 +828,9 @@ definition source from SB-INTROSPECT. Return NIL when the place is unknown."
              place)))))
 
 (defun file-definition-place (namestring number created name method)
-  "Return the place of the definition of NAME, a string, or of its method with the signature METHOD, in the top-level
-form NUMBER, or NIL, of the file NAMESTRING. CREATED is the write date of the version that was loaded, or NIL when the
-date is unknown; then only a form that defines exactly NAME counts."
+  "Return the place of the definition of NAME, a string, in the file NAMESTRING; if METHOD is not NIL, prefer the method of
+NAME with this signature. NUMBER is the number of the top-level form, or NIL if unknown. CREATED is the write date of the
+version that was loaded, or NIL if unknown; then only a form that defines exactly NAME counts."
   (multiple-value-bind (octets date) (file-octets namestring)
     (if (and octets created (source-changed-p namestring created date))
         (changed-file-place namestring)
@@ -823,15 +842,17 @@ date is unknown; then only a form that defines exactly NAME counts."
                  (multiple-value-bind (line column) (line-and-column text position)
                    (make-place :in (shown-path namestring) :line line :column column
                                :code (line-at text position) :text text :position position)))
-                ;; The file was changed within the second in which it was written.
+                ;; The form certainly defines another name, although the write dates are equal: the file was changed within
+                ;; the same second.
                 ((and map created (defines-only-name-p map text)) (changed-file-place namestring))
                 (t (make-place :in (shown-path namestring))))))))
 
-;;; Files that are compiled or loaded
+;;; Places in files that are being compiled or loaded
 
 (defun heading-word (text position)
-  "Return the word that a heading shows for the form at or after POSITION of TEXT, and the end of the word: a token, a
-string, or the heading of a quoted form. Return NIL for anything else, or if it is too long."
+  "Return the word that FORM-HEADING shows for the form at or after POSITION in TEXT, and the position at which to look for
+the next word. The word is a token, a string, or the heading of a quoted list, after which no other word is shown. Return
+NIL for other forms, and for tokens and strings of 50 or more characters."
   (let ((start (catch 'scan-failed (form-start text position 0))))
     (flet ((char-at (position) (and (< position (length text)) (schar text position))))
       (cond ((null start) nil)
@@ -847,7 +868,8 @@ string, or the heading of a quoted form. Return NIL for anything else, or if it 
                    (values (if stringp word (string-upcase word)) end)))))))))
 
 (defun form-heading (text &optional (position 0))
-  "Return the heading of the form at or after POSITION of TEXT, such as (DEFUN F) or (EVAL '(DEFUN F)), or NIL."
+  "Return the heading of the form at or after POSITION in TEXT: its operator and first argument, as in (DEFUN F) or
+(EVAL '(DEFUN F)). Return NIL for a form without a suitable operator."
   (let ((start (catch 'scan-failed (form-start text position 0))))
     (when (and start (< start (length text)) (char= (schar text start) #\())
       (multiple-value-bind (operator end) (heading-word text (1+ start))
@@ -855,7 +877,8 @@ string, or the heading of a quoted form. Return NIL for anything else, or if it 
           (format nil "(~A~@[ ~A~])" operator (heading-word text end)))))))
 
 (defun unreadable-file-place (condition)
-  "Return the file, line, column and form heading of CONDITION, a reader error in a file, as WARNING-PLACE does."
+  "Return four values, as WARNING-PLACE does, for CONDITION, a reader error in a file: the file, and the line, column and
+heading of the form in which the error occurred."
   (let* ((stream (stream-error-stream condition))
          (namestring (sb-ext:native-namestring (pathname stream)))
          (octets (file-octets namestring))
@@ -869,7 +892,8 @@ string, or the heading of a quoted form. Return NIL for anything else, or if it 
         (values (shown-path namestring) 0 0 nil))))
 
 (defun context-heading (context)
-  "Return the heading, such as (DEFUN F), of the form in CONTEXT, an SB-C::COMPILER-ERROR-CONTEXT; or NIL."
+  "Return the heading, such as (DEFUN F), of the innermost definition around the form in CONTEXT, or of the top-level form
+if there is no definition; or NIL. CONTEXT is an SB-C::COMPILER-ERROR-CONTEXT."
   (let ((heading (first (last (sb-c::compiler-error-context-context context)))))
     (when heading
       (with-server-syntax (:length 6 :level 3)
@@ -881,10 +905,12 @@ string, or the heading of a quoted form. Return NIL for anything else, or if it 
           nil)))))
 
 (defun submitted-place (context)
-  "Return the place in the submitted code of CONTEXT, an SB-C::COMPILER-ERROR-CONTEXT of code in no file, or NIL."
+  "Return the place in the submitted code that CONTEXT, an SB-C::COMPILER-ERROR-CONTEXT of code outside any file, is about;
+or NIL."
   (let* ((form (sb-c::compiler-error-context-original-form context))
          (path (sb-c::compiler-error-context-original-source-path context))
-         ;; A warning at the end of the compilation unit has no source information any more.
+         ;; The context of a warning at the end of the compilation unit was recorded earlier. The source information that
+         ;; belongs to it no longer exists.
          (root (and sb-c::*source-info*
                     (not (eq context sb-c::*compiler-error-context*))
                     (guarded (values (sb-c::find-source-root (first (last path)) sb-c::*source-info*)) (failure) nil)))
@@ -896,11 +922,11 @@ string, or the heading of a quoted form. Return NIL for anything else, or if it 
         (return (evaluated-place evaluated conses))))))
 
 (defconstant +max-searched-frames+ 100000
-  "The maximum number of frames to search for the loader's.")
+  "The maximum number of frames that LOADER-FRAME searches.")
 
 (defun loader-frame ()
-  "Return the innermost frame of the file loader or file compiler, or of a top-level form of a compiled file being loaded,
-if there is one."
+  "Return the innermost frame that belongs to LOAD, to COMPILE-FILE, or to a top-level form of a compiled file that is being
+loaded; or NIL."
   (when (or *load-truename* *compile-file-truename*)
     (loop for frame = (sb-di:top-frame) then (sb-di:frame-down frame)
           repeat +max-searched-frames+
@@ -912,7 +938,8 @@ if there is one."
             return frame)))
 
 (defun compiler-place ()
-  "Return a list of the values of WARNING-PLACE for the compiler's current position, or NIL."
+  "Return a list of the four values that WARNING-PLACE returns, for the form that the compiler is processing; or NIL if the
+place is unknown."
   (let* ((context (and (or (boundp 'sb-c::*compiler-error-bailout*) sb-c::*compiler-error-context*)
                        (sb-c::find-error-context nil)))
          (file (and context (sb-c::compiler-error-context-file-name context)))
@@ -922,7 +949,7 @@ if there is one."
                          (file-place (sb-ext:native-namestring (merge-pathnames file)) nil
                                      (sb-c::compiler-error-context-file-position context) nil
                                      (lambda (map) (position-at-path map path)))))
-                      ;; Code compiled by a file that is being loaded is not part of the submitted code.
+                      ;; While a file is being loaded, the code that is compiled is not part of the submitted code.
                       ((loader-frame) nil)
                       ((find #\Newline (the string *submitted-code*)) (submitted-place context)))))
     (and place
@@ -943,12 +970,13 @@ src/code/target-load.lisp), or NIL."
                   (aref positions (1- (length positions))) nil #'form-position))))
 
 (defun loading-place ()
-  "Return a list of the values of WARNING-PLACE for the top-level form of a file that is being loaded or compiled, or NIL."
+  "Return a list of the four values that WARNING-PLACE returns, for the current top-level form of a file that is being loaded
+or compiled; or NIL."
   (let* ((frame (loader-frame))
          (place (and frame
                      (case (sb-di:debug-fun-name (sb-di:frame-debug-fun frame))
                        ((sb-int:load-as-source sb-c::sub-compile-file) (source-file-place))
-                       ;; Between two forms.
+                       ;; The loader is between two top-level forms.
                        (sb-fasl::load-as-fasl
                         (and *load-truename*
                              (make-place :in (shown-path (sb-ext:native-namestring *load-truename*)))))
@@ -958,15 +986,15 @@ src/code/target-load.lisp), or NIL."
                (and (place-text place) (form-heading (place-text place)))))))
 
 (defconstant +max-located-warnings+ 300
-  "The maximum number of warnings of an evaluation whose place is determined. Fewer are reported.")
+  "The maximum number of warnings of an evaluation whose places are determined. Reports show fewer warnings than this.")
 
 (defvar *located-warnings* 0
-  "The number of warnings of this evaluation whose place has been determined.")
+  "The number of warnings of this evaluation so far, not counting reader errors in files.")
 
 (defun warning-place (condition)
-  "Return the place of the compiler when it signals CONDITION, as four values: the file, or NIL for the submitted code;
-the line and the column, or 0 where they are unknown or the submitted code has a single line; and the heading of the
-enclosing form, or NIL."
+  "Return the place that CONDITION, a warning that the compiler signals now, is about. Return four values: the file, or NIL
+for the submitted code; the line and the column, which are 0 if they are unknown or the submitted code has a single line;
+and the heading of the enclosing form, or NIL."
   (values-list
    (or (guarded (cond ((typep condition 'sb-c::input-error-in-compile-file)
                        (multiple-value-list (unreadable-file-place condition)))

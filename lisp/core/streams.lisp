@@ -1,10 +1,10 @@
-;;;; Streams whose output goes to the host as it is printed: the standard streams, which are permanent and print into the
-;;;; job of the thread that uses them, and text streams, each of which carries one text, such as a printed value.
+;;;; Output streams that push their text to the host as events. The standard streams are permanent and push for the job of
+;;;; the thread that prints to them. A text stream is for one text, such as a printed value.
 
 (in-package "SBCL-HOST")
 
-;;; Operations of a stream's MISC function: %STREAM-OPCODE in SBCL's src/code/ansi-stream.lisp, which does not exist in
-;;; the finished image. A probe in patches.lisp checks these numbers.
+;;; The numbers of operations of a stream's MISC function. SBCL's macro %STREAM-OPCODE (src/code/ansi-stream.lisp) does not
+;;; exist in the finished SBCL, so they are repeated here. A probe in patches.lisp checks them.
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defconstant +listen+ 0)
   (defconstant +force-output+ 2)
@@ -20,14 +20,14 @@
   "The number of characters that a stream buffers before it pushes them.")
 
 (defconstant +program-job+ (declared-number "SBCL_JOB_PROGRAM")
-  "The job number for output of the program's own threads and the threads that they start.")
+  "The job number for output of the embedding program's own threads and of the threads that they start.")
 
 (declaim (type (unsigned-byte 64) *job-id*))
 (defvar *job-id* 0
-  "The number of the job that this thread works for, or 0. Threads that the user's code starts inherit it.")
+  "The number of the job that this thread works for, or 0. A thread that an evaluation starts inherits the number.")
 
 (defvar *spare-buffer* nil
-  "A buffer that no stream of this thread uses at the moment, or NIL.")
+  "A buffer, allocated earlier, that this thread's next text stream can use; or NIL.")
 
 (declaim (inline take-buffer))
 (defun take-buffer ()
@@ -36,7 +36,7 @@
 
 (declaim (inline column-after))
 (defun column-after (column string start end)
-  "Return the column after writing the characters of STRING from START below END at COLUMN."
+  "Return the column that output reaches when the characters of STRING from START below END are written from COLUMN on."
   (declare (type index column start end) (type (simple-array * (*)) string))
   (let ((newline (position #\Newline string :start start :end end :from-end t)))
     (if newline
@@ -46,20 +46,20 @@
 ;;; The standard streams
 
 (defstruct (thread-output (:copier nil) (:predicate nil))
-  "The output that a thread has printed to the standard streams and not pushed yet. One buffer for both streams keeps
-their order."
+  "The output that a thread has printed to the standard streams and not pushed yet. Both standard streams share one buffer,
+so their output is pushed in the order in which it was printed."
   (buffer nil :type (or null text))
   (fill 0 :type index)
-  ;; The stream to which the text in the buffer was printed.
+  ;; The standard stream to which all text in the buffer was printed.
   (stream nil :type (or null standard-stream))
-  ;; The octets of an incomplete character, newest first, from a program that writes octets.
+  ;; The octets of a character that WRITE-BYTE has written only in part, newest first.
   (octets '() :type list)
   ;; The column of each standard stream, indexed by STANDARD-STREAM-PLACE.
   (columns (make-array 2 :element-type 'index :initial-element 0) :type (simple-array index (2))))
 
 (declaim (type (or null thread-output) *output*))
 (defvar *output* nil
-  "The THREAD-OUTPUT of this thread; NIL in a thread that works for no job, whose output is not buffered.")
+  "The THREAD-OUTPUT of this thread; NIL in a thread that works for no job. The output of such a thread is not buffered.")
 
 (defstruct (standard-stream (:include sb-kernel:ansi-stream
                              (cout #'print-character)
@@ -69,17 +69,18 @@ their order."
                             (:constructor make-standard-stream (event-kind place))
                             (:copier nil)
                             (:predicate nil))
-  "An output stream that pushes events of EVENT-KIND for the job of the thread that prints. It accepts octets too, as
-SBCL's own standard streams do."
+  "An output stream that pushes events of EVENT-KIND for the job of the thread that prints. As SBCL's own standard streams
+do, it accepts octets as well as characters."
   (event-kind 0 :type (unsigned-byte 32) :read-only t)
-  ;; The index of the column of this stream in a THREAD-OUTPUT.
+  ;; The index of this stream's column in the slot COLUMNS of a THREAD-OUTPUT.
   (place 0 :type (integer 0 1) :read-only t)
-  ;; The column for threads without a buffer.
+  ;; The column at which threads without a THREAD-OUTPUT print.
   (column 0 :type index))
 
 (declaim (type (or null function) *on-output*))
 (defvar *on-output* nil
-  "A function of a string, a start and an end that also receives what this thread prints to the standard streams; or NIL.")
+  "A function that also receives the output of this thread to the standard streams; or NIL. Its arguments are a string, and
+the start and end of the output in the string.")
 
 (declaim (inline push-output))
 (defun push-output (stream string start end)
@@ -100,7 +101,8 @@ SBCL's own standard streams do."
             (push-output (thread-output-stream output) (the text (thread-output-buffer output)) 0 fill)))))))
 
 (defun finish-output-of-job ()
-  "Push the buffered output of this thread and reset its columns: the next job's output starts a new line."
+  "Push the buffered output of this thread, discard an incomplete character, and set the columns to 0, because the next
+job's output starts a new line."
   (let ((output *output*))
     (when output
       (flush-output)
@@ -109,7 +111,7 @@ SBCL's own standard streams do."
 
 (declaim (inline column))
 (defun column (output stream)
-  "Return the column of STREAM in the thread of OUTPUT."
+  "Return the column at which the thread of OUTPUT, a THREAD-OUTPUT, prints to STREAM."
   (aref (thread-output-columns output) (standard-stream-place stream)))
 
 (defun (setf column) (column output stream)
@@ -117,7 +119,8 @@ SBCL's own standard streams do."
 
 (declaim (inline prepare-output))
 (defun prepare-output (output stream count)
-  "Make room in OUTPUT's buffer for COUNT characters printed to STREAM, and return the buffer."
+  "Make room in the buffer of OUTPUT for COUNT characters, at most +BUFFER-SIZE+, for STREAM, and return the buffer. If the
+buffer is too full or has text of another stream, push it first."
   (declare (type thread-output output) (type standard-stream stream) (type index count))
   (unless (and (eq stream (thread-output-stream output))
                (<= (+ (thread-output-fill output) count) +buffer-size+))
@@ -154,8 +157,8 @@ SBCL's own standard streams do."
             ((null output)
              (setf (standard-stream-column stream)
                    (column-after (standard-stream-column stream) string start end))
-             ;; The thread's job may have ended, so the output is pushed for no job (0), unless it is the program's
-             ;; (+PROGRAM-JOB+).
+             ;; Push the program's output for +PROGRAM-JOB+. Push other output for no job (0), because the thread's job may
+             ;; have ended.
              (event-text (if (eql *job-id* +program-job+) *job-id* 0)
                          (standard-stream-event-kind stream) 0 string start end))
             (t
@@ -175,7 +178,7 @@ SBCL's own standard streams do."
   string)
 
 (defun character-octets (octet)
-  "Return the number of octets in a UTF-8 character that begins with OCTET; 1 if no character begins with OCTET."
+  "Return the number of octets of a UTF-8 character whose first octet is OCTET; 1 if no character begins with OCTET."
   (declare (type (unsigned-byte 8) octet))
   (cond ((<= #xC2 octet #xDF) 2)
         ((<= #xE0 octet #xEF) 3)
@@ -189,7 +192,7 @@ SBCL's own standard streams do."
         do (print-character stream character)))
 
 (defun print-unfinished-character (stream output)
-  "Print to STREAM a replacement for the incomplete character in OUTPUT, whose other octets will not follow."
+  "Print the incomplete character in OUTPUT to STREAM as U+FFFD, because its remaining octets will not follow."
   (print-octets stream (nreverse (shiftf (thread-output-octets output) '()))))
 
 (defun print-octet (stream octet)
@@ -212,8 +215,8 @@ SBCL's own standard streams do."
   octet)
 
 (defun operate-standard-stream (stream operation argument)
-  "Implement the other operations of the standard streams. Closing a standard stream does nothing, since the next
-evaluation needs the stream."
+  "Implement OPERATION, a number such as +CHARPOS+, for the standard streams. Closing a standard stream does nothing,
+because the next evaluation needs it."
   (declare (type standard-stream stream) (ignore argument))
   (case operation
     ((#.+force-output+ #.+finish-output+) (flush-output) nil)
@@ -246,7 +249,7 @@ evaluation needs the stream."
   (if eof-error-p (error 'end-of-file :stream stream) 0))
 
 (defun operate-empty-stream (stream operation argument)
-  "Implement the other operations of the empty stream."
+  "Implement OPERATION, a number such as +LISTEN+, for the empty stream."
   (declare (ignore stream argument))
   (case operation
     (#.+listen+ :eof)
@@ -265,9 +268,10 @@ evaluation needs the stream."
                               (:copier nil) (:predicate nil))
   "The state of one standard stream variable."
   (symbol nil :type symbol :read-only t)
-  ;; The target of the variable's initial synonym stream, a variable of SBCL's.
+  ;; The stream variable to which the variable's initial synonym stream leads, such as SB-SYS:*STDOUT*.
   (target nil :type symbol :read-only t)
-  ;; The variable's initial synonym stream, and the MISC function of the stream, which closing the stream replaces.
+  ;; The variable's initial synonym stream, and the stream's initial MISC function. Closing the stream replaces the
+  ;; function, so the function shows whether the stream is open.
   (stream nil)
   (misc nil)
   ;; The user's stream that was last reported as the variable's value, or NIL.
@@ -278,8 +282,8 @@ evaluation needs the stream."
                                    (*standard-input* sb-sys:*stdin*) (*standard-output* sb-sys:*stdout*)
                                    (*error-output* sb-sys:*stderr*) (*trace-output* sb-sys:*stderr*))
           collect (make-standard-variable symbol target))
-  "The standard stream variables, a list of STANDARD-VARIABLE structures. The variables have the same values as under
-bare SBCL (STREAM-COLD-INIT-OR-RESET in src/code/stream.lisp), except for *TRACE-OUTPUT*, which goes to stderr.")
+  "The standard stream variables, a list of STANDARD-VARIABLE structures. The variables lead to the same targets as in bare
+SBCL (STREAM-COLD-INIT-OR-RESET in src/code/stream.lisp), except for *TRACE-OUTPUT*, which leads to stderr.")
 
 (defun reset-standard-variable (variable)
   "Set VARIABLE to a fresh synonym stream for its initial target."
@@ -298,11 +302,12 @@ bare SBCL (STREAM-COLD-INIT-OR-RESET in src/code/stream.lisp), except for *TRACE
 
 (declaim (type list **system-streams**))
 (sb-ext:define-load-time-global **system-streams** '()
-  "The variables that hold SBCL's own standard streams, as lists of a symbol, the stream that INSTALL-STANDARD-STREAMS
-set it to, and the user's stream that was last reported as the symbol's value, or NIL.")
+  "The variables that hold SBCL's own standard streams, as lists of three elements: the variable, the stream to which
+INSTALL-STANDARD-STREAMS set it, and the user's stream that was last reported as its value, or NIL.")
 
 (defun install-standard-streams ()
-  "Redirect SBCL's standard streams to the host. Every read from them, or from the terminal, finds the end of the file."
+  "Redirect SBCL's standard streams and its terminal stream to the host. Every read from these streams finds the end of
+the file."
   (when (sb-sys:fd-stream-p sb-sys:*tty*)
     (close sb-sys:*tty*))
   (let ((stdin (make-empty-stream)))
@@ -332,20 +337,21 @@ set it to, and the user's stream that was last reported as the symbol's value, o
                         (:predicate nil))
   "A character output stream, used by one thread, that pushes events of EVENT-KIND for the thread's job."
   (event-kind 0 :type (unsigned-byte 32) :read-only t)
-  ;; True when the stream throws to ENOUGH once the host wants no more text.
+  ;; True when the stream throws to the catch tag ENOUGH once the host wants no more text.
   (limited nil :read-only t)
-  ;; NIL once the text is complete: later output is discarded.
+  ;; The text not pushed yet, or NIL once the text is complete. Output that is printed later is discarded.
   (buffer nil :type (or null text))
   (fill 0 :type index)
   (column 0 :type index))
 
 (declaim (type (or null function) *text-sink*))
 (defvar *text-sink* nil
-  "A function of a string, a start and an end that receives the text of text streams instead of the host, and returns
-true when it wants no more; or NIL.")
+  "A function that receives the text of this thread's text streams instead of the host; or NIL. Its arguments are a string,
+and the start and end of the text in the string. It returns true when it wants no more text.")
 
 (defun push-stream-text (stream string start end)
-  "Push the characters of STRING from START below END."
+  "Push the characters of STRING from START below END, which were printed to STREAM. If STREAM is limited and the receiver
+wants no more text, throw to ENOUGH."
   (when (and (if *text-sink*
                  (funcall *text-sink* string start end)
                  (event-text *job-id* (text-stream-event-kind stream) 0 string start end))
@@ -361,7 +367,7 @@ true when it wants no more; or NIL.")
       (push-stream-text stream (the text (text-stream-buffer stream)) 0 fill))))
 
 (defun finish-text-stream (stream)
-  "Push the buffered text of STREAM and make its buffer the thread's spare one."
+  "Push the buffered text of STREAM, and make its buffer the spare buffer of this thread."
   (flush-text-stream stream)
   (shiftf *spare-buffer* (text-stream-buffer stream) nil))
 
@@ -396,7 +402,7 @@ true when it wants no more; or NIL.")
   string)
 
 (defun operate-text-stream (stream operation argument)
-  "Implement the other operations of text streams."
+  "Implement OPERATION, a number such as +CHARPOS+, for text streams."
   (declare (type text-stream stream) (ignore argument))
   (case operation
     ((#.+force-output+ #.+finish-output+) (flush-text-stream stream) nil)
@@ -412,6 +418,6 @@ true when it wants no more; or NIL.")
   (setf *job-id* job-id))
 
 (defun push-done (success)
-  "Push the event that ends this thread's job; SUCCESS is true when the job succeeded. Return true when the thread
-should end."
+  "Push the event that ends this thread's job. SUCCESS is true when the job succeeded. Return true when the thread must end,
+because the host has abandoned it."
   (event *job-id* (event-code :done) (if success 0 1)))

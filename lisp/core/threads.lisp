@@ -1,14 +1,14 @@
-;;;; Starting threads. A thread that the user's code starts belongs to the evaluation that started it, and cannot end
-;;;; the process.
+;;;; Starting and joining threads. A thread that an evaluation starts belongs to this evaluation. This file also defines
+;;;; EXIT-REFUSED, the error for attempts of the user's code to end the process.
 
 (in-package "SBCL-HOST")
 
 (defglobal **thread-variables** '()
-  "The special variables that every thread binds when it starts: the special variables of the Lisp side, and SBCL's
+  "The variables that every thread binds when it starts: the special variables of the Lisp side, and SBCL's
 *INTERRUPT-HANDLER*.")
 
 (defun thread-variables ()
-  "Return the value that **THREAD-VARIABLES** has in a core."
+  "Return the value for **THREAD-VARIABLES** in the core to save."
   (cons 'sb-thread::*interrupt-handler*
         (loop for package in (host-packages)
               append (loop for symbol being the present-symbols of package
@@ -18,17 +18,17 @@
                              collect symbol))))
 
 (defun call-with-thread-variables (function)
-  "Call FUNCTION, the whole work of this thread, with **THREAD-VARIABLES** bound to their global values. SBCL writes two
-words, one after the other, when a binding begins or ends (BIND and UNBIND-N in src/compiler/x86-64/tls.lisp, and
-UNWIND). Between the two writes for the outermost binding of a variable, an interruption would read SBCL's marker for no
-value. Within FUNCTION all bindings are inner ones, so interruptions can read the variables at any time."
+  "Call FUNCTION, which does all the work of this thread, with **THREAD-VARIABLES** bound to their global values, so that
+interruptions can read these variables at any time. When a binding begins or ends, SBCL writes two words (BIND and UNBIND-N
+in src/compiler/x86-64/tls.lisp, and UNWIND). Between the two writes for a thread's outermost binding of a variable, an
+interruption would read SBCL's marker for no value. Bindings that FUNCTION makes are never the outermost."
   (declare (type function function))
   (progv **thread-variables** (mapcar #'sb-ext:symbol-global-value **thread-variables**)
     (funcall function)))
 
 (defun call-as-thread-of-job (job-id evaluation observer function arguments)
-  "Call FUNCTION with ARGUMENTS in a thread that EVALUATION, of the job JOB-ID, started. OBSERVER is the signal observer
-of the starting thread."
+  "Call FUNCTION with ARGUMENTS as the work of a thread that an evaluation started. JOB-ID is the number of its job,
+EVALUATION its EVALUATION structure, and OBSERVER the value of *SIGNAL-OBSERVER* in the starting thread."
   (let ((*job-id* job-id)
         (*evaluation* evaluation)
         (*signal-observer* observer)
@@ -38,12 +38,12 @@ of the starting thread."
       (flush-output))))
 
 (defconstant +sig-unblock+ #+linux 1 #-linux 2
-  "The value of SIG_UNBLOCK in the system's signal.h.")
+  "The value of the constant SIG_UNBLOCK in the C header signal.h.")
 
 (defun unblock-signals ()
-  "Unblock SBCL's signals in this thread. SBCL starts its own threads with SIGALRM blocked, and the threads of timers
-with all signals blocked that its SIGALRM handler blocks. Such threads could not be interrupted (see DEFERRABLE in
-src/image/signals.rs)."
+  "Unblock SBCL's deferrable signals and SIGALRM in this thread. SBCL starts its own threads with SIGALRM blocked. It starts
+the threads of timers from its SIGALRM handler, so they inherit all signals that the handler blocks. A thread with these
+signals blocked could not be interrupted (see DEFERRABLE in src/image/signals.rs)."
   (sb-unix::unblock-deferrable-signals)
   (let ((set (make-array 128 :element-type '(unsigned-byte 8) :initial-element 0)))
     (declare (dynamic-extent set))
@@ -54,12 +54,13 @@ src/image/signals.rs)."
                      +sig-unblock+ (vector-sap set) (int-sap 0)))))
 
 (defun thread-limit ()
-  "Return the maximum number of user threads. With too many threads, SBCL runs out of heap or memory mappings and ends
-the process."
+  "Return the maximum number of user threads: one for every 512 KiB of heap, at most 1000. With too many threads, SBCL runs
+out of heap or memory mappings and ends the process."
   (min 1000 (floor (sb-ext:dynamic-space-size) (* 512 1024))))
 
 (defun check-thread-limit ()
-  "Signal an error when the user has reached the thread limit."
+  "Signal an error when the number of user threads has reached the limit. If there are none yet, record the bytes in use in
+**KEPT-BEFORE-USER-THREADS**."
   (let ((count (length (user-threads))))
     (when (zerop count)
       (setf **kept-before-user-threads** (sb-kernel:dynamic-usage)))
@@ -68,12 +69,13 @@ the process."
              count **resets-available**))))
 
 (defglobal **thread-start-hooks** '()
-  "Functions to call before another thread starts, for work that requires a single thread.")
+  "Functions without arguments to call before a thread starts. They end work that is only correct while no other thread
+starts, such as a trace with breakpoints.")
 
 (defun start-thread-of-job (start thread function arguments)
   "Start THREAD, which calls FUNCTION with ARGUMENTS, by START, SBCL's START-THREAD. A thread that an evaluation starts
-belongs to the evaluation and counts towards the thread limit. The output of a thread that a program's call starts is
-the program's. A timer's thread belongs to no evaluation."
+belongs to the evaluation and counts towards the thread limit, unless it is ephemeral, as a timer's thread is. The output of
+a thread that a call of the embedding program starts is the program's output."
   (let* ((job-id *job-id*)
          (evaluation *evaluation*)
          (observer *signal-observer*)
@@ -93,8 +95,8 @@ the program's. A timer's thread belongs to no evaluation."
                        (lambda ()
                          (if adopted
                              (call-as-thread-of-job job-id evaluation observer function arguments)
-                             ;; A thread can always print for the program, which outlives the thread. An evaluation's
-                             ;; job may have ended.
+                             ;; Keep only the program's job number: the program outlives the thread, but the job of an
+                             ;; evaluation may have ended.
                              (let ((*job-id* (if (eql job-id +program-job+) job-id 0)))
                                (with-boundary ()
                                  (apply function arguments)))))))
@@ -105,14 +107,15 @@ the program's. A timer's thread belongs to no evaluation."
 ;;; Threads that have ended
 
 (defglobal **unjoined-threads** '()
-  "Threads that have ended for Lisp, but were still in C code when SBCL wanted to free their memory.")
+  "Threads that have ended for Lisp, but were still in C code when SBCL wanted to join them and free their memory.")
 
 (defconstant +exit-polls+ 40
   "The maximum number of times that JOIN-ENDED-THREAD checks, 50 microseconds apart, whether a thread that has ended for
 Lisp has also ended for the operating system.")
 
 (defun os-thread-alive-p (thread)
-  "Return true while the operating system still runs THREAD, which has ended for Lisp."
+  "Return true while the operating system still runs THREAD, which has ended for Lisp. On systems other than Linux, return
+NIL, so that SBCL waits for the thread."
   #+linux
   (zerop (alien-funcall (extern-alien "tgkill" (function int int int int))
                         (sb-posix:getpid) (sb-thread::thread-os-tid thread) 0))
@@ -120,9 +123,10 @@ Lisp has also ended for the operating system.")
   (progn thread nil))
 
 (defun join-ended-thread (join thread dispose)
-  "Join THREAD, which has ended for Lisp, by JOIN, SBCL's PRIMITIVE-JOIN: free its memory if DISPOSE is true, else
-return the memory. SBCL waits for the thread's last steps in C, and no thread can be started meanwhile. Thread-local
-destructors of a program can make these steps endless, so a thread that takes too long is joined later."
+  "Join THREAD, which has ended for Lisp, by JOIN, SBCL's PRIMITIVE-JOIN. JOIN frees the thread's memory if DISPOSE is true,
+else returns the memory. JOIN waits for the thread's last steps in C, and no thread can be started meanwhile. A program's
+thread-local destructors can make these steps endless. So if the thread takes too long, return NIL and join it at a later
+call."
   (declare (type function join))
   (let ((unjoined **unjoined-threads**))
     (loop until (eq unjoined (setf unjoined (sb-ext:cas (symbol-value '**unjoined-threads**) unjoined '()))))

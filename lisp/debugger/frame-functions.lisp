@@ -13,23 +13,24 @@
   (sb-di::compiled-debug-fun-compiler-debug-fun function))
 
 (defun same-code-p (function frame)
-  "Return true when FUNCTION runs the code of FRAME, that is, has not been redefined since."
+  "Return true when FUNCTION runs the code of FRAME, so that it has not been redefined since the call."
   (and (typep function '(or sb-kernel:simple-fun sb-kernel:closure))
        (eq (sb-kernel:fun-code-header (sb-kernel:%fun-fun function)) (frame-code frame))))
 
 ;;; Whether evaluation can continue from a frame
 
 (defun trapped-p (pc)
-  "Return true when the instruction before the address PC is SBCL's trap instruction, so that the code stopped there by
-itself."
+  "Return true when the instruction before the address PC is SBCL's trap instruction, so that the code was not
+interrupted but stopped itself."
   (declare (type sb-ext:word pc))
   #+x86-64 (eql #xCC (sap-ref-8 (int-sap pc) -1))
-  ;; No internal error is current while an interruption is being held.
+  ;; While an evaluation is held by an interruption, *CURRENT-INTERNAL-ERROR* is NIL.
   #-x86-64 (and (plusp pc) sb-di::*current-internal-error* t))
 
 (defun stable-frame-p (frame)
   "Return false when FRAME may have been interrupted while its function was being entered or left, or was about to call
-another function. The frame pointer may then belong to another frame, and expected contents of FRAME may be missing."
+another function. At such points the frame pointer may belong to another frame, and FRAME may not yet contain what its
+code keeps there."
   (let ((context (sb-di::compiled-frame-escaped frame)))
     (or (null context)
         (let ((pc (sap-int (sb-vm:context-pc context)))
@@ -44,21 +45,22 @@ another function. The frame pointer may then belong to another frame, and expect
                 (and (>= (- pc start) (sb-c::compiled-debug-fun-start-pc function))
                      ;; The PC is not between LEAVE and RET.
                      (not (member (sap-ref-8 (int-sap pc) 0) '(#xC3 #xF8 #xF9)))
-                     ;; A frame allocated for a call is no deeper than the call's arguments, and its return address is right
-                     ;; behind the call.
+                     ;; A frame allocated for a call is no deeper than the call's arguments, and its return address is
+                     ;; just after the call instruction.
                      (not (< 0 (- return-address pc) 64))
                      (or (null place)
                          (<= (sb-vm:context-register context sb-vm::rsp-offset)
                              (+ (sap-int frame-pointer) (stack-offset place)))))))))))
 
 (defun stack-offset (place)
-  "Return the offset in bytes from the frame pointer of PLACE, a location that the compiler recorded."
+  "Return the offset in bytes of PLACE, a location that the compiler recorded, from the frame pointer."
   #+(or x86 x86-64) (sb-vm::frame-byte-offset (sb-c:sc+offset-offset place))
   #-(or x86 x86-64) (* sb-vm:n-word-bytes (sb-c:sc+offset-offset place)))
 
 (defun called-directly-p (frame)
-  "Return true when FRAME's function was called by code of its own component as a local function, not as a function object.
-The calling code relies on everything that the compiler derived about the function, even that the function never returns."
+  "Return true when FRAME's function was called by code of its own component as a local function, not as a function
+object. The calling code relies on everything that the compiler derived about the function, such as that it never
+returns."
   (let ((code (frame-code frame))
         (caller (sb-di:frame-down frame)))
     (and caller
@@ -72,8 +74,8 @@ The calling code relies on everything that the compiler derived about the functi
                   (<= start target (+ start (sb-kernel:%code-text-size code)))))))))
 
 (defun why-not-unwindable (frame)
-  "Return the reason why evaluation cannot continue from FRAME, a format control for the end of a sentence; or NIL if
-evaluation can continue."
+  "Return a format control for the reason, worded as the end of a sentence, why evaluation cannot continue from FRAME.
+Return NIL if evaluation can continue."
   (cond ((undefined-function-frame-p frame)
          "it stands for the call of an undefined function: once that is defined, the restart CONTINUE calls it")
         ((bogus-frame-p frame) "it is not a call of a Lisp function")
@@ -85,12 +87,12 @@ evaluation can continue."
         ((not (stable-frame-p frame))
          "it was interrupted while its function was being entered or left, or called another")
         ((called-directly-p frame)
-         "it is a local function that its own code calls directly, and that code relies on everything that the ~
-          compiler derived about it")))
+         "it is a local function that the same compiled code calls directly, and that code relies on the return ~
+          types that the compiler derived")))
 
 (defun declared-to-return-p (frame values)
-  "Return false when FRAME's function is declaimed to return types that VALUES, a list, do not have: its callers may rely on
-the declaration."
+  "Return false when FRAME's function is declaimed to return types that VALUES, a list, do not have. Its callers may
+rely on the declaration."
   (let* ((name (sb-debug::frame-call frame :argument-limit 0))
          (type (and (sb-int:legal-fun-name-p name)
                     (eq :declared (sb-int:info :function :where-from name))
@@ -113,7 +115,8 @@ FRAME's call."
        (null (sb-di:debug-var-value variable frame))))
 
 (defun supplied-arguments (frame arguments)
-  "Return ARGUMENTS, the value of SB-DEBUG::FRAME-CALL for FRAME, without the arguments that are known to be defaults."
+  "Return ARGUMENTS, the arguments that SB-DEBUG::FRAME-CALL returned for FRAME, without the default values of arguments
+that are known not to have been supplied."
   (if (or (sb-di:debug-fun-kind (sb-di:frame-debug-fun frame))
           (sb-di::all-args-available-p frame))
       arguments
@@ -131,8 +134,8 @@ FRAME's call."
             until (member kind '(:rest :more)))))
 
 (defun frame-arguments (frame unused)
-  "Return the arguments of FRAME's call and true, or NIL and NIL if SBCL no longer has all arguments. An argument that the
-function does not use is not kept: it counts as NIL if UNUSED is true, else as missing."
+  "Return the arguments of FRAME's call and true, or NIL and NIL if SBCL no longer has all of them. SBCL does not keep
+an argument that the function does not use: it counts as NIL if UNUSED is true, else as missing."
   (multiple-value-bind (name arguments) (sb-debug::frame-call frame :method-frame-style :full)
     (if (listp arguments)
         (loop for argument in (let ((supplied (supplied-arguments frame arguments)))
@@ -158,10 +161,10 @@ function does not use is not kept: it counts as NIL if UNUSED is true, else as m
               (sb-sys:sap-ref-8 (int-sap (- address sb-vm:fun-pointer-lowtag)) 0)))))
 
 (defun closure-at (address)
-  "Return the closure at ADDRESS, any word, or NIL if there is none."
+  "Return the closure to which the word ADDRESS, which may be any value, refers; or NIL if it refers to no closure."
   (declare (type sb-ext:word address))
   (when (eql sb-vm:fun-pointer-lowtag (logand address sb-vm:lowtag-mask))
-    ;; Close the region first: an object in an open allocation region is not recognized as one.
+    ;; Close the thread's allocation region first: MAKE-LISP-OBJ does not recognise objects in an open region.
     (sb-vm::close-thread-alloc-region)
     (let ((object (if (stack-closure-p address)
                       (sb-kernel:%make-lisp-obj address)
@@ -190,8 +193,8 @@ distinguished from others of its code component."
          (first entries))))
 
 (defun call-with-closures-marked (lexenv compile)
-  "Call COMPILE, which compiles a form in LEXENV. Code of submitted forms is marked, because its frames keep the closures
-that they are calls of. Code that a macro compiles meanwhile is not marked."
+  "Call COMPILE, which compiles a form in LEXENV. Mark the code of submitted forms in *SOURCE-PLIST*: the frames of such
+code keep the closures that they are calls of. Code that a macro compiles meanwhile is not marked."
   (declare (type function compile))
   (let* ((marked (getf sb-c::*source-plist* :closures-kept))
          (mark (evaluated-form-p lexenv))
@@ -220,8 +223,8 @@ frames of submitted code keep their function object."
               ((closures-kept-p frame) entry))))))
 
 (defun closure-name (debug-fun-closure-name function frame)
-  "Return the name of the closure that FRAME, a frame of FUNCTION, is a call of. Call DEBUG-FUN-CLOSURE-NAME, SBCL's
-function, unless FRAME was called without a closure: SBCL's function would then take any word on the stack for a closure."
+  "Return the name of the closure of which FRAME, a frame of FUNCTION, is a call. Call DEBUG-FUN-CLOSURE-NAME, SBCL's
+function, unless FRAME may contain no closure: SBCL's function would then take any word on the stack for a closure."
   (cond ((or (not (typep function 'sb-di::compiled-debug-fun))
              (null (sb-c::compiled-debug-fun-closure-save (compiler-debug-fun function)))
              (sb-di::all-args-available-p frame))
@@ -233,7 +236,7 @@ function, unless FRAME was called without a closure: SBCL's function would then 
 ;;; Methods
 
 (defun method-fast-function (method)
-  "Return the function of METHOD that runs in its frames."
+  "Return the function that runs in the frames of METHOD's calls."
   (let ((function (sb-mop:method-function method)))
     (if (typep function 'sb-pcl::%method-function)
         (or (sb-pcl::%method-function-fast-function function) function)
@@ -244,7 +247,8 @@ function, unless FRAME was called without a closure: SBCL's function would then 
   (typep name '(cons (member sb-pcl::fast-method sb-pcl::slow-method) cons)))
 
 (defun frame-method (name)
-  "Return the currently defined method whose frames are named NAME, and its generic function; or NIL."
+  "Return the currently defined method whose frames are named NAME, and its generic function. The first value is NIL if
+there is no such method; both are NIL if NAME names no generic function."
   (let ((function (and (method-name-p name)
                        (sb-int:legal-fun-name-p (second name))
                        (fboundp (second name))
@@ -258,7 +262,7 @@ function, unless FRAME was called without a closure: SBCL's function would then 
               function))))
 
 (defun call-effective-method (function methods arguments)
-  "Call the effective method that the generic FUNCTION makes of METHODS, in this order, with ARGUMENTS."
+  "Call the effective method that FUNCTION, a generic function, makes of METHODS, in their order, with ARGUMENTS."
   (sb-pcl::invoke-emf (sb-pcl::get-effective-method-function function methods) arguments))
 
 (defun next-methods (method function arguments)
@@ -269,7 +273,7 @@ takes, and true; or NIL and NIL if they are unknown."
     (flet ((aroundp (method) (equal '(:around) (method-qualifiers method))))
       (cond ((typep (sb-mop:generic-function-method-combination function) 'sb-pcl::long-method-combination)
              (values '() nil))
-            ;; This holds for any arguments, of which SBCL may have lost some.
+            ;; The only method has no next methods, whatever the arguments, some of which SBCL may have lost.
             ((and (null (method-qualifiers method))
                   (null (rest (sb-mop:generic-function-methods function))))
              (values '() t))
@@ -287,12 +291,12 @@ takes, and true; or NIL and NIL if they are unknown."
 ;;; Calling the function again
 
 (defun refuse-to-restart (number control &rest arguments)
-  "Refuse to restart frame NUMBER, for the reason that CONTROL and ARGUMENTS give."
+  "Refuse to restart frame NUMBER, for the reason that CONTROL, a format control, and ARGUMENTS give."
   (refuse "Frame ~D cannot be called again: ~?" number control arguments))
 
 (defun frame-function (frame number)
-  "Return the function, as it is defined now, of which FRAME, number NUMBER, is a call, and the arguments to call it with
-again. Refuse if either is unknown."
+  "Return the current definition of the function of which FRAME, whose number is NUMBER, is a call, and the arguments to
+call it with again. Refuse if the function or an argument is unknown."
   (let* ((full-name (sb-debug::frame-call frame :method-frame-style :full :argument-limit 0))
          (methodp (method-name-p full-name))
          (global (and (not methodp)

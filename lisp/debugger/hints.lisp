@@ -1,14 +1,14 @@
-;;;; Hints that are added to the report of an error: similar names, and explanations where SBCL's own message leaves the
-;;;; reader to guess.
+;;;; Hints that are added to the report of an error: similar names, and explanations for errors whose own message does
+;;;; not name the cause.
 
 (in-package "SBCL-HOST/DEBUGGER")
 
 (defun symbol-text (symbol)
-  "Return SYMBOL as one types it in the current package."
+  "Return SYMBOL as source text for the current package."
   (with-server-syntax () (prin1-to-string symbol)))
 
 (defun near-symbols (name package test)
-  "Return up to five texts to type for symbols that satisfy TEST: first the symbols that other packages export as NAME, a
+  "Return up to five symbols that satisfy TEST, as source text: first the symbols that other packages export as NAME, a
 string, then symbols with similar names that are accessible in PACKAGE."
   (declare (type function test))
   (let ((elsewhere '()))
@@ -29,14 +29,14 @@ string, then symbols with similar names that are accessible in PACKAGE."
   (and near (format nil "Did you mean ~{~A~^, ~}?" near)))
 
 (defun symbol-suggestion (symbol test)
-  "Return a question that suggests symbols that satisfy TEST instead of SYMBOL, or NIL."
+  "Return a question that suggests other symbols like SYMBOL that satisfy TEST, or NIL if there are none."
   (and (symbolp symbol)
        (suggestion (remove (symbol-text symbol)
                            (near-symbols (symbol-name symbol) (or (symbol-package symbol) (current-package)) test)
                            :test #'string=))))
 
 (defun class-suggestion (name)
-  "Return a question that suggests classes instead of NAME, or NIL."
+  "Return a question that suggests classes with names like NAME, or NIL if there are none."
   (symbol-suggestion name (lambda (symbol) (find-class symbol nil))))
 
 (defun package-error-hint (condition)
@@ -46,7 +46,7 @@ string, then symbols with similar names that are accessible in PACKAGE."
         (control (and (typep condition 'simple-condition) (simple-condition-format-control condition))))
     (cond ((and (packagep package) (typep condition '(or reader-error sb-ext:package-lock-violation))
                 (stringp (first arguments)))
-           ;; The package has no such symbol, or only an internal one, or it is locked.
+           ;; The package has no such symbol, has it as an internal symbol, or is locked.
            (let ((near (remove (format nil "~A:~A" (package-name package) (first arguments))
                                (near-symbols (first arguments) package
                                              (lambda (symbol)
@@ -61,14 +61,14 @@ string, then symbols with similar names that are accessible in PACKAGE."
            (suggestion (near-names (string package) (package-names)))))))
 
 (defun old-layout-p (object)
-  "Return true when OBJECT is an instance of a structure that was redefined after it was made."
+  "Return true when OBJECT is an instance of a structure that was redefined after OBJECT was made."
   (and (sb-kernel:%instancep object)
        (not (typep object 'standard-object))
        (sb-kernel::layout-invalid (sb-kernel:%instance-layout object))
        t))
 
 (defun old-layout-hint (object)
-  "Return advice on OBJECT, whose layout is obsolete."
+  "Return advice on OBJECT, a structure instance whose layout is obsolete."
   (format nil "The object was made by an earlier definition of ~A with another layout: create it again."
           (symbol-text (sb-kernel:classoid-name
                         (sb-kernel:layout-classoid (sb-kernel:%instance-layout object))))))
@@ -100,7 +100,7 @@ string, then symbols with similar names that are accessible in PACKAGE."
        (declare (ignore column))
        (format nil "In ~A~:[:~D~;~*~]~@[, in ~A~].~@[~%~A~]"
                file (zerop line) line form (condition-hint (sb-int:encapsulated-condition condition)))))
-    ;; A system definition that cannot be read. For other causes, FILE-HINT names the place.
+    ;; The cause may be a system definition that cannot be read. For other causes, FILE-HINT names the place.
     (asdf:load-system-definition-error
      (let ((cause (asdf/find-system:error-condition condition)))
        (and (typep cause 'sb-c::input-error-in-load) (condition-hint cause))))
@@ -121,16 +121,16 @@ string, then symbols with similar names that are accessible in PACKAGE."
                                             (sb-kernel:dd-slots (sb-kernel:find-defstruct-description name)))))))))))
 
 (defun file-hint (condition)
-  "Return a hint that names the form, of a file that is being compiled or loaded, in which CONDITION was signalled. Return
-NIL if there is no file, or if CONDITION-HINT names the form."
+  "Return a hint that names the file, line and form in which CONDITION was signalled while a file was being compiled or
+loaded. Return NIL if there is no file, or if CONDITION-HINT names the place."
   (unless (typep condition 'sb-c::input-error-in-load)
     (destructuring-bind (&optional file (line 0) column form) (or (compiler-place) (loading-place))
       (declare (ignore column))
       (and file (format nil "In ~A~:[:~D~;~*~]~@[, in ~A~]." file (zerop line) line form)))))
 
 (defun reader-position-hint (condition)
-  "Return a text with the position of the reader in the submitted code when it signalled CONDITION. Return NIL if CONDITION
-reports the position itself, or is not an error of the reader."
+  "Return a hint with the position in the submitted code at which the reader signalled CONDITION. Return NIL if
+CONDITION reports the position itself, or if no form of the code is being read."
   ;; SBCL's simple reader errors report the position themselves (%REPORT-READER-ERROR in src/code/target-error.lisp).
   (when (and *form-stream*
              (typep condition '(not (and sb-int:simple-reader-error (not sb-kernel:reader-impossible-number-error)))))

@@ -1,16 +1,17 @@
-;;;; Holding a failed evaluation where it failed: inspecting its frames, changing things, and resuming it.
+;;;; Held evaluations. An evaluation that failed stays where it failed while the client inspects its frames, evaluates
+;;;; code in them, and then resumes or releases the evaluation.
 
 (in-package "SBCL-HOST/DEBUGGER")
 
 (defvar *held-condition* nil
-  "The condition of the held evaluation.")
+  "The condition of the held evaluation, or NIL if an interruption holds it.")
 (defvar *held-frames* '()
-  "The frames of the held evaluation, as USER-FRAMES returns them.")
+  "The frames of the held evaluation, as USER-FRAMES returns them: an alist from numbers to frames.")
 
 (defmacro with-protected-hold (() &body body)
-  "Evaluate BODY so that nothing of the held evaluation can end the hold: none of its handlers runs, and a condition that
-one of its timers signals is continued if there is a CONTINUE restart. Otherwise the condition ends BODY, and the value is
-NIL."
+  "Evaluate BODY so that no handler or timer of the held evaluation can end the hold. Handlers of the evaluation do not
+run. If a condition reaches the debugger, the CONTINUE restart is invoked; if there is none, the condition ends BODY,
+and the value is NIL."
   `(catch 'contained
      (let ((sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
            (*signal-observer* nil)
@@ -27,21 +28,22 @@ NIL."
        ,@body)))
 
 (defun contain-held-interruption (function)
-  "Call FUNCTION, which interrupts this thread while an evaluation is held and no command runs, as a timer does. Any
-non-local exit ends here."
+  "Call FUNCTION, with which a timer or another thread interrupts this thread while an evaluation is held and no command
+runs. A non-local exit out of FUNCTION ends here."
   (let ((sb-thread::*interrupt-handler* nil))
     (block contained
       (unwind-protect (with-protected-hold () (funcall (the function function)))
         (return-from contained)))))
 
 (defun next-held-job ()
-  "Wait for the next job, which brings this thread to the foreground again, and return it, or NIL when there will be no more
-jobs. Pending interruptions of this thread run before this returns: an interruption on the way out of NEXT-JOB would lose
-the job."
+  "Wait for the next job and return it, or NIL when there will be no more jobs. A job other than :FRAME-LOCALS brings
+this thread to the foreground again. Pending interruptions of this thread run before this function returns: an
+interruption on the way out of NEXT-JOB would lose the job."
   (without-interrupts
     (let ((job (next-job +evaluation-lane+ *job-id*)))
       (when job
-        (become-main-thread)
+        (unless (eq (job-kind job) :frame-locals)
+          (become-main-thread))
         (change-job (job-id job)))
       (allow-with-interrupts
         (call-until-abandoned
@@ -49,9 +51,10 @@ the job."
       job)))
 
 (defun hold-evaluation (condition frames)
-  "Report the evaluation, which failed with CONDITION, as held, and perform the host's commands until one resumes or
-releases the evaluation. FRAMES is a value of USER-FRAMES. Return if the evaluation is released. Any other non-local exit,
-as from a timer's function, is stopped here."
+  "Report the evaluation, which failed with CONDITION or, if CONDITION is NIL, was interrupted, as held. Perform the
+host's commands until one of them resumes or releases the evaluation. FRAMES is a value of USER-FRAMES. Return only if
+the evaluation is released. A non-local exit that does not come from a resuming command, but for example from a timer's
+function, is stopped here."
   (let ((*held-condition* condition)
         (*held-frames* frames)
         (sb-thread::*interrupt-handler* #'contain-held-interruption)
@@ -110,17 +113,19 @@ system call. Foreign code may hold locks of its own, such as malloc's."
        (not (in-system-call-p frame))))
 
 (defun holdable-frame-p (frame)
-  "Return true when the evaluation can be held in FRAME, its innermost frame: the evaluation is in one of its forms, and not
-in the server's code between forms."
+  "Return true when the evaluation can be held in FRAME, its innermost frame. FRAME must belong to one of the submitted
+forms rather than to the server's code between forms, and neither foreign code nor code with garbage collection
+inhibited may have been interrupted."
   (and (plusp *form-number*)
        (< (frame-address frame) *boundary*)
        (not sb-kernel:*gc-inhibit*)
        (not (in-foreign-code-p frame))))
 
 (defun hold-interrupted-evaluation (reason hook)
-  "Hold the evaluation, which was interrupted for REASON, below the function whose frame pointer is HOOK, with a restart
-that continues the evaluation. Return true if the evaluation is to continue, and NIL if it cannot be held, in which case
-nothing was pushed. Unwind if it is released."
+  "Hold the evaluation, which was interrupted for REASON, with a restart that continues it. Only a timeout holds an
+evaluation. HOOK is the frame pointer of the function that was called for the interruption. Return true if the
+evaluation is to continue, or NIL if it cannot be held, in which case nothing was pushed. If the evaluation is released,
+unwind it."
   (when (and (eql reason +interrupt-timeout+)
              *hold-errors*
              (not *failure-reason*)
@@ -134,13 +139,13 @@ nothing was pushed. Unwind if it is released."
         (abandon-evaluation :interrupted #'end-programs)))))
 
 (defun end-held-job (success)
-  "Notify the host that a job is done and the evaluation is still held."
+  "Notify the host that a job is done, successfully if SUCCESS is true, and that the evaluation is still held."
   (finish-output-of-job)
   (event *job-id* (event-code :held) 1)
   (push-done success))
 
 (defun run-held-command (job)
-  "Perform JOB so that an interruption ends only JOB, not the held evaluation. Return the values of HELD-COMMAND."
+  "Perform JOB so that an interruption ends only JOB, not the held evaluation. Return the two values of HELD-COMMAND."
   (let* ((resume nil)
          (success (call-until-abandoned
                    (lambda ()
@@ -152,8 +157,8 @@ nothing was pushed. Unwind if it is released."
     (values success resume)))
 
 (defun held-command (job)
-  "Perform JOB. Return true if JOB succeeded, and the way to proceed: a function that resumes the evaluation, :RELEASE, or
-NIL to stay held."
+  "Perform JOB. Return true if JOB succeeded. The second value says how to proceed: it is a function that resumes the
+evaluation, or :RELEASE, or NIL to keep the evaluation held."
   (case (job-kind job)
     (:invoke-restart (restart-command job))
     (:frame-locals (locals-command job))
@@ -163,8 +168,8 @@ NIL to stay held."
     (t (refuse "This cannot be asked of a held evaluation."))))
 
 (defmacro do-held-forms ((form text result &optional (end (gensym "END"))) &body body)
-  "Evaluate BODY with FORM bound to each form in TEXT in turn, and END to its end position. Return RESULT. An error in BODY
-is not held."
+  "Evaluate BODY for each form in TEXT, with FORM bound to the form and END to the form's end position. Return RESULT.
+An error in BODY is not held."
   (let ((stream (gensym "STREAM")))
     `(let* ((*hold-errors* nil)
             (*submitted-code* ,text)
@@ -181,8 +186,8 @@ is not held."
 ;;; Restarts
 
 (defun find-held-restart (number name)
-  "Return restart NUMBER, counted from 1, or the first restart called NAME if NUMBER is 0. Refuse if there is no such
-restart."
+  "Return the restart with NUMBER, counted from 1, or the first restart called NAME if NUMBER is 0. Refuse if there is
+no such restart."
   (let ((restarts (restarts-for *held-condition*)))
     (or (if (plusp number)
             (nth (1- number) restarts)
@@ -193,7 +198,7 @@ restart."
                       collect (format nil "~D ~A" number (restart-name restart)))))))
 
 (defun evaluate-arguments (text)
-  "Return a list of the values of the expressions in TEXT, and true. If one of them fails, push its error and make the
+  "Return a list of the values of the expressions in TEXT, and true. If an expression fails, push its error and make the
 second value false."
   (multiple-value-bind (arguments success)
       (call-until-abandoned
@@ -206,8 +211,8 @@ second value false."
     (values arguments success)))
 
 (defun argument-count (function)
-  "Return the smallest number of arguments that FUNCTION takes, and the largest, or NIL if there is no limit or it is
-unknown."
+  "Return the smallest and the largest number of arguments that FUNCTION takes. The largest is NIL if there is no limit,
+or if the lambda list is unknown."
   (let ((minimum 0)
         (maximum 0)
         (lambda-list (if (or (sb-kernel:simple-fun-p function) (sb-kernel:closurep function)
@@ -227,8 +232,8 @@ unknown."
     (values minimum maximum)))
 
 (defun interactive-arguments (restart)
-  "Return a list whose one element is the argument list that RESTART's interactive function returns when it gets no input.
-Return NIL if the function fails."
+  "Return a list whose only element is the argument list that RESTART's interactive function returns when it gets no
+input. Return NIL if the function fails or returns no proper list."
   (let* ((in (make-concatenated-stream))
          (nobody (make-two-way-stream in (make-broadcast-stream)))
          (*standard-input* in)
@@ -245,7 +250,7 @@ Return NIL if the function fails."
             nil)))))))
 
 (defun refuse-arguments (restart minimum maximum count)
-  "Refuse to invoke RESTART, which takes MINIMUM to MAXIMUM arguments, with COUNT of them."
+  "Refuse to invoke RESTART, which takes MINIMUM to MAXIMUM arguments (NIL: no limit), with COUNT arguments."
   (refuse "The restart ~A takes ~A~A~A."
           (restart-name restart)
           (cond ((eql maximum 0) "no values")
@@ -257,9 +262,9 @@ Return NIL if the function fails."
           (if (eql maximum 0) "" ": give them in `values`, as Lisp expressions")))
 
 (defun restart-arguments (restart text)
-  "Return the arguments for RESTART, and true if they are valid. The arguments are the values of the expressions in TEXT or,
-if TEXT has no expressions, the list that the interactive function of RESTART returns. If they are not valid, push the
-reason."
+  "Return the arguments for RESTART, and true if they are valid. The arguments are the values of the expressions in TEXT
+or, if TEXT has no expressions, the list that the interactive function of RESTART returns. If the arguments are not
+valid, push the reason."
   (multiple-value-bind (minimum maximum) (argument-count (sb-kernel::restart-function restart))
     (multiple-value-bind (arguments success) (evaluate-arguments text)
       (cond ((not success)
@@ -276,8 +281,8 @@ reason."
                     (refuse-arguments restart minimum maximum count)))))))
 
 (defun assertion-places (restart)
-  "Return the number of places for which RESTART asks new values if it is the CONTINUE restart of a failed ASSERT, else NIL.
-Only the restart's report shows the places: `Retry assertion with new values for A, (CAR B).'"
+  "If RESTART is the CONTINUE restart of a failed ASSERT, return the number of places for which it asks new values; else
+NIL. Only the restart's report shows the places: `Retry assertion with new values for A, (CAR B).'"
   (let* ((report (with-server-syntax ()
                    (let ((*print-escape* nil)) (guarded (princ-to-string restart) (failure) ""))))
          (places (search " for " report)))
@@ -285,19 +290,19 @@ Only the restart's report shows the places: `Retry assertion with new values for
                (eql (mismatch "Retry assertion" report) 15))
       (if places
           (with-input-from-string (stream report :start (+ places 5) :end (1- (length report)))
-            ;; *READ-SUPPRESS* reads without creating objects, above all without interning symbols, and ignores the commas.
+            ;; With *READ-SUPPRESS*, READ creates no objects, above all interns no symbols, and ignores the commas.
             (with-standard-io-syntax
               (let ((*read-suppress* t))
                 (loop until (eq stream (read stream nil stream)) count t))))
           0))))
 
 (defun next-answer ()
-  "Return the next value for a restart that asks for values. TYPE-ANSWERS types calls of this function."
+  "Return the next value for a restart that asks for values. TYPE-ANSWERS types calls of this function as the input."
   (pop *answers*))
 
 (defun type-answers (answers count)
-  "Provide input on *QUERY-IO* for the next COUNT places for which ASSERT asks. The first places get new values from
-ANSWERS, and the other places keep their values."
+  "Provide input on *QUERY-IO* for the COUNT places for which ASSERT asks new values. The first places get the values in
+ANSWERS, a list, and the other places keep their values."
   (setf *answers* answers
         *saved-tty* sb-sys:*tty*
         sb-sys:*tty* (make-two-way-stream
@@ -307,8 +312,9 @@ ANSWERS, and the other places keep their values."
                       sb-sys:*tty*)))
 
 (defun continue-assertion (restart places text)
-  "Return true and a function that invokes RESTART, the CONTINUE of an assertion, which asks for values of PLACES places.
-The places get the values of the expressions in TEXT."
+  "Return true and a function that invokes RESTART, the CONTINUE restart of an assertion with PLACES places. The first
+places get the values of the expressions in TEXT. If an expression fails, or if there are more values than places, push
+the reason and return NIL."
   (multiple-value-bind (new success) (evaluate-arguments text)
     (cond ((not success) nil)
           ((> (length new) places)
@@ -320,8 +326,9 @@ The places get the values of the expressions in TEXT."
                      (invoke-restart restart)))))))
 
 (defun restart-command (job)
-  "Return true and a function, for HOLD-EVALUATION to call, that invokes the restart that JOB names; or :RELEASE in its
-place if the restart aborts the evaluation."
+  "Return true and a function, for HOLD-EVALUATION to call, that invokes the restart that JOB names. If the restart
+aborts the evaluation, return :RELEASE in place of the function. If there is no such restart or its arguments are not
+valid, push the reason; the first value is NIL."
   (let ((restart (find-held-restart (job-argument job) (job-name job))))
     (when restart
       (let ((places (assertion-places restart)))
@@ -339,14 +346,14 @@ place if the restart aborts the evaluation."
 ;;; Frames
 
 (defun find-held-frame (number)
-  "Return frame NUMBER of the held evaluation. Refuse if there is none."
+  "Return frame NUMBER of the held evaluation. Refuse if there is no such frame."
   (or (cdr (assoc number *held-frames*))
       (refuse "There is no frame ~D. Frames are numbered from 0 to ~D."
               number (or (car (car (last *held-frames*))) 0))))
 
 (defun locals-command (job)
-  "Push the local variables of the frame whose number is JOB's argument and of the frames after it: as many frames as JOB's
-flags say, at most +FRAMES-WITH-LOCALS+."
+  "Push the local variables of several frames, beginning with the frame whose number is JOB's argument. JOB's flags are
+the number of frames, which is limited to +FRAMES-WITH-LOCALS+."
   (with-inspection-syntax ()
     (let ((*package* (current-package)))
       (loop repeat (min (job-flags job) +frames-with-locals+)
@@ -357,15 +364,16 @@ flags say, at most +FRAMES-WITH-LOCALS+."
   t)
 
 (defun frame-has-variables-p (frame)
-  "Return true when code can be evaluated with local variables of FRAME visible."
+  "Return true when code can be evaluated in FRAME with its local variables visible."
   (and (not (bogus-frame-p frame))
        (guarded (sb-debug::frame-has-debug-vars-p frame) (failure) nil)
        (guarded (locals frame) (failure) nil)
        t))
 
 (defun evaluate-in-frame (text frame &optional (defined (constantly nil)))
-  "Evaluate the forms in TEXT in FRAME, or globally if FRAME has no variables. Call DEFINED with each form, its start and
-end, and the package in which it was read. Return a list of the values of the last form, and true unless a form failed."
+  "Evaluate the forms in TEXT in FRAME, or globally if FRAME has no variables. After each form, call DEFINED with the
+form, its start and end positions, and the package in which the form was read. Return a list of the values of the last
+form, and true unless a form failed."
   (declare (type function defined))
   (call-with-recorded-warnings
    (lambda ()
@@ -386,8 +394,8 @@ end, and the package in which it was read. Return a list of the values of the la
               (funcall defined form *form-start* end package)))))))))
 
 (defun eval-command (job)
-  "Evaluate code in a frame and push its values. This is an evaluation of its own: its definitions do not count as
-definitions of the held evaluation."
+  "Evaluate JOB's code in its frame and push the values. The code is an evaluation of its own: its definitions do not
+count as definitions of the held evaluation."
   (let ((frame (find-held-frame (job-argument job)))
         (*evaluation* (make-evaluation :number (job-evaluation job)))
         (definitions 0))
@@ -408,7 +416,8 @@ definitions of the held evaluation."
              (nth-value 1 (call-until-abandoned (lambda () (mapc #'push-value values)))))))))
 
 (defun unwindable-p (frame number)
-  "Return true when evaluation can continue from FRAME, whose number is NUMBER; otherwise refuse."
+  "Return true when evaluation can continue from FRAME, whose number is NUMBER. Otherwise push the reason and return
+NIL."
   (let ((why-not (why-not-unwindable frame)))
     (or (not why-not)
         (refuse "SBCL cannot unwind to frame ~D: ~@?.~@[ The next outer frame to which it can unwind is ~D.~]" number why-not
@@ -417,8 +426,9 @@ definitions of the held evaluation."
                               *held-frames*))))))
 
 (defun return-command (job)
-  "Evaluate JOB's code in its frame. Return true and a function that returns the values from the frame, unless the code
-fails or SBCL cannot unwind to the frame."
+  "Evaluate JOB's code in its frame. Return true and a function that returns the values from the frame. If the code
+fails, SBCL cannot unwind to the frame, or the values contradict the declared type of the frame's function, push the
+reason and return NIL."
   (let ((frame (find-held-frame (job-argument job))))
     (when (and frame (unwindable-p frame (job-argument job)))
       (multiple-value-bind (values success) (evaluate-in-frame (job-text job) frame)
@@ -433,8 +443,8 @@ fails or SBCL cannot unwind to the frame."
                          (sb-debug:unwind-to-frame-and-call frame (lambda () (values-list values)))))))))))
 
 (defun restart-frame-command (job)
-  "Return true and a function that calls the function of JOB's frame again with its arguments, unless SBCL cannot unwind to
-the frame."
+  "Return true and a function that calls the function of JOB's frame again with its arguments. If SBCL cannot unwind to
+the frame, or if the function or an argument is unknown, push the reason and return NIL."
   (let ((frame (find-held-frame (job-argument job))))
     (when (and frame (unwindable-p frame (job-argument job)))
       (multiple-value-bind (function arguments) (frame-function frame (job-argument job))

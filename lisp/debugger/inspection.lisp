@@ -10,18 +10,19 @@
 ;;; list-definitions
 
 (defun lambda-list-of (name)
-  "Return the lambda list of the function or macro NAME. The second value is true if it is unknown."
+  "Return the lambda list of the function or macro NAME. The second value is true if the lambda list is unknown."
   (guarded (sb-introspect:function-lambda-list
             (if (and (symbolp name) (macro-function name)) (macro-function name) (fdefinition name)))
       (failure)
     (values nil t)))
 
 (defun variable-label (name)
-  "Return the text before the value in the line for the variable NAME."
+  "Return the text that precedes the value in the line for the variable NAME."
   (format nil "~S~:[~; = ~]" name (boundp name)))
 
 (defun print-definition (kind name stream)
-  "Print the line for NAME, defined as KIND. For a variable, print only what follows its label."
+  "Print the line for NAME, defined as KIND, to STREAM. For a variable, print only the value: VARIABLE-LABEL returns the
+text before it."
   (cond ((stringp name) (write-string name stream))
         ((not (eq kind :variable)) (prin1 name stream)))
   (case kind
@@ -39,7 +40,7 @@
        (push-argument (symbol-value name) stream)))))
 
 (defun print-lambda-list (lambda-list stream)
-  "Print LAMBDA-LIST without package prefixes, which do not help its reader."
+  "Print LAMBDA-LIST to STREAM without package prefixes, which would only make it longer."
   (labels ((bare (object)
              (typecase object
                (cons (cons (bare (car object)) (bare (cdr object))))
@@ -49,12 +50,13 @@
       (prin1 (bare lambda-list) stream))))
 
 (defun push-argument (value stream)
-  "Print VALUE to STREAM like an argument of a frame."
+  "Print VALUE to STREAM in the way that arguments of frames are printed, and return NIL."
   (print-argument value stream)
   nil)
 
 (defun accessors-of (name)
-  "Return the names of the functions that the definition of the class NAME defines."
+  "Return the names of the functions that the definition of the class NAME defines: accessors and, for a structure, also
+the constructors, copier and predicate."
   (let ((class (find-class name nil)))
     (if (typep class 'structure-class)
         (let ((description (sb-kernel:find-defstruct-description name nil)))
@@ -83,14 +85,16 @@ methods."
                       (sb-mop:class-direct-slots class))))))
 
 (defun accessors-only-p (name)
-  "Return true when the function NAME only reads or writes slots."
+  "Return true when each method of the generic function NAME only reads or writes a slot, or when NAME is not a generic
+function."
   (let ((function (and (fboundp name) (fdefinition name))))
     (or (not (typep function 'generic-function))
         (every (lambda (method) (accessor-method-p method name))
                (sb-mop:generic-function-methods function)))))
 
 (defun print-class-definition (name accessors stream)
-  "Print the line for the class NAME, with those of ACCESSORS, function names, that are symbols."
+  "Print the line for the class NAME to STREAM. The line ends with the symbols among ACCESSORS, a list of function
+names."
   (prin1 name stream)
   (let ((names (remove-if #'consp accessors)))
     (when names
@@ -107,19 +111,20 @@ methods."
     (:package (item-code :package))))
 
 (defun definition-package (kind name)
-  "Return the package of NAME, defined as KIND."
+  "Return the package to which the definition of NAME as KIND belongs: the package of the name's symbol, or the package
+called NAME if KIND is :PACKAGE."
   (if (eq kind :package)
       (find-package name)
       (symbol-package (function-name-symbol name))))
 
 (defun definition-sort-key (kind name)
-  "Return the sort key of the definition of NAME as KIND: a cons of the item code and the printed name."
+  "Return the key by which the definition of NAME as KIND is sorted: a cons of the item code and the printed name."
   (cons (definition-item kind) (if (stringp name) name (prin1-to-string name))))
 
 (defun listed-definitions (package)
-  "Return the definitions that the session itself made, or all definitions in PACKAGE unless PACKAGE is NIL, as lists of
-kind and name. The second value is a list of the systems that made definitions: each system's name, the number of its
-definitions, and the number of packages they are in."
+  "Return the definitions in PACKAGE or, if PACKAGE is NIL, the definitions that the session made other than by loading
+a system, as lists of kind and name. The second value, for PACKAGE NIL, is a list of the systems that made definitions:
+each system's name, the number of its definitions, and the number of packages that they are in."
   (let ((wanted '())
         (systems (make-hash-table :test 'equal)))
     (map-definitions
@@ -139,9 +144,9 @@ definitions, and the number of packages they are in."
                   collect (list system (first counted) (length (rest counted)))))))
 
 (defun push-definitions (item limit package-name)
-  "Push the session's definitions whose item code is ITEM, or definitions of all kinds if ITEM is 0. Unless PACKAGE-NAME is
-empty, push only definitions in that package. Definitions beyond LIMIT are only counted. Accessors are listed with their
-class, and the definitions of systems are counted by system."
+  "Push the session's definitions whose item code is ITEM, or definitions of all kinds if ITEM is 0. Unless PACKAGE-NAME
+is empty, push only definitions in that package. Push no more than LIMIT definitions, and the number of further ones.
+Accessors are listed with their class, and the definitions of each system are only counted."
   (let* ((package (and (plusp (length package-name)) (find-user-package package-name)))
          (accessors (make-hash-table :test 'equal)))
     (with-inspection-syntax ()
@@ -185,7 +190,8 @@ class, and the definitions of systems are counted by system."
                                    system count packages))))))))))
 
 (defun loaded-systems ()
-  "Return the names of the systems that the session loaded, one name for all systems of one .asd file."
+  "Return the names of the systems that the session loaded. The systems of one .asd file have a single entry, the name
+of the primary system."
   (remove-duplicates (mapcar #'asdf:primary-system-name
                              (set-difference (already-loaded-systems) **core-systems** :test #'equal))
                      :test #'string=))
@@ -193,7 +199,7 @@ class, and the definitions of systems are counted by system."
 ;;; describe-symbol
 
 (defun bare-name (text)
-  "Return the name in TEXT without quotes or other syntax: 'F, #'F and (SETF F) all yield F."
+  "Return the name in TEXT without quotes or other syntax: 'F, #'F and (SETF F) all become F."
   (let* ((text (string-left-trim "#'" (string-trim '(#\Space #\Tab #\Newline #\') text)))
          (end (1- (length text))))
     (if (and (> end 6) (string-equal "(setf " text :end2 6) (char= (char text end) #\)))
@@ -201,9 +207,9 @@ class, and the definitions of systems are counted by system."
         text)))
 
 (defun locate-symbol (text package-name)
-  "Find the symbol that TEXT names in the package named PACKAGE-NAME, or in the current package if PACKAGE-NAME is empty,
-without interning it. Return the symbol, true if it exists, and the name and package that were searched. Signal a package
-error if the package does not exist."
+  "Find the symbol that TEXT names in the package named PACKAGE-NAME, or in the current package if PACKAGE-NAME is
+empty, without interning it. A package prefix in TEXT takes precedence. Return the symbol, true if it exists, and the
+name and package that were searched. Signal a package error if the package does not exist."
   (let ((text (bare-name text)))
     (multiple-value-bind (name colon) (read-name text)
       (let ((package (cond ((null colon)
@@ -224,12 +230,12 @@ error if the package does not exist."
   (push-item (item-code :detail) label function))
 
 (defun push-text-detail (label text)
-  "Push TEXT as a detail, unless it is NIL."
+  "Push TEXT as a detail called LABEL, unless TEXT is NIL."
   (when text
     (push-detail label (lambda (stream) (write-string text stream)))))
 
 (defun push-role (symbol role &optional setf)
-  "Push that SYMBOL, or (SETF SYMBOL) if SETF is true, has ROLE, a string."
+  "Push a role of SYMBOL or, if SETF is true, of (SETF SYMBOL). ROLE is a string such as \"MACRO\"."
   (push-item (item-code :role) ""
              (lambda (stream)
                (let ((package (symbol-package symbol)))
@@ -247,7 +253,8 @@ error if the package does not exist."
   "True when the client asked for the source text of definitions.")
 
 (defun push-source (name type)
-  "Push the place of NAME's definition as TYPE, if it is known, and the source text if the client asked for it."
+  "Push the location of the definition of NAME as TYPE, a definition type of SB-INTROSPECT, if it is known, and the
+source text if the client asked for it."
   (let ((place (guarded (let ((source (first (sb-introspect:find-definition-sources-by-name name type))))
                           (and source (definition-place source (symbol-name (function-name-symbol name)))))
                    (failure)
@@ -260,18 +267,18 @@ error if the package does not exist."
   (guarded (form-text (place-text place) (place-position place)) (failure) nil))
 
 (defun push-place (place)
-  "Push PLACE, where a definition is, and its source text if the client asked for it."
+  "Push PLACE, the location of a definition, and the source text of the definition if the client asked for it."
   (push-text-detail "Source" (place-label place))
   (when *with-source*
     (push-text-detail "Text" (let ((text (place-form-text place)))
                                (if text (format nil "~%~A" text) "not available")))))
 
 (defun push-documentation (name type)
-  "Push NAME's documentation string of TYPE, if it has one."
+  "Push NAME's documentation string of TYPE, a doc-type of DOCUMENTATION, if there is one."
   (push-text-detail "Documentation" (guarded (documentation name type) (failure) nil)))
 
 (defun push-arglist (name)
-  "Push the lambda list of NAME."
+  "Push the lambda list of the function or macro NAME, if it is known."
   (multiple-value-bind (lambda-list unknown) (lambda-list-of name)
     (unless (eq unknown t)
       (push-detail "Arglist" (lambda (stream)
@@ -283,8 +290,8 @@ error if the package does not exist."
   "Maximum number of methods of a generic function, or slots or subclasses of a class, that are listed.")
 
 (defun push-list (label items print)
-  "Push a detail with LABEL: the number of ITEMS and, on a line each, the text that PRINT, a function of an item and a
-stream, prints for the first +MAX-LISTED-ITEMS+ items."
+  "Push a detail called LABEL. It contains the number of ITEMS, followed by one line for each of the first
++MAX-LISTED-ITEMS+ items, which PRINT, a function of an item and a stream, prints."
   (let ((count (length items)))
     (push-detail label
                  (lambda (stream)
@@ -297,7 +304,7 @@ stream, prints for the first +MAX-LISTED-ITEMS+ items."
                      (format stream "~%... ~D more" (- count +max-listed-items+)))))))
 
 (defun push-methods (generic-function)
-  "Push the methods of GENERIC-FUNCTION with their source locations."
+  "Push the methods of GENERIC-FUNCTION with their source locations and, if the client asked for it, their source text."
   (let ((name (function-name-symbol (sb-mop:generic-function-name generic-function))))
     (push-list "Methods" (sb-mop:generic-function-methods generic-function)
                (lambda (method stream)
@@ -345,7 +352,7 @@ stream, prints for the first +MAX-LISTED-ITEMS+ items."
     (nreverse slots)))
 
 (defun slot-description (class slot)
-  "Return a list of the type, initargs, accessors and additional writers of SLOT of CLASS."
+  "Return a list of the type, initargs, accessors and additional writers of SLOT, a slot definition of CLASS."
   (let* ((name (sb-mop:slot-definition-name slot))
          (part (and (typep class 'structure-class)
                     (find name (sb-kernel:dd-slots (sb-kernel:find-defstruct-description (class-name class)))
@@ -361,7 +368,7 @@ stream, prints for the first +MAX-LISTED-ITEMS+ items."
                                :test #'equal)))))
 
 (defun print-slot (class slot owner stream)
-  "Print the line for SLOT of CLASS, which inherits it from OWNER or is OWNER itself."
+  "Print the line for SLOT of CLASS to STREAM. OWNER is the class that defines SLOT: CLASS itself or a superclass."
   (destructuring-bind (type initargs accessors writers) (slot-description class slot)
     (format stream "~S~@[, type ~S~]~@[, initarg~{ ~S~}~]~@[, accessor~{ ~S~}~]~@[, writer~{ ~S~}~]~@[, from ~S~]"
             (sb-mop:slot-definition-name slot)
@@ -386,7 +393,7 @@ stream, prints for the first +MAX-LISTED-ITEMS+ items."
          t)))
 
 (defun push-function (name &optional (symbol name) setf)
-  "Push a description of the function NAME, under the name SYMBOL, or (SETF SYMBOL) if SETF is true."
+  "Push a description of the function NAME. Its title is SYMBOL or, if SETF is true, (SETF SYMBOL)."
   (let ((generic (typep (fdefinition name) 'generic-function)))
     (push-role symbol (if generic "GENERIC FUNCTION" "FUNCTION") setf)
     (push-arglist name)
@@ -415,12 +422,13 @@ stream, prints for the first +MAX-LISTED-ITEMS+ items."
            t))))
 
 (defconstant +max-previewed-parts+ 10
-  "Maximum number of entries or slots that are shown of a value whose printed representation hides them.")
+  "Maximum number of entries or slots that are shown of a value whose printed representation does not show them.")
 
 (defun value-parts (value)
-  "Return the first +MAX-PREVIEWED-PARTS+ parts of VALUE, their total number, and a format control for the noun. The parts
-are lists of a label and a value, or of a label alone if the slot is unbound: the entries of a hash table, or the slots of
-an instance whose class is not the system's. Return NIL if VALUE has no parts."
+  "Return the first +MAX-PREVIEWED-PARTS+ parts of VALUE, their total number, and a format control that prints the noun
+for that number. The parts of a hash table are its entries, as lists of key and value. The parts of an instance of a
+class that is not the system's are its slots, as lists of name and value, or of the name alone if the slot is unbound.
+Return NIL for other values."
   (typecase value
     (hash-table
      (values (block entries
@@ -442,7 +450,7 @@ an instance whose class is not the system's. Return NIL if VALUE has no parts."
                  (length slots) "slot~:p"))))))
 
 (defun push-contents (value)
-  "Push the first parts of VALUE if its printed representation hides them."
+  "Push the first parts of VALUE if its printed representation, such as #<HASH-TABLE>, does not show them."
   (when (eql 2 (mismatch "#<" (printed value 2)))
     (multiple-value-bind (parts count called) (guarded (value-parts value) (failure) nil)
       (when parts
@@ -511,7 +519,8 @@ an instance whose class is not the system's. Return NIL if VALUE has no parts."
            t))))
 
 (defun not-found-text (name package)
-  "Return a text that says that PACKAGE has no symbol NAME, which packages have one, and which names are similar."
+  "Return the text that says that PACKAGE has no symbol NAME. It lists other packages that export a symbol of this name,
+similar names in PACKAGE, and packages with similar names."
   (let ((near (near-symbol-names name package #'symbolp))
         (packages (near-names name (package-names)))
         (elsewhere (let ((packages '()))
@@ -550,7 +559,7 @@ an instance whose class is not the system's. Return NIL if VALUE has no parts."
         (push-place place)))))
 
 (defun package-called (text)
-  "Return the package that TEXT names, in any case, or NIL."
+  "Return the package that TEXT, a name with or without quotes and in any case, designates; or NIL."
   (let ((name (string-left-trim ":#'" (string-trim '(#\Space #\Tab #\Newline) text))))
     (or (find-package name)
         (find-package (string-upcase name)))))

@@ -1,4 +1,4 @@
-;;;; Changes to SBCL for reporting errors and frames, and the assumptions about SBCL that this rests on.
+;;;; Changes to SBCL for reporting errors and frames, and the assumptions about SBCL on which these changes rest.
 
 (in-package "SBCL-HOST/DEBUGGER")
 

@@ -1,5 +1,5 @@
-;;;; Errors at the point where they are signalled, before any handler runs. These include the errors that the code handles
-;;;; itself, which never reach the debugger.
+;;;; Errors at the point where they are signalled, before any handler runs. This includes errors that the evaluated code
+;;;; handles itself, so that they never reach the debugger.
 
 (in-package "SBCL-HOST/DEBUGGER")
 
@@ -20,7 +20,8 @@ observer first."
     (and file (system-file-p file))))
 
 (defun system-handles-p (condition clusters)
-  "Return true when the first handler for CONDITION in CLUSTERS, a value of *HANDLER-CLUSTERS*, is one of SBCL's own."
+  "Return true when the first handler for CONDITION in CLUSTERS, a value of *HANDLER-CLUSTERS*, is a function of SBCL or
+of the server's Lisp side."
   (loop for cluster in clusters
         do (loop for (test . handler) in cluster
                  when (if (typep test 'sb-kernel::classoid-cell)
@@ -29,9 +30,9 @@ observer first."
                    do (return-from system-handles-p (system-function-p (sb-kernel:%coerce-callable-to-fun handler))))))
 
 (defun call-observer (observer condition hook)
-  "Call OBSERVER with CONDITION, the frame pointer HOOK and the active handlers, unnoticed by the code that signals
-CONDITION: none of its handlers runs for a condition that OBSERVER signals, no observer is called for it, and an error only
-ends OBSERVER."
+  "Call OBSERVER with CONDITION, the frame pointer HOOK and the active handlers. The code that signals CONDITION must
+not notice the call: its handlers do not run for conditions that OBSERVER signals, no observer is called for these
+conditions, and an error in OBSERVER only ends OBSERVER."
   (declare (type function observer))
   (let* ((clusters sb-kernel:*handler-clusters*)
          (sb-kernel:*handler-clusters* sb-kernel::**initial-handler-clusters**)
@@ -40,16 +41,16 @@ ends OBSERVER."
     (guarded (funcall observer condition hook clusters) (failure) nil)))
 
 (defun call-with-signal-observer (observer function)
-  "Return the values of FUNCTION, and call OBSERVER for each error that is signalled meanwhile in this thread, or in a
-thread that its evaluation starts, before any handler runs. OBSERVER receives the condition, a frame pointer for
-ERROR-FRAME, and the active handlers, a value of *HANDLER-CLUSTERS*. Several threads may call OBSERVER at once. Errors in
-OBSERVER are discarded. Observing a signal costs about as much as a function call."
+  "Return the values of FUNCTION. Before any handler runs, call OBSERVER for each error that is signalled meanwhile in
+this thread, or in a thread that the evaluation starts. OBSERVER receives the condition, a frame pointer for
+ERROR-FRAME, and the active handlers, a value of *HANDLER-CLUSTERS*. Several threads may call OBSERVER at once. Errors
+in OBSERVER are discarded. Observing a signal costs about as much as a function call."
   (declare (type function observer function))
   (let ((*signal-observer* observer))
     (funcall function)))
 
 (defun call-with-time-limit (seconds function)
-  "Return the values of FUNCTION, or unwind it and return NIL once it has taken more than SECONDS, a real."
+  "Return the values of FUNCTION. If FUNCTION has not returned after SECONDS, a real, unwind it and return NIL."
   (declare (type function function))
   (let* ((tag (list nil))
          (running t)
@@ -66,8 +67,9 @@ OBSERVER are discarded. Observing a signal costs about as much as a function cal
 
 (defun signalling-place (hook)
   "Return an object that identifies the place where an error was signalled, for comparison by EQUAL. HOOK is the frame
-pointer with which the observer was called. The place is the code component and program counter of the innermost frame,
-among the first 50, that is not SBCL's own, or else of the innermost frame."
+pointer with which the observer was called. The place is the code component and program counter of a frame: the
+innermost frame of user code among the first 50 frames, or else the innermost frame. Return NIL if the frame has no Lisp
+code."
   (let* ((start (error-frame hook))
          (frame (or (loop for frame = start then (sb-di:frame-down frame)
                           repeat 50
@@ -86,23 +88,23 @@ among the first 50, that is not SBCL's own, or else of the innermost frame."
 (defconstant +max-observed-errors+ 10000
   "Maximum number of errors of one evaluation that are examined. Examining an error takes some 50 microseconds.")
 (defconstant +report-time-limit+ 1/2
-  "The time limit for the report of one error: a user's print method may not return.")
+  "The time limit, in seconds, for the report of one error: a user's print method may not return.")
 (defconstant +capture-time-limit+ 1
-  "The time limit for capturing one error with its frames.")
+  "The time limit, in seconds, for capturing one error with its frames.")
 
 (defstruct (recorder (:copier nil) (:predicate nil))
   "The record of the errors that an evaluation signals."
   (lock (sb-thread:make-mutex :name "recorded errors") :read-only t)
-  ;; Lists of condition, class and place, newest first.
+  ;; The recorded errors, newest first: lists of condition, class and place.
   (entries '() :type list)
   (count 0 :type index)
-  ;; The number of errors examined.
+  ;; The number of errors that were examined, recorded or not.
   (observed 0 :type sb-ext:word)
   ;; True once the client was notified that no more errors are recorded.
   (limit-reported nil))
 
 (defun known-error-p (recorder condition place)
-  "Return true when RECORDER holds CONDITION, or another condition of its class from PLACE."
+  "Return true when RECORDER holds CONDITION itself, or another condition of its class that was signalled at PLACE."
   (find-if (lambda (entry)
              (destructuring-bind (known class known-place) entry
                (or (eq known condition)
@@ -110,8 +112,8 @@ among the first 50, that is not SBCL's own, or else of the innermost frame."
            (recorder-entries recorder)))
 
 (defun record-signalled-error (recorder condition hook)
-  "Push CONDITION, unless RECORDER holds an error of its class and place, or a limit is reached. HOOK is the frame pointer
-with which the observer was called."
+  "Push CONDITION, unless RECORDER holds an error of the same class from the same place, or a limit is reached. HOOK is
+the frame pointer with which the observer was called."
   (cond ((recorder-limit-reported recorder))
         ((or (= (recorder-count recorder) +max-recorded-errors+)
              (= (recorder-observed recorder) +max-observed-errors+))
@@ -149,8 +151,9 @@ with which the observer was called."
   "The RECORDER of this evaluation, or NIL when handled errors are not recorded.")
 
 (defun call-with-recorded-errors (function)
-  "Return the values of FUNCTION and push the errors that it signals, at the point where they are signalled. Only the first
-error of each class and place is pushed, and no error that SBCL or ASDF handles itself."
+  "Return the values of FUNCTION, and push the errors that it signals at the time when they are signalled. Only the
+first error of each class and place is pushed. Errors that SBCL, a contrib such as ASDF, or the server's Lisp side
+handles itself are not pushed."
   (let* ((recorder (make-recorder))
          (*recorder* recorder))
     (call-with-signal-observer
@@ -161,8 +164,8 @@ error of each class and place is pushed, and no error that SBCL or ASDF handles 
      function)))
 
 (defun push-unhandled-error (condition)
-  "Push an event that marks CONDITION, if it was recorded, as unhandled. It is reported separately as the error that ended
-the evaluation."
+  "Push an event that marks CONDITION, if it was recorded, as unhandled: CONDITION is reported separately as the error
+that ended the evaluation."
   (when *recorder*
     (let ((position (position condition (reverse (recorder-entries *recorder*)) :key #'first :test #'eq)))
       (when position

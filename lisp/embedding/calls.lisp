@@ -1,14 +1,14 @@
-;;;; Calls between Lisp and the host's program, each with one message in either direction. The program calls Lisp through
-;;;; CALL-FROM-PROGRAM, and Lisp calls the program through CALL-PROGRAM. Both nest. A non-local exit in Lisp never crosses
-;;;; the program's frames: CALL-FROM-PROGRAM stops the exit and reports it to the program, the program returns, and
-;;;; CALL-PROGRAM resumes the unwinding.
+;;;; Calls between Lisp and the host's program. A call sends one message with the arguments and receives one with the
+;;;; result. The program calls Lisp through CALL-FROM-PROGRAM, and Lisp calls the program through CALL-PROGRAM. Calls in
+;;;; both directions nest. A non-local exit in Lisp never crosses the program's frames: CALL-FROM-PROGRAM stops the exit
+;;;; and reports it to the program, the program returns, and CALL-PROGRAM resumes the unwinding.
 
 (in-package "SBCL-HOST/EMBEDDING")
 
 (defpackage "RUST"
   (:use)
   (:export "HOST-ERROR" "HOST-PANIC" "HOST-ERROR-FUNCTION" "HOST-ERROR-MESSAGE")
-  (:documentation "Conditions of functions that are written in Rust."))
+  (:documentation "The conditions that functions written in Rust signal."))
 
 (define-condition rust:host-error (error)
   ((function :initarg :function :reader rust:host-error-function)
@@ -28,7 +28,8 @@
 (defconstant +run+ (declared-number "SBCL_PROGRAM_RUN")
   "The number of the program's function that runs a closure. Its argument is the closure's number.")
 (defconstant +ask+ (declared-number "SBCL_PROGRAM_ASK")
-  "The number of the program's function that asks the handler of this thread's current call about a condition.")
+  "The number of the program's function that passes a condition to the handler of this thread's current call and returns
+the restart that the handler chooses.")
 (defconstant +read-input+ (declared-number "SBCL_PROGRAM_READ_INPUT")
   "The number of the program's function that returns the next characters of its standard input, or NIL at the end.")
 (defconstant +defined+ (declared-number "SBCL_PROGRAM_DEFINED")
@@ -54,30 +55,30 @@ number of the function that it replaces, or 0.")
 values that it gets, and the values. :LOST if the exit cannot be resumed; NIL if no exit is pending.")
 
 (defconstant +room-for-program+ (* 256 1024)
-  "Number of bytes of control stack that must be free when the program is called, because the program has no handler for the
-end of the stack.")
+  "Number of bytes of control stack that must be free when the program is called: the program does not handle exhaustion
+of the stack.")
 
 (declaim (inline check-stack-room))
 (defun check-stack-room (&optional (more 0))
-  "Signal that the control stack is exhausted unless +ROOM-FOR-PROGRAM+ bytes, and MORE bytes, are free. Where Lisp and the
-program call each other, both check."
+  "Signal that the control stack is exhausted unless +ROOM-FOR-PROGRAM+ bytes and MORE further bytes are free. Calls in
+both directions check this, because Lisp and the program may call each other recursively."
   (declare (type index more))
   (when (< (- (sap-int (sb-vm::current-sp)) (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*))
            (+ +room-for-program+ more))
     (error 'sb-kernel::control-stack-exhausted)))
 
 (defun check-stack-room-for-arguments (arguments)
-  "Signal that the control stack is exhausted if a call with the list ARGUMENTS would exhaust it. The arguments that a
-caller pushes run into the guard pages, but a long list that the callee allocates on the stack can skip them. Some of SBCL's
-functions allocate such a list and pass it on."
+  "Signal that the control stack is exhausted if a call with the list ARGUMENTS would exhaust it. Arguments that a
+caller pushes run into the guard pages, but a long list that the callee allocates on the stack can skip the guard pages.
+Some of SBCL's functions allocate such a list and pass it on."
   (check-stack-room (* 64 (length arguments))))
 
 #+x86-64
 (defmacro stopping-unwind (form (frame) &body body)
-  "Return the values of FORM. If a non-local exit unwinds FORM, stop it, set *PENDING-EXIT*, and return the values of BODY.
-The expansion is that of UNWIND-PROTECT (src/compiler/ir1-translators.lisp), except that it does not return to UNWIND
-(src/assembly/x86-64/assem-rtns.lisp), which called the cleanup code, but reads what UNWIND pushed from the stack. FRAME is
-the frame pointer of the enclosing function."
+  "Return the values of FORM. If a non-local exit unwinds FORM, stop the exit, set *PENDING-EXIT*, and return the values of
+BODY. FRAME is the frame pointer of the enclosing function. The expansion is that of UNWIND-PROTECT, defined in
+src/compiler/ir1-translators.lisp, except that the cleanup code does not return to its caller, UNWIND, defined in
+src/assembly/x86-64/assem-rtns.lisp, but reads the words that UNWIND pushed on the stack."
   (let ((drop-through (gensym "DROP-THROUGH")) (exit (gensym "EXIT")) (next (gensym "NEXT")) (stack (gensym "STACK")))
     `(block ,drop-through
        (let ((,next (block ,exit
@@ -104,12 +105,13 @@ the frame pointer of the enclosing function."
 
 #+x86-64
 (defun read-pending-exit (next count start frame)
-  "Return the value of *PENDING-EXIT* for an exit to the block NEXT. COUNT points at the number of values, and START at the
-address of the last one. A single value is stored at START itself, with a count of 0."
+  "Return the value of *PENDING-EXIT* for an exit to the block NEXT. COUNT is the address of the number of values. A
+single value has the count 0 and is at the address START. For any other number, the word at START is the address just
+above the first value, and the values follow downwards. FRAME is the frame pointer of the function that stops the exit."
   (let ((count (sap-ref-lispobj count 0)))
     (declare (type index count))
     (cond ((< (sb-kernel:get-lisp-obj-address next) frame)
-           ;; The block to unwind to is among the frames that are being left.
+           ;; The block to unwind to belongs to a frame that is being unwound.
            :lost)
           ((zerop count) (list next 0 (sap-ref-lispobj start 0)))
           (t
@@ -119,7 +121,7 @@ address of the last one. A single value is stored at START itself, with a count 
                           collect (sap-ref-lispobj values (- (* 8 index))))))))))
 
 (defun resume-unwinding ()
-  "Resume the pending non-local exit, on the other side of the program's frames."
+  "Resume the pending non-local exit on the outer side of the program's frames. Signal an error if the exit is :LOST."
   (let ((unwinding (shiftf *pending-exit* nil)))
     (when (atom unwinding)
       (error "A non-local exit of the debugger cannot cross functions of the program."))
@@ -131,12 +133,12 @@ address of the last one. A single value is stored at START itself, with a count 
       (check-stack-room (* 8 count))
       (let ((block (make-array count)))
         (declare (dynamic-extent block))
-        ;; In stack order: the first value at the highest address.
+        ;; The values are in stack order: the first value has the highest address.
         (loop for value in values
               for place from (1- count) downto 0
               do (setf (svref block place) value))
         (sb-c::%unwind next
-                       ;; An address, passed as the fixnum with the same bits.
+                       ;; The address is passed as the fixnum with the same bits.
                        (ash (+ (sb-kernel:get-lisp-obj-address block)
                                (- (* 8 (+ sb-vm:vector-data-offset count)) sb-vm:other-pointer-lowtag))
                             (- sb-vm:n-fixnum-tag-bits))
@@ -145,7 +147,7 @@ address of the last one. A single value is stored at START itself, with a count 
 ;;; Conditions as the program receives them
 
 (defun condition-message (condition)
-  "Return the report of CONDITION as text."
+  "Return the report of CONDITION as a string of up to 10,000 characters."
   (with-server-syntax (:length 100 :level 10)
     (let ((*print-escape* nil))
       (multiple-value-bind (text result) (bounded-text 10000 (lambda (stream) (princ condition stream)))
@@ -154,9 +156,9 @@ address of the last one. A single value is stored at START itself, with a count 
             text)))))
 
 (defun class-text (name)
-  "Return NAME, the name of a class, as one writes it, in lower case."
+  "Return NAME, the name of a class, as source text in lower case."
   (string-downcase
-   ;; A shortcut: printing is the slowest step here, and most classes of conditions are standard ones.
+   ;; This is a shortcut: printing is the slowest step here, and most classes of conditions are standard classes.
    (if (and (symbolp name)
             (eq (symbol-package name) (load-time-value (find-package "COMMON-LISP")))
             (eq name (find-symbol (symbol-name name) **user-package**)))
@@ -164,14 +166,15 @@ address of the last one. A single value is stored at START itself, with a count 
        (type-name-text name))))
 
 (defun condition-classes (condition)
-  "Return the names of CONDITION's class and its superclasses, most specific first, as one writes them."
+  "Return the names of CONDITION's class and its superclasses, most specific first, as CLASS-TEXT returns them."
   (loop for class in (sb-mop:class-precedence-list (class-of condition))
         for name = (class-name class)
         until (eq name 'sb-pcl::slot-object)
         collect (class-text name)))
 
 (defun frame-text (frame condition)
-  "Return FRAME's call as source text. CONDITION, the reported error, supplies the name of an undefined function."
+  "Return FRAME's call as source text. CONDITION, the reported error, supplies the name if FRAME is a call of an
+undefined function."
   (multiple-value-bind (name arguments)
       (guarded (sb-debug::frame-call frame :argument-limit 20)
           (failure)
@@ -189,7 +192,7 @@ address of the last one. A single value is stored at START itself, with a count 
                                   (write-char #\) stream)))))))
 
 (defun frame-place-text (frame)
-  "Return the file and line of FRAME, or the empty string."
+  "Return the file and line of FRAME, or the empty string if FRAME is a system frame or its place is unknown."
   (if (system-frame-p frame)
       ""
       (guarded (let ((place (location-place (sb-di:frame-code-location frame))))
@@ -198,11 +201,12 @@ address of the last one. A single value is stored at START itself, with a count 
         "")))
 
 (defvar *thread-restarts* '()
-  "The restart clusters that were active when this thread began to work for the program. These restarts end the thread, so
-the program does not see them.")
+  "The restart clusters that were active when this thread began to work for the program. The restarts in them end the
+thread, so the program does not see them.")
 
 (defun restart-descriptions (condition)
-  "Return the restarts for CONDITION that the program may invoke, as lists of a name and a description."
+  "Return up to 20 restarts for CONDITION that the program may invoke, innermost first, as lists of a name and a
+description."
   (let ((*print-escape* nil))
     (loop for restart in (restarts-for condition)
           repeat 20
@@ -215,9 +219,9 @@ the program does not see them.")
   "Maximum number of frames of an error that the program receives.")
 
 (defun condition-report (condition hook)
-  "Return the report of CONDITION for the program: a list of the condition, its classes, its message, its restarts (lists of
-name and description) and its frames (lists of call and place). CONDITION entered the debugger through the function whose
-frame pointer is HOOK."
+  "Return the report of CONDITION for the program: a list of the condition, its classes, its message, its restarts as
+lists of name and description, and its frames as lists of call and place. HOOK is the frame pointer of the function that
+was called in place of the debugger. After a storage condition, the restarts and frames are NIL."
   (let ((exhausted (typep condition 'storage-condition))
         (frame (error-frame hook)))
     (with-quiet-debugger ()
@@ -226,7 +230,7 @@ frame pointer is HOOK."
             (condition-message condition)
             (unless exhausted
               (guarded (restart-descriptions condition) (failure) '()))
-            ;; If EXHAUSTED is true, too little stack is left for this.
+            ;; After a storage condition, too little stack may be left for this.
             (unless exhausted
               (guarded (let ((*known-places* nil))
                          (loop for (nil . frame) in (user-frames frame)
@@ -235,7 +239,7 @@ frame pointer is HOOK."
                   (failure) '()))))))
 
 (defun put-report (buffer report)
-  "Write REPORT, a list that CONDITION-REPORT returned. The condition itself is written as a handle."
+  "Write REPORT, a list that CONDITION-REPORT returned, into BUFFER. The condition itself is written as a handle."
   (put-object buffer (first report) +opaque+)
   (dolist (part (rest report))
     (put-object buffer part 2)))
@@ -243,14 +247,14 @@ frame pointer is HOOK."
 ;;; From Lisp to the program
 
 (defvar *interruptible* nil
-  "True when the code that called the program may be interrupted. Lisp code that the program calls in turn may then be
-interrupted, too.")
+  "True when the code that called the program may be interrupted. In that case Lisp code that the program calls in turn
+may be interrupted, too.")
 
 (declaim (inline call-program-function exchange-messages))
 (defun call-program-function (function buffer reply)
-  "Call the program's FUNCTION, a number, with the message in BUFFER, and return the status that it returns. REPLY, two
-words, receives the address and the word count of its answer; on entry its second word is the number of answers being read.
-Interrupts must be off."
+  "Call the program's FUNCTION, a number, with the message in BUFFER, and return the status that FUNCTION returns. REPLY
+is the address of two words, of which the caller sets the second to *ANSWERS-BEING-READ*. The call stores the address of
+the answer in the first word and the answer's number of words in the second. Interrupts must be off."
   (declare (type (unsigned-byte 64) function) (type message-buffer buffer) (type system-area-pointer reply))
   (with-host-float-modes
     (alien-funcall (sap-alien (int-sap **program**)
@@ -264,7 +268,8 @@ longer exists), and the answer."
   (declare (type function write))
   (let ((buffer *message-buffer*)
         (interruptible *interrupts-enabled*)
-        ;; As in SBCL's own blocking functions. The function of a timer runs in this state.
+        ;; Under ALLOW-WITH-INTERRUPTS, in which timer functions run, interruption is allowed too, as in SBCL's own
+        ;; blocking functions.
         (allowed (or *interrupts-enabled* *allow-with-interrupts*))
         (reply (make-array 2 :element-type '(unsigned-byte 64))))
     (declare (dynamic-extent reply) (type message-buffer buffer))
@@ -293,8 +298,9 @@ longer exists), and the answer."
                                  (read-answer address count))))))))))))
 
 (defun fail-program-call (class answer)
-  "Signal ANSWER if it is a condition. Otherwise ANSWER is a list of the function's name and a message; signal a condition
-of CLASS made from it."
+  "Signal the error of a call of the program, with a restart USE-VALUE that returns a value instead. If ANSWER is a
+condition, signal it. Otherwise ANSWER is a list of the function's name and a message, from which a condition of CLASS
+is made."
   (restart-case (if (typep answer 'condition)
                     (error answer)
                     (error class :function (first answer) :message (second answer)))
@@ -304,7 +310,7 @@ of CLASS made from it."
       value)))
 
 (defun fail-without-function ()
-  "Signal that the program does not have the function that was called."
+  "Signal that the program does not have the called function."
   (fail-program-call 'rust:host-error '("the program" "there is no such function")))
 
 (defun call-and-finish (function write missing)
@@ -338,8 +344,8 @@ If the program no longer has FUNCTION, return the values of the function MISSING
 ;;; From the program to Lisp
 
 (defmacro with-outer-handlers-for-signals (() &body body)
-  "Evaluate BODY so that handlers outside the program's frames see only conditions that are not serious. Errors go to the
-program, which may pass them on."
+  "Evaluate BODY so that handlers outside the program's frames see only conditions that are not serious. Serious
+conditions go to the program, which may pass them on."
   `(let ((outer sb-kernel:*handler-clusters*))
      (flet ((body () ,@body))
        (declare (dynamic-extent #'body))
@@ -353,7 +359,7 @@ program, which may pass them on."
                (body)))))))
 
 (defmacro catching-error (() &body body)
-  "Evaluate BODY, hiding its errors from outer handlers. Return the condition if BODY fails, else NIL."
+  "Evaluate BODY, hiding its errors from outer handlers. If BODY fails, return the condition; else NIL."
   `(block failed
      (flet ((fail (condition) (return-from failed condition)))
        (declare (dynamic-extent #'fail))
@@ -363,7 +369,8 @@ program, which may pass them on."
 
 (declaim (inline call-with-message))
 (defun call-with-message (function address end)
-  "Call FUNCTION, a function or a function's name, with the arguments between ADDRESS and END."
+  "Call FUNCTION, a function or a function's name, with the arguments in the message between the addresses ADDRESS and
+END."
   (declare (type (unsigned-byte 62) address end))
   (let ((function (if (functionp function) function (sb-kernel:%coerce-callable-to-fun function))))
     (if (>= address end)
@@ -382,7 +389,7 @@ program, which may pass them on."
                             (apply function first second third more)))))))))))
 
 (defvar *ask-program* nil
-  "True when the program has a handler that is asked about errors at the point where they occur.")
+  "True when the program has a handler to which errors are passed at the point where they are signalled.")
 
 (declaim (type index *handler-depth*))
 (defvar *handler-depth* 0
@@ -394,8 +401,9 @@ handler.")
 handles would be called for ever.")
 
 (defun ask-handler (report)
-  "Ask the program's handler about the condition in REPORT, and invoke the restart that it chooses, if any. Errors in the
-handler are reported only to handlers of the calls that it makes. Return the error if the handler returned one, or NIL."
+  "Pass the condition in REPORT to the program's handler, and invoke the restart that the handler chooses, if any. An
+error in the handler goes only to handlers of the calls that the handler itself makes. If the handler returned an error,
+return it; else return NIL."
   (let* ((*ask-program* nil)
          (*handler-depth* (1+ *handler-depth*))
          (choice (guarded (call-program +ask+ (lambda (buffer) (put-report buffer report)))
@@ -416,8 +424,9 @@ handler are reported only to handlers of the calls that it makes. Return the err
 
 (declaim (inline call-and-write-reply call-from-program))
 (defun call-and-write-reply (function shape address end)
-  "Call FUNCTION, a handle, with the arguments between ADDRESS and END. Write its values in SHAPE and return
-SBCL_CALL_VALUES, or write the condition that it failed with and return SBCL_CALL_FAILED."
+  "Call FUNCTION, a handle, with the arguments in the message between the addresses ADDRESS and END. On success write
+the values into *MESSAGE-BUFFER* in SHAPE (see PUT-OBJECT) and return SBCL_CALL_VALUES. Otherwise write the report of
+the condition and return SBCL_CALL_FAILED."
   (declare (type (unsigned-byte 32) function) (type (unsigned-byte 16) shape) (type (unsigned-byte 62) address end))
   (let ((report
           (block failed
@@ -430,8 +439,8 @@ SBCL_CALL_VALUES, or write the condition that it failed with and return SBCL_CAL
               (let ((*on-debugger* #'fail)
                     (*boundary* (frame-pointer-here)))
                 (multiple-value-call
-                    ;; MORE is allocated in the heap: a long list on the stack would be allocated at once, past the guard
-                    ;; pages.
+                    ;; MORE is allocated in the heap. A long list on the stack would be allocated in one step and could
+                    ;; extend past the guard pages.
                     (lambda (&optional (value nil one) &rest more)
                       (when more
                         (check-stack-room))
@@ -451,14 +460,15 @@ SBCL_CALL_VALUES, or write the condition that it failed with and return SBCL_CAL
                                            (dolist (value more)
                                              (put-object buffer value shape)))))))))
                         (when unwritable
-                          ;; Treat it as an error of FUNCTION, so that the program's handling of it can be interrupted.
+                          ;; Treat the condition as an error of FUNCTION. If interruption is allowed, the program's
+                          ;; handler must be interruptible too.
                           (if *interruptible*
                               (let ((*allow-with-interrupts* t))
                                 (with-interrupts (fail unwritable)))
                               (fail unwritable)))))
                   (with-outer-handlers-for-signals ()
-                    ;; The program may have called from foreign code without any Lisp frame in between. The code below may
-                    ;; hold one of the host's mutexes, so stack exhaustion must not unwind it.
+                    ;; The program may have used much of the stack since Lisp called it. The functions that are called
+                    ;; below may hold one of the host's mutexes, so the stack must not be exhausted there.
                     (check-stack-room)
                     ;; An interrupted release would leak handles that the program no longer uses.
                     (if (and *interruptible* (/= function +release-entry+))
@@ -476,9 +486,10 @@ SBCL_CALL_VALUES, or write the condition that it failed with and return SBCL_CAL
           (t (declared-number "SBCL_CALL_VALUES")))))
 
 (defun call-from-program (function shape address count reply)
-  "Call FUNCTION, a handle, as CALL-AND-WRITE-REPLY does, with the arguments in the COUNT words at ADDRESS. Store where the
-answer is in REPLY, the address of a struct sbcl_message. Return an sbcl_call_status. SBCL_CALL_UNWINDING means that a
-non-local exit to a frame outside the program's is pending, and the program must return."
+  "Call FUNCTION, a handle, with the arguments in the COUNT words at ADDRESS. Write the values in SHAPE, or a condition,
+as CALL-AND-WRITE-REPLY does. Store the answer's address and number of words in the struct sbcl_message at the address
+REPLY. Return an sbcl_call_status. SBCL_CALL_UNWINDING means that a non-local exit to a frame outside the program's is
+pending, so that the program must return."
   (declare (type (unsigned-byte 62) function shape address count reply))
   (cond (*pending-exit* (declared-number "SBCL_CALL_UNWINDING"))
         (t

@@ -16,7 +16,7 @@
         (*thread-restarts* sb-kernel:*restart-clusters*)
         (*standard-input* **program-input**)
         (*package* **user-package**)
-        ;; Every thread starts with the same readtable: which thread serves a call is arbitrary.
+        ;; Each thread binds the same readtable, because which thread serves a call is arbitrary.
         (*readtable* *readtable*)
         (*interruptible* t)
         (* nil) (** nil) (*** nil) (+ nil) (++ nil) (+++ nil) (/ nil) (// nil) (/// nil) (- nil)
@@ -27,7 +27,7 @@
 
 (defun serve-program (serve number)
   "Let the program use this thread, whose number is NUMBER, until the program no longer needs the thread. SERVE is the
-address of the program's function."
+address of the program's function `serve', which returns 0 in that case, and 1 if a non-local exit is pending."
   (declare (type (unsigned-byte 64) serve) (type (unsigned-byte 32) number))
   (loop while (plusp (the (signed-byte 32)
                           (calling-host
@@ -36,7 +36,8 @@ address of the program's function."
              (resume-unwinding))))
 
 (defun start-program-thread (serve number)
-  "Start the program's thread NUMBER, which calls SERVE-PROGRAM. If user code ends the thread, a new thread replaces it."
+  "Start the program's thread NUMBER, which calls SERVE-PROGRAM with SERVE. If user code ends the thread, a new thread
+replaces it."
   (let ((thread (sb-thread::%make-thread (format nil "program ~D" number) nil (sb-thread:make-semaphore))))
     (setf (svref **program-threads** number) thread)
     (sb-thread::start-thread thread
@@ -50,20 +51,20 @@ address of the program's function."
                              '())))
 
 (defconstant +max-program-threads+ 512
-  "Maximum number of threads that work for the program: MAX_THREADS of src/image/program.rs.")
+  "Maximum number of threads that work for the program. Equal to MAX_THREADS of src/image/program.rs.")
 
 (declaim (type (unsigned-byte 64) **serve-program**))
 (defglobal **serve-program** 0
   "The address of the program's function `serve'.")
 
 (defun start-spare-thread (number)
-  "Start one more thread for the program, with NUMBER."
+  "Start another thread for the program. NUMBER is the number of the thread."
   (start-program-thread **serve-program** number)
   nil)
 
 (defun start-program-threads (count serve)
-  "Start COUNT threads that work for the program, and the thread that interrupts them. SERVE is the address of the program's
-function `serve'."
+  "Start COUNT threads that work for the program, and the thread that interrupts them, number 0. SERVE is the address of
+the program's function `serve'."
   (setf **program-threads** (make-array (1+ +max-program-threads+) :initial-element nil)
         **serve-program** serve)
   (dotimes (number (1+ count))
@@ -83,10 +84,10 @@ function `serve'."
   (ended nil))
 
 (defun fill-program-input (stream)
-  "Read the next part of STREAM's text. Return true unless STREAM is at its end."
+  "Read the next part of STREAM's text from the program. Return true unless STREAM is at its end."
   (declare (type program-input stream))
   (let ((text (and (not (program-input-ended stream))
-                   ;; An empty text means that the reading thread is being interrupted.
+                   ;; An empty string means that the reading thread is being interrupted.
                    (loop for text = (call-program +read-input+ (lambda (buffer) (declare (ignore buffer))))
                          while (equal text "")
                          finally (return text)))))
@@ -109,7 +110,8 @@ function `serve'."
         (sb-impl::eof-or-lose stream end-of-file-error end-of-file-value))))
 
 (defun operate-program-input (stream operation argument)
-  "Perform OPERATION, the code of a stream operation other than READ-CHAR, on STREAM."
+  "Perform OPERATION, the code of a stream operation, on STREAM: of LISTEN, UNREAD-CHAR (1), CLOSE, or the queries about
+the element type and external format."
   (declare (type program-input stream) (ignorable argument))
   (case operation
     (#.+listen+ (cond ((< (program-input-position stream) (length (program-input-text stream))) t)
@@ -122,8 +124,8 @@ function `serve'."
 ;;; Calls with a package, a handler or variable bindings
 
 (defvar *program-calls* '()
-  "The interruptible calls that this thread is in, innermost first: lists of a number and a function that ends the call for
-a reason.")
+  "The interruptible calls that this thread is in, innermost first: conses of a call's number and a function that ends
+the call. The argument of the function is the reason.")
 
 (defun idle-program-thread-p (thread)
   "Return true when THREAD works for the program and is in no call."
@@ -132,9 +134,10 @@ a reason.")
        (null (sb-thread:symbol-value-in-thread '*program-calls* thread nil))))
 
 (defun run-under-conditions (number closure &optional package ask variables values)
-  "Have the program run CLOSURE, one of its closures by number. Bind *PACKAGE* to the package named PACKAGE unless that is
-NIL, ask the program about errors if ASK is true, and bind VARIABLES, symbols, to VALUES. An interruption of call NUMBER
-ends the call. Return NIL, or the reason why the call was ended: an integer, 0 if it was the restart ABORT."
+  "Make the program run CLOSURE, the number of one of its closures. Bind *PACKAGE* to the package named PACKAGE unless
+PACKAGE is NIL, pass errors to the program's handler if ASK is true, and bind VARIABLES, a list of symbols, to VALUES.
+NUMBER identifies the call for interruptions, which end it. Return NIL, or the reason why the call was ended: the
+integer that the interruption gave, or 0 for the restart ABORT."
   (block call
     (flet ((end (reason)
              (return-from call reason))
@@ -160,8 +163,9 @@ ends the call. Return NIL, or the reason why the call was ended: an integer, 0 i
         nil))))
 
 (defun interrupt-program-call (thread call reason)
-  "Have THREAD, a thread or the number of one of the program's threads, end CALL, a number, if it is still in that call.
-REASON is an integer. Notify the program when the thread takes the interruption, and when the call begins to unwind."
+  "Interrupt THREAD, a thread or the number of one of the program's threads, and end CALL, the number of a call, if
+THREAD is still in it. REASON is the integer that RUN-UNDER-CONDITIONS then returns. Notify the program when the thread
+takes the interruption, and when the call begins to unwind."
   (let ((thread (if (integerp thread) (svref **program-threads** thread) thread)))
     (guarded (sb-thread:interrupt-thread
               thread
@@ -179,7 +183,7 @@ REASON is an integer. Notify the program when the thread takes the interruption,
 ;;; Evaluating and loading
 
 (defun call-reporting-warnings (function)
-  "Call FUNCTION, which compiles. Report its warnings to the program, but neither redefinitions nor compiler notes."
+  "Call FUNCTION, which compiles code. Report its warnings to the program, except redefinitions and compiler notes."
   (declare (type function function))
   (handler-bind ((warning #'report-warning)
                  (sb-ext:compiler-note #'muffle-warning))
@@ -187,7 +191,7 @@ REASON is an integer. Notify the program when the thread takes the interruption,
       (funcall function))))
 
 (defun report-warning (warning)
-  "Report WARNING to the program and print nothing."
+  "Report WARNING to the program, unless it is a redefinition or one that SBCL muffles, and print nothing."
   (let ((restart (find-restart 'muffle-warning warning)))
     (unless (typep warning '(or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p)))
       (event +program-job+ (event-code :warning) 0 (type-name-text (class-name-of warning)))
@@ -209,7 +213,7 @@ REASON is an integer. Notify the program when the thread takes the interruption,
     (values-list values)))
 
 (defun load-text (text)
-  "Load the forms in TEXT as LOAD does those of a file."
+  "Load the forms in TEXT as LOAD loads those of a source file."
   (call-reporting-warnings (lambda () (load (make-string-input-stream text))))
   (values))
 
@@ -221,8 +225,8 @@ REASON is an integer. Notify the program when the thread takes the interruption,
 ;;; Functions by name
 
 (defun symbol-named (text &optional intern)
-  "Return the symbol that TEXT names, written as in source: in any case, or between bars. Without a package prefix, look in
-*PACKAGE*. If there is no such symbol, intern it when INTERN is true, else signal an error."
+  "Return the symbol that TEXT names, spelled as in source text: in any case, or between bars. Without a package prefix,
+look in *PACKAGE*. If there is no such symbol, intern it when INTERN is true; otherwise signal an error."
   (multiple-value-bind (name colon) (read-name text)
     (let ((package (cond ((null colon) *package*)
                          ((zerop colon) (find-package "KEYWORD"))
@@ -254,7 +258,7 @@ REASON is an integer. Notify the program when the thread takes the interruption,
           (t (caller-of name)))))
 
 (defun caller-of (name)
-  "Return a function that calls whatever function NAME, which is not a symbol, names at the time of the call."
+  "Return a function that calls the function that NAME, a list such as (SETF FOO), names at the time of the call."
   (lambda (&rest arguments)
     (apply (fdefinition name) arguments)))
 
@@ -263,8 +267,8 @@ REASON is an integer. Notify the program when the thread takes the interruption,
   sb-thread:*current-thread*)
 
 (defun callee-of (object)
-  "Return T when OBJECT, a function or a symbol, can be called as it is; a function that calls it when OBJECT is another
-function name; and NIL for any other object."
+  "Return T when OBJECT is a function or a symbol, which can be called as it is. When OBJECT is a function name of the
+form (SETF symbol), return a function that calls it. Return NIL for any other object."
   (typecase object
     ((or function symbol) t)
     ((cons (eql setf) (cons symbol null)) (caller-of object))))
@@ -272,8 +276,8 @@ function name; and NIL for any other object."
 ;;; Functions that the program defines
 
 (defun read-lambda-list (text package)
-  "Return the lambda list in TEXT with its variables interned in PACKAGE. Any symbol that is not a variable becomes the
-symbol of COMMON-LISP with its name, if there is one."
+  "Return the lambda list in TEXT with its variables interned in PACKAGE. A symbol that is not a variable is replaced by
+the symbol of COMMON-LISP with the same name, if there is one."
   (let ((lambda-list (with-standard-io-syntax
                        (let ((*package* package)
                              (*read-eval* nil))
@@ -302,34 +306,35 @@ symbol of COMMON-LISP with its name, if there is one."
                     (if (consp name) (second name) name))))
 
 (defstruct (program-function (:copier nil) (:predicate nil))
-  "A definition of one of the program's functions. NUMBER is NIL once the function has been redefined; it is also NIL in an
-image that was saved and booted again, until the program defines the function there. FUNCTION is the function that Lisp
-calls."
+  "A definition of one of the program's functions. NUMBER is the number of the function in the program. It is NIL once
+the function has been redefined, and in an image that was saved and booted again until the program defines the function
+there. FUNCTION is the function that Lisp calls."
   (number nil :type (or null (unsigned-byte 62)))
   (function #'identity :type function))
 
 (defglobal **program-functions** (make-hash-table :test 'eq :synchronized t)
-  "The newest PROGRAM-FUNCTION of each symbol.")
+  "A table from symbols to the newest PROGRAM-FUNCTION of each symbol.")
 
 (defglobal **boot-token** nil
   "An object that identifies this boot of the image.")
 
 (defun fail-missing-function (name)
-  "Signal that the program that booted this image does not have the function NAME, though the program that saved the image
-did."
+  "Signal that the program that booted this image does not have the function NAME, a string, although the program that
+saved the image had it."
   (fail-program-call 'rust:host-error
                      (list name "the program that saved this image defined it, and this program has not defined it yet")))
 
 (defun forget-program-functions ()
-  "Detach all program functions that were defined before this boot, so that none of them calls a function of the current
-program."
+  "Clear the numbers of all program functions that were defined before this boot, so that none of them calls a function
+of the current program."
   (loop for function being the hash-values of **program-functions**
         do (setf (program-function-number function) nil))
   (setf **boot-token** (list nil)))
 
 (defun define-program-function (number name lambda-list documentation shapes)
-  "Define NAME, a text, as the program's function NUMBER, with the texts LAMBDA-LIST and DOCUMENTATION. Its variables are
-written in SHAPES. Create the package that NAME mentions if it does not exist, and export the name. Notify the program when
+  "Define the symbol that NAME, a string, spells as the program's function NUMBER, with the lambda list in the string
+LAMBDA-LIST and the documentation string DOCUMENTATION. SHAPES has a shape (see PUT-OBJECT) for each variable of the
+lambda list. Create the package that NAME mentions if it does not exist, and export the symbol. Notify the program when
 the function is defined."
   (let* ((colon (nth-value 1 (read-name name)))
          (package (cond ((null colon) *package*)
@@ -363,7 +368,7 @@ the function is defined."
 
 (defun add-supplied-p-variables (lambda-list)
   "Return LAMBDA-LIST with a supplied-p variable for each optional and keyword parameter, and a list of forms. Each form
-evaluates to a list; appended, these lists are the arguments of the call."
+evaluates to a list; these lists appended are the arguments with which the function was called."
   (let ((kind '&required)
         (forms '()))
     (flet ((parameter (parameter)
@@ -397,8 +402,9 @@ program no longer has the function: signal an error that mentions NAME."
         (apply (program-function-function newest) arguments))))
 
 (defun compile-program-function (symbol lambda-list documentation cell variables shapes name)
-  "Return a function for SYMBOL, with LAMBDA-LIST and DOCUMENTATION, that calls the program's function whose number CELL
-holds. Its VARIABLES are written in SHAPES. NAME is for the error message if the program no longer has the function."
+  "Return a function for SYMBOL, with LAMBDA-LIST and DOCUMENTATION, that calls the program's function whose number is
+in CELL, a PROGRAM-FUNCTION. It sends the values of VARIABLES, each in its shape from SHAPES. NAME is for the error
+message if the program no longer has the function."
   (multiple-value-bind (full-lambda-list arguments) (add-supplied-p-variables lambda-list)
     (multiple-value-bind (function warnings failure)
         (handler-bind ((warning #'muffle-warning)
@@ -427,8 +433,8 @@ holds. Its VARIABLES are written in SHAPES. NAME is for the error message if the
       function)))
 
 (defun make-local-function (number required shapes)
-  "Return a function that calls the program's function NUMBER with arguments written in SHAPES. At least REQUIRED arguments
-must be given."
+  "Return a function that calls the program's function NUMBER with its arguments, each in its shape from SHAPES. The
+function takes at least REQUIRED arguments and at most as many as there are shapes."
   (declare (type index required) (type list shapes))
   (let ((boot **boot-token**))
     (lambda (&rest arguments)
@@ -469,8 +475,8 @@ must be given."
   (length (the (array (unsigned-byte 8) (*)) object)))
 
 (defmacro with-octets ((sap length) object &body body)
-  "Evaluate BODY with SAP bound to the address of the octets of OBJECT, a vector, and LENGTH to their number. The octets
-stay in place meanwhile."
+  "Evaluate BODY with SAP bound to the address of the octets of OBJECT, a vector, and LENGTH to their number. Garbage
+collections do not move the octets meanwhile."
   (let ((data (gensym "DATA")) (start (gensym "START")) (end (gensym "END")) (vector (gensym "VECTOR")))
     `(let ((,vector ,object))
        (unless (typep ,vector '(vector (unsigned-byte 8)))
@@ -481,7 +487,7 @@ stay in place meanwhile."
            ,@body)))))
 
 (defun copy-octets-out (object address length)
-  "Copy the LENGTH octets of OBJECT, a vector, to ADDRESS."
+  "Copy the octets of OBJECT, a vector, to ADDRESS. Signal an error if their number is not LENGTH."
   (declare (type (unsigned-byte 62) address length))
   (with-octets (octets count) object
     (unless (= length count)
@@ -490,8 +496,8 @@ stay in place meanwhile."
   (values))
 
 (defun borrow-octets (closure object place)
-  "Have the program run CLOSURE, one of its closures by number, while the octets of OBJECT, a vector, stay in place. Their
-address and number are stored in the two words at the address PLACE."
+  "Make the program run CLOSURE, the number of one of its closures, while the octets of OBJECT, a vector, stay in place.
+Store the address and the number of the octets in the two words at the address PLACE beforehand."
   (declare (type (unsigned-byte 62) place))
   (with-octets (octets count) object
     (setf (sap-ref-64 (int-sap place) 0) (sap-int octets)
@@ -508,7 +514,8 @@ address and number are stored in the two words at the address PLACE."
     (t (error 'type-error :datum object :expected-type '(or sequence hash-table)))))
 
 (defun proper-list-length (list)
-  "Return the length of LIST. Signal an error if LIST is dotted, or circular, where LENGTH would never return."
+  "Return the length of LIST. Signal an error if LIST is dotted or circular; for a circular list, LENGTH would never
+return."
   (or (list-length list)
       (error 'type-error :datum list :expected-type '(satisfies list-length))))
 
@@ -522,7 +529,8 @@ such slot."
     (slot-value object (sb-mop:slot-definition-name slot))))
 
 (defun slots-of-object (object)
-  "Return the name and the printed value of each bound slot among the first 100 slots of OBJECT, as lists of two texts."
+  "Return the name and the printed value of each bound slot among the first 100 slots of OBJECT, as lists of two
+strings."
   (loop for slot in (sb-mop:class-slots (class-of object))
         for name = (sb-mop:slot-definition-name slot)
         repeat 100
@@ -531,7 +539,8 @@ such slot."
                         (with-server-syntax () (printed (slot-value object name) 1000)))))
 
 (defun slots-as-list (object)
-  "Return a property list of the bound slots of OBJECT, an instance, structure or condition."
+  "Return a property list of the bound slots of OBJECT, an instance, structure or condition. The indicators are keywords
+with the names of the slots."
   (unless (typep object '(or standard-object structure-object condition))
     (error 'type-error :datum object :expected-type 'standard-object))
   (loop for slot in (sb-mop:class-slots (class-of object))
@@ -540,8 +549,8 @@ such slot."
           collect (intern (symbol-name name) "KEYWORD") and collect (slot-value object name)))
 
 (defun element-of-object (object key)
-  "Return the element of OBJECT under KEY and true, or NIL and NIL. OBJECT is a sequence, indexed by number, a hash table, a
-property list or an association list."
+  "Return the element of OBJECT under KEY and true, or NIL and NIL if there is none. OBJECT is a list or vector, for
+which KEY may be an index; a hash table; or a property list or an association list."
   (typecase object
     (hash-table (gethash key object))
     (vector (if (and (typep key 'index) (< key (length object)))
@@ -565,7 +574,7 @@ property list or an association list."
     (t (error 'type-error :datum object :expected-type '(or list vector hash-table)))))
 
 (defun objects-of (&rest objects)
-  "Return OBJECTS as values. The program calls this to have the objects of some handles written in another shape."
+  "Return OBJECTS as values. The program calls this function to receive the objects of some handles in another shape."
   (values-list objects))
 
 (defparameter *program-entries*
@@ -602,7 +611,8 @@ property list or an association list."
              :save save-for-program
              :callee callee-of
              :current-thread current-thread))
-  "The functions that the program calls through the first handles, in the order of enum sbcl_entry.")
+  "The functions that the program calls through the first handles, in the order of enum sbcl_entry. Handle 0 is not
+used.")
 
 (define-alien-callable sbcl-host-gate (signed 32)
     ((function (unsigned 64)) (shape (unsigned 64)) (address (unsigned 64)) (count (unsigned 64)) (reply (unsigned 64)))

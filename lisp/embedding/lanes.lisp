@@ -4,13 +4,14 @@
 (in-package "SBCL-HOST/EMBEDDING")
 
 (defglobal **lane-threads** (make-array 4 :initial-element nil)
-  "The threads of the inspection, control and signal lanes. The evaluation threads are in **EVALUATION-THREADS**.")
+  "A vector of the threads of the inspection, control and signal lanes, indexed by lane. The evaluation threads are in
+**EVALUATION-THREADS**.")
 
 (defglobal **boot-thread** nil
   "The thread that booted the image. It has returned to the host and serves no lane.")
 
 (defglobal **abandoned-threads** nil
-  "Threads that no longer serve a lane because they did not react to being interrupted. User code sees them among its own
+  "Threads that no longer serve a lane because they did not react to an interruption. User code sees them among its own
 threads.")
 
 (defun host-thread-p (thread)
@@ -43,7 +44,8 @@ thread that it runs in, and the threads that it made."
   t)
 
 (defun remember-user-variables ()
-  "Record the current values of the printer and reader variables as those with which a session begins."
+  "Record the current values of variables, such as those of the printer and the reader, as the values with which a
+session begins."
   (setf **user-variables**
         (mapcar (lambda (variable) (cons variable (symbol-value variable)))
                 '(*print-array* *print-base* *print-case* *print-circle* *print-escape* *print-gensym* *print-length*
@@ -54,7 +56,7 @@ thread that it runs in, and the threads that it made."
                   *default-pathname-defaults*))))
 
 (defun restore-user-variables ()
-  "Reset the printer and reader variables to the values with which a session begins."
+  "Reset the variables in **USER-VARIABLES** to the values with which a session begins."
   (loop for (variable . value) in **user-variables**
         do (setf (symbol-value variable)
                  (case variable
@@ -63,7 +65,8 @@ thread that it runs in, and the threads that it made."
                    (t value)))))
 
 (defun thread-of-job (job-id)
-  "Return the thread that performs JOB-ID, or NIL. Wait up to 10 ms for it: the job may be about to begin."
+  "Return the thread that performs the job with the number JOB-ID, or NIL. Wait up to 10 ms for such a thread, because
+the job may be about to begin."
   (loop repeat 10
         do (dolist (thread (cons (svref **lane-threads** +inspection-lane+) **evaluation-threads**))
              (when (eql job-id (logandc2 (or (ignore-errors (sb-thread:symbol-value-in-thread '*job-id* thread nil)) 0)
@@ -72,8 +75,9 @@ thread that it runs in, and the threads that it made."
            (sleep 0.001)))
 
 (defun run-interrupt (job)
-  "Perform an :INTERRUPT job: interrupt the thread that performs the job named in JOB, if it names one. Notify the host when
-that thread takes the interruption, or that there is no such thread."
+  "Perform an :INTERRUPT job: interrupt the thread of the job that JOB names, if any, and notify the host when that
+thread takes the interruption, or that there is no such thread. If the heap is nearly full, also end threads of the
+user."
   (let ((target (job-argument job))
         (reason (job-flags job)))
     (when (eql reason +interrupt-heap+)
@@ -84,7 +88,7 @@ that thread takes the interruption, or that there is no such thread."
                 (lambda ()
                   (event target (event-code :interrupted))
                   (cond ((not (eql reason +interrupt-heap+)) (interrupt-evaluation target reason))
-                        ;; A garbage collection may have ended it first.
+                        ;; The end of a garbage collection may already have ended this evaluation.
                         ((and (eql target *job-id*) (/= target **ended-for-heap**)) (end-evaluation-for-heap)))))
           (failure)
         (event target (event-code :interrupted))))))
@@ -97,7 +101,8 @@ that thread takes the interruption, or that there is no such thread."
            (with-server-syntax () (format nil "No thread could be started for it: ~A" failure)))))
 
 (defun run-abandon (job)
-  "Perform an :ABANDON job: exclude the thread of the job that JOB names from its lane, and replace an inspection thread."
+  "Perform an :ABANDON job: withdraw the thread of the job that JOB names from its lane. If the lane is the inspection
+lane, start another thread for it."
   (let ((thread (thread-of-job (job-argument job)))
         (lane (job-flags job)))
     (when thread
@@ -111,14 +116,14 @@ that thread takes the interruption, or that there is no such thread."
                (with-server-syntax () (format nil "No thread could be started in its place: ~A" failure)))))))
 
 (defun world-mutexes ()
-  "Return the SBCL mutexes without which nothing can be compiled or defined, and no thread can be started."
+  "Return the SBCL mutexes without which no code can be compiled, no definition made, and no thread started."
   (list* sb-thread::*make-thread-lock* **collection-lock** (definition-mutexes)))
 
 (defun report-blocked-mutex ()
   "Perform a :LOOK job: report which of SBCL's own mutexes an abandoned thread holds while other threads wait for it."
   (sb-ext:atomic-update **abandoned-threads** (lambda (threads) (remove-if-not #'sb-thread:thread-alive-p threads)))
   (let ((mutex (find-if (lambda (mutex)
-                          ;; 2: contested, another thread waits for it.
+                          ;; State 2 means that another thread waits for the mutex.
                           (and (eql 2 (sb-thread::mutex-state mutex))
                                (member (sb-thread:mutex-owner mutex) **abandoned-threads** :test #'eq)))
                         (world-mutexes))))
@@ -162,8 +167,8 @@ that thread takes the interruption, or that there is no such thread."
   t)
 
 (defun contain-interruption (function)
-  "Call FUNCTION, which interrupts an idle server thread, as a timer does. Any non-local exit ends here, and an error is
-reported like an error of any other thread."
+  "Call FUNCTION, with which a timer or another thread interrupts this idle server thread. A non-local exit out of
+FUNCTION ends here, and an error is reported as an error of a thread."
   (let ((sb-thread::*interrupt-handler* nil))
     (block interruption
       (unwind-protect
@@ -175,13 +180,13 @@ reported like an error of any other thread."
         (return-from interruption)))))
 
 (defun contain-short-interruption (function)
-  "Call FUNCTION as CONTAIN-INTERRUPTION does. The next interruption waits until FUNCTION has returned, so interruptions do
-not nest."
+  "Call FUNCTION as CONTAIN-INTERRUPTION does. Another interruption waits until FUNCTION has returned, so that
+interruptions do not nest."
   (without-interrupts (contain-interruption function)))
 
 (defun next-lane-job (lane)
-  "Wait for the next job of LANE and return it, or NIL when the lane is to end. Pending interruptions of this thread run
-before this returns: an interruption on the way out of NEXT-JOB would lose the job."
+  "Wait for the next job of LANE and return it, or NIL when this thread is to end. Pending interruptions of this thread
+run before this function returns: an interruption on the way out of NEXT-JOB would lose the job."
   (without-interrupts
     (prog1 (next-job lane)
       (allow-with-interrupts (with-interrupts nil)))))
@@ -190,10 +195,10 @@ before this returns: an interruption on the way out of NEXT-JOB would lose the j
   "True when this thread was abandoned and is to end.")
 
 (defun do-job (job)
-  "Perform JOB and notify the host that it is done."
+  "Perform JOB, and notify the host of its end and whether it succeeded."
   (let ((success nil)
         (*job-id* (job-id job)))
-    ;; For an evaluation that was held, this reports the end of the job that resumed it: see CHANGE-JOB.
+    ;; If the evaluation was held, the job whose end is reported here is the job that resumed it: see CHANGE-JOB.
     (unwind-protect (let ((sb-thread::*interrupt-handler* nil))
                       (setf success (run-job job)))
       (finish-output-of-job)
@@ -204,8 +209,8 @@ before this returns: an interruption on the way out of NEXT-JOB would lose the j
   (and (eq :evaluate (job-kind job)) (logtest +evaluate-background+ (job-flags job))))
 
 (defun run-lane (lane)
-  "Perform the jobs of LANE until the host ends it. Between jobs, this thread can be interrupted only inside NEXT-LANE-JOB,
-so that no timer keeps it from reporting the end of one job and asking for the next."
+  "Perform the jobs of LANE until the host ends the thread. Between jobs, this thread can be interrupted only inside
+NEXT-LANE-JOB, so that no timer keeps it from reporting the end of a job and asking for the next."
   (let ((*output* (when (eql lane +evaluation-lane+) (make-thread-output)))
         (sb-thread::*interrupt-handler* #'contain-short-interruption))
     (without-interrupts
@@ -220,7 +225,7 @@ so that no timer keeps it from reporting the end of one job and asking for the n
                    (do-job job)))))))
 
 (defun await-signals ()
-  "Have the host forward SBCL's signals to this thread, which has interrupts enabled and nothing else to do. Timers that
+  "Make the host forward SBCL's signals to this thread, which has interrupts enabled and nothing else to do. Timers that
 were made for no particular thread run their functions here."
   (next-job +signal-lane+)
   (let ((sb-thread::*interrupt-handler* #'contain-interruption))
@@ -231,8 +236,8 @@ were made for no particular thread run their functions here."
   (sb-ext:atomic-update **evaluation-threads** (lambda (threads) (remove thread threads))))
 
 (defun run-lane-thread (lane)
-  "Serve LANE in this thread, which START-LANE started. If user code ends the thread, start a new thread for LANE; an
-evaluation thread is replaced only when the host asks for a new thread."
+  "Serve LANE in this thread, which START-LANE started. If user code ends the thread, start another thread for LANE; but
+an evaluation thread is replaced only when the host asks for another thread."
   (let ((ended nil))
     (unwind-protect
          (progn (if (eql lane +signal-lane+) (await-signals) (run-lane lane))
@@ -258,7 +263,7 @@ evaluation thread is replaced only when the host asks for a new thread."
 (defun start-lanes ()
   "Start the threads of all lanes."
   (let ((thread (start-lane +evaluation-lane+)))
-    ;; This must be set before any user code can ask for it.
+    ;; Set both before any user code can ask for the main thread.
     (setf (sb-thread:thread-name thread) "main thread"
           sb-thread::*initial-thread* thread))
   (mapc #'start-lane (list +inspection-lane+ +control-lane+ +signal-lane+)))

@@ -1,4 +1,4 @@
-;;;; Changes to SBCL for programs that embed the image, and the assumptions about SBCL that they rest on.
+;;;; Changes to SBCL for programs that embed the image, and the assumptions about SBCL on which these changes rest.
 
 (in-package "SBCL-HOST/EMBEDDING")
 
@@ -28,8 +28,8 @@
 
 #+x86-64
 (defun stop-and-resume (function)
-  "Return the values of FUNCTION. A non-local exit out of FUNCTION is stopped here, as at the program's frames, and
-resumed."
+  "Return the values of FUNCTION. A non-local exit out of FUNCTION is stopped here, as it would be stopped at the
+program's frames, and then resumed."
   (let ((*pending-exit* nil))
     (stopping-unwind (funcall (the function function))
         ((frame-pointer-here))

@@ -3,9 +3,9 @@
 (in-package "SBCL-HOST/EMBEDDING")
 
 (defun start-image (&key seed user-init scratch library)
-  "Prepare the image and start the Lisp threads. SEED is for *RANDOM-STATE*, USER-INIT is true to load the user's init file,
-and SCRATCH is the value for **SCRATCH-DIRECTORY**. If LIBRARY, a struct sbcl_library, is given, also start the threads of
-the program that embeds the image."
+  "Prepare the image and start the Lisp threads. SEED is the seed of *RANDOM-STATE*. If USER-INIT is true, load the
+user's init file. SCRATCH is the value for **SCRATCH-DIRECTORY**. If LIBRARY, a pointer to a struct sbcl_library, is
+given, also start the threads of the program that embeds the image."
   (setf *random-state* (sb-ext:seed-random-state seed)
         **boot-thread** (sb-thread:main-thread)
         **resets-available** t
@@ -14,7 +14,7 @@ the program that embeds the image."
   (prefer-large-pages)
   (install-standard-streams)
   (name-runtime)
-  ;; Without this, UIOP would use the streams and directories of the process that built the core.
+  ;; Without this call, UIOP would use the streams and directories of the process that built the core.
   (guarded (uiop:call-image-restore-hook) (failure) nil)
   (guarded (locate-compiled-files) (failure) nil)
   (setf **start-directories** (current-directories))
@@ -30,8 +30,9 @@ the program that embeds the image."
     (start-for-program library)))
 
 (defun start-image-or-refuse (&rest arguments)
-  "Call START-IMAGE with ARGUMENTS and return true. If that fails, report why to the host and return false. Nothing may
-unwind out of this function: the caller is foreign code, and would take whatever is in a register for the answer."
+  "Call START-IMAGE with ARGUMENTS and return true. If that fails, report the reason to the host and return false.
+Nothing may unwind out of this function: the caller is foreign code, which would take an arbitrary register value for
+the result."
   (block start
     (let ((answer nil))
       (flet ((refuse (format &rest arguments)
@@ -47,8 +48,8 @@ unwind out of this function: the caller is foreign code, and would take whatever
           (return-from start (eq answer :started)))))))
 
 (defun locate-compiled-files ()
-  "Have ASDF keep compiled files in the user's cache directory, or below **SCRATCH-DIRECTORY** if that directory is not
-writable."
+  "Make ASDF keep compiled files in the user's cache directory or, if that directory is not writable, below
+**SCRATCH-DIRECTORY**."
   (let ((cache (uiop/configuration::compute-user-cache)))
     (setf uiop:*user-cache*
           (if (and **scratch-directory** (not (writable-p cache)))
@@ -82,7 +83,7 @@ writable."
       (load file))))
 
 (define-alien-callable sbcl-host-stack-lost void ()
-  "Unwind from the end of the control stack."
+  "Unwind the evaluation, or the thread, whose control stack is exhausted."
   (unwind-from-stack-end))
 
 (define-alien-callable sbcl-host-start (unsigned 32) ((host system-area-pointer))

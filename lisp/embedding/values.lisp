@@ -1,6 +1,7 @@
-;;;; Lisp objects as the host's programs see them: handles in a table, and messages that both sides write and read as 64-bit
-;;;; words. A message is a sequence of tokens. Each token is a word (its tag in the low byte, a number in the others),
-;;;; followed by the words and tokens that this word announces. src/image/message.rs is the Rust side of the format.
+;;;; Lisp objects as the host's programs see them: handles in a table, and messages of 64-bit words that both sides
+;;;; write and read. A message is a sequence of tokens. Each token begins with a word that holds a tag in its low byte
+;;;; and a number in the other bytes. The tag and the number determine which words and tokens follow as parts of the
+;;;; token. src/image/message.rs is the Rust side of the format.
 
 (in-package "SBCL-HOST/EMBEDDING")
 
@@ -47,11 +48,12 @@
             **free-handle** handle)))
   (values))
 
-;;; Message buffers: foreign memory that messages are written into. No garbage collection moves it.
+;;; Message buffers: foreign memory for messages. No garbage collection moves it.
 
 (declaim (inline make-message-buffer))
 (defstruct (message-buffer (:conc-name buffer-) (:copier nil) (:predicate nil))
-  "A buffer in which a thread writes its messages."
+  "A buffer in which a thread writes its messages. ADDRESS is its address, CAPACITY its size in words, FILL the number
+of words written, and HANDLES the number of handles in the current message."
   (address 0 :type (unsigned-byte 64))
   (capacity 0 :type (unsigned-byte 62))
   (fill 0 :type (unsigned-byte 62))
@@ -76,7 +78,7 @@
 
 (declaim (type (or null message-buffer) *message-buffer*))
 (defvar *message-buffer* nil
-  "The buffer into which this thread writes messages while it exchanges them with the host's program.")
+  "The buffer in which this thread writes messages to the host's program. NIL while the thread exchanges none.")
 
 (defglobal **free-message-buffers** '()
   "The message buffers that no thread uses.")
@@ -85,10 +87,11 @@
   "Maximum number of words in a message. Without a limit, the message for a circular object would grow without end.")
 
 (defconstant +max-message-handles+ (ash 1 22)
-  "Maximum number of handles in a message. Each handle also takes up memory in Lisp.")
+  "Maximum number of handles in a message. Each handle also keeps an object in the Lisp heap.")
 
 (defun resize-message-buffer (buffer capacity)
-  "Set the capacity of BUFFER to CAPACITY words. The words that are in BUFFER stay."
+  "Set the capacity of BUFFER to CAPACITY words, and keep the words in BUFFER. If no memory is available, discard the
+message and signal that the heap is exhausted."
   (let ((address (alien-funcall (extern-alien "realloc" (function (unsigned 64) (unsigned 64) (unsigned 64)))
                                 (buffer-address buffer) (* 8 capacity))))
     (when (zerop address)
@@ -105,14 +108,15 @@
         buffer)))
 
 (defun reset-message-buffer (buffer)
-  "Discard the unfinished message in BUFFER, if there is one, and shrink BUFFER if it is much larger than its last message."
+  "Discard the unfinished message in BUFFER, if there is one, and shrink BUFFER if its capacity is more than four times
+the size of its last message."
   (unless (zerop (buffer-handles buffer))
     (discard-message buffer))
   (when (< (* 4 (buffer-fill buffer)) (buffer-capacity buffer))
     (resize-message-buffer buffer (min (buffer-capacity buffer) +kept-capacity+))))
 
 (defun release-message-buffer (buffer)
-  "Make BUFFER available to other threads, and free the memory that a large message took."
+  "Make BUFFER available to other threads, after freeing the memory that a large message took."
   (begin-message buffer)
   (when (> (buffer-capacity buffer) 65536)
     (resize-message-buffer buffer 512))
@@ -125,12 +129,12 @@
 
 (defun refuse-message (buffer)
   "Signal that the message in BUFFER is too large."
-  ;; Discard first: handlers of the error may write their own messages into BUFFER.
+  ;; Discard the message before the error: handlers may write their own messages into BUFFER.
   (discard-message buffer)
   (error 'message-too-large))
 
 (defun grow-message-buffer (buffer words)
-  "Make room for WORDS more words in BUFFER."
+  "Make room for WORDS more words in BUFFER. Signal an error if the message would be too large."
   (let ((capacity (max (+ (buffer-fill buffer) words) (* 2 (buffer-capacity buffer)))))
     (when (> capacity +max-message-words+)
       (refuse-message buffer))
@@ -165,21 +169,23 @@
     :list :dotted :vector :octets :table :handle :doubles :values))
 
 (deftype depth ()
-  "The number of levels of lists, vectors and tables that are written out. Objects nested deeper are written as handles."
+  "The number of levels of lists, vectors and tables that are written out. Containers at deeper levels are written as
+handles."
   '(unsigned-byte 8))
 
 (defconstant +opaque+ 256
-  "The shape flag that makes anything below the depth a handle, whatever its type, so that the identical object comes back.
-A shape is the sum of this flag, or 0, and a depth.")
+  "The shape flag with which every object below the depth becomes a handle, so that the program can return the identical
+object. Only NIL, T, fixnums, floats and characters never become handles. A shape is a depth, or the sum of a depth and
+this flag.")
 
 (declaim (inline token))
 (defun token (tag &optional (number 0))
-  "Return the first word of a token, with TAG and NUMBER, whose meaning depends on TAG."
+  "Return the first word of a token with TAG and NUMBER. The meaning of NUMBER depends on TAG."
   (declare (type (unsigned-byte 8) tag) (type (unsigned-byte 56) number))
   (logior tag (ash number 8)))
 
 (defun put-bignum (buffer integer)
-  "Write INTEGER in two's complement, least significant word first."
+  "Write INTEGER into BUFFER in two's complement, least significant word first."
   (declare (type bignum integer))
   (let ((words (sb-bignum:%bignum-length integer)))
     (put buffer (token (tag-number :bignum) words))
@@ -188,7 +194,7 @@ A shape is the sum of this flag, or 0, and a depth.")
 
 (declaim (inline put-integer))
 (defun put-integer (buffer integer)
-  "Write INTEGER, of any size."
+  "Write INTEGER, of any size, into BUFFER."
   (typecase integer
     ((signed-byte 64)
      (let ((sap (reserve buffer 2)))
@@ -198,14 +204,14 @@ A shape is the sum of this flag, or 0, and a depth.")
 
 (declaim (notinline simple-vector-length))
 (defun simple-vector-length (data)
-  "Return the length that the header of DATA, a simple vector, states. WITH-ARRAY-DATA promises the compiler that its END is
-within DATA, so the compiler would fold an inline comparison with LENGTH to true."
+  "Return the length in the header of DATA, a simple vector. This function is not inline: WITH-ARRAY-DATA promises the
+compiler that its END is within DATA, so the compiler would fold an inline comparison with LENGTH to true."
   (length (the (simple-array * (*)) data)))
 
 (defmacro with-vector-data ((data start end) vector &body body)
-  "Evaluate BODY with DATA bound to the simple vector that holds the elements of VECTOR, pinned, and START and END to their
-bounds. Another thread may adjust VECTOR at any time, even between two reads of its header, so check that DATA contains all
-of these elements."
+  "Evaluate BODY with DATA bound to the simple vector that holds the elements of VECTOR, pinned, and START and END to
+the bounds of the elements. Another thread may adjust VECTOR at any time, even between two reads of its header: signal
+an error unless DATA contains all these elements."
   `(sb-kernel:with-array-data ((,data ,vector) (,start) (,end) :check-fill-pointer t)
      (with-pinned-objects (,data)
        (unless (<= ,start ,end (simple-vector-length ,data))
@@ -213,7 +219,7 @@ of these elements."
        ,@body)))
 
 (defun put-string (buffer string)
-  "Write the characters of STRING."
+  "Write STRING into BUFFER."
   (declare (type string string))
   (with-vector-data (data start end) string
     (let* ((length (- end start))
@@ -229,7 +235,7 @@ of these elements."
                do (setf (sap-ref-32 sap offset) (char-code (char data index)))))))))
 
 (defun put-symbol (buffer symbol)
-  "Write SYMBOL as its package name and its name, or as uninterned if it has no package."
+  "Write SYMBOL into BUFFER as its package name and its name, or as uninterned if it has no package."
   (let ((package (symbol-package symbol)))
     (cond ((keywordp symbol)
            (put buffer (token (tag-number :keyword))))
@@ -240,7 +246,7 @@ of these elements."
     (put-string buffer (symbol-name symbol))))
 
 (defun put-octets (buffer vector)
-  "Write VECTOR, whose elements are octets."
+  "Write VECTOR, whose elements are octets, into BUFFER."
   (declare (type (vector (unsigned-byte 8)) vector))
   (with-vector-data (data start end) vector
     (let* ((length (- end start))
@@ -251,7 +257,7 @@ of these elements."
       (sb-kernel:%byte-blt (vector-sap data) start sap 0 length))))
 
 (defun put-doubles (buffer vector)
-  "Write VECTOR, whose elements are double floats."
+  "Write VECTOR, whose elements are double floats, into BUFFER."
   (declare (type (vector double-float) vector))
   (with-vector-data (data start end) vector
     (let* ((length (- end start))
@@ -262,7 +268,7 @@ of these elements."
       (sb-kernel:%byte-blt (vector-sap data) (* 8 start) sap 0 (* 8 length)))))
 
 (defun list-extent (list)
-  "Return the number of conses of LIST and the tail after the last one, or NIL if LIST is circular."
+  "Return the number of conses of LIST and the tail after the last cons, or NIL if LIST is circular."
   (let ((slow list))
     (loop for rest = list then (cdr rest)
           for count of-type index from 0
@@ -274,7 +280,8 @@ of these elements."
           finally (return (values count rest)))))
 
 (defun put-list (buffer list shape)
-  "Write the elements of LIST, which is not empty, in SHAPE."
+  "Write LIST, which is not empty, into BUFFER, with its elements and the tail of a dotted list in SHAPE. Signal an
+error if LIST is circular."
   (multiple-value-bind (count tail) (list-extent list)
     (unless count
       (refuse-message buffer))
@@ -286,7 +293,7 @@ of these elements."
       (put-object buffer tail shape))))
 
 (defun put-table (buffer table shape)
-  "Write the entries of TABLE in SHAPE."
+  "Write the entries of TABLE, a hash table, into BUFFER, with keys and values in SHAPE."
   ;; Take a snapshot first: another thread may add entries.
   (let ((entries (loop for key being the hash-keys of table using (hash-value value) collect (cons key value))))
     (put buffer (token (tag-number :table) (length entries)))
@@ -295,14 +302,15 @@ of these elements."
              (put-object buffer value shape))))
 
 (defun put-handle (buffer object)
-  "Write a new handle for OBJECT."
+  "Make a handle for OBJECT and write it into BUFFER."
   (when (> (incf (buffer-handles buffer)) +max-message-handles+)
     (refuse-message buffer))
   (let ((place (reserve buffer 1)))
     (setf (sap-ref-64 place 0) (token (tag-number :handle) (make-handle object)))))
 
 (defun put-container (buffer object shape)
-  "Write OBJECT, of any type, in SHAPE, whose depth is not 0."
+  "Write OBJECT into BUFFER in SHAPE, whose depth is not 0. An object that is not a list, vector or hash table becomes a
+handle."
   (declare (type (unsigned-byte 16) shape))
   (let ((inner (1- shape)))
     (typecase object
@@ -318,7 +326,7 @@ of these elements."
       (t (put-handle buffer object)))))
 
 (defun put-number (buffer number)
-  "Write NUMBER, which is a bignum, a ratio or a complex."
+  "Write NUMBER, which is a bignum, a ratio or a complex, into BUFFER."
   (etypecase number
     (integer (put-integer buffer number))
     (ratio
@@ -338,7 +346,8 @@ of these elements."
       (put-object buffer object shape)))
 
 (defun put-object (buffer object shape)
-  "Write OBJECT in SHAPE. Objects that EQL cannot tell from a copy are written in full whatever the shape."
+  "Write OBJECT into BUFFER in SHAPE, which is a depth with or without the flag +OPAQUE+. NIL, T, fixnums, floats and
+characters are written in full whatever the shape."
   (declare (type (unsigned-byte 16) shape) (optimize speed) (sb-ext:muffle-conditions sb-ext:compiler-note))
   (typecase object
     (fixnum (put-integer buffer object))
@@ -356,7 +365,7 @@ of these elements."
            ((symbolp object) (put-symbol buffer object))
            ((stringp object) (put-string buffer object))
            ((zerop (logand shape 255))
-            ;; The host treats byte vectors as atoms, whatever the depth.
+            ;; For the host, vectors of octets are atoms and have no levels, so they are written whatever the depth.
             (typecase object
               ((vector (unsigned-byte 8)) (put-octets buffer object))
               (t (put-handle buffer object))))
@@ -374,7 +383,7 @@ of these elements."
   (sap-ref-64 (int-sap address) 0))
 
 (defun discard-message (buffer)
-  "Release the handles in the message in BUFFER: the program will not receive it."
+  "Release the handles in the unfinished message in BUFFER, which the program will not receive, and empty BUFFER."
   (declare (type message-buffer buffer))
   (let* ((address (buffer-address buffer))
          (end (+ address (* 8 (buffer-fill buffer)))))
@@ -395,7 +404,7 @@ of these elements."
     (setf (buffer-fill buffer) 0)
     (finish-message buffer)))
 
-;;; The decoder checks every read against the message's end. Malformed words signal an error.
+;;; The decoder checks each read against the end of the message. It signals an error for malformed words.
 
 (define-condition malformed-message (error)
   ()
@@ -420,13 +429,14 @@ of these elements."
     (dotimes (index length)
       (setf seen (logior seen (sap-ref-32 sap (* 4 index)))))
     (unless (or (< seen char-code-limit)
-                ;; SEEN may have bits that no single code has.
+                ;; The codes combined by LOGIOR may exceed the limit although no single code does.
                 (loop for index of-type index below length
                       always (< (sap-ref-32 sap (* 4 index)) char-code-limit)))
       (error 'malformed-message))))
 
 (defun read-string-token (address length end)
-  "Return a fresh string of the LENGTH characters at ADDRESS, and the address after them."
+  "Return a fresh string of the LENGTH characters at ADDRESS, and the address after them. Signal an error if they extend
+beyond END."
   (declare (type (unsigned-byte 62) address length end))
   (let ((next (end-of-words address (ceiling length 2) end)))
     (check-characters address length)
@@ -446,7 +456,7 @@ of these elements."
     (values names address)))
 
 (defun read-bignum (address words)
-  "Return the integer in the WORDS words, at least one, at ADDRESS."
+  "Return the integer in the WORDS words at ADDRESS. WORDS is not 0."
   (declare (type (unsigned-byte 62) address) (type (integer 1 #.sb-bignum:maximum-bignum-length) words))
   (let ((integer (sb-bignum:%allocate-bignum words)))
     (dotimes (index words)
@@ -478,7 +488,7 @@ of these elements."
 (defun read-handle (number)
   "Return the object to which the handle NUMBER refers."
   (let ((object (and (< number (length **handle-table**)) (handle-object number))))
-    ;; No handle is made for objects of these types: this is a free entry.
+    ;; No handle is made for objects of these types, so this is a free entry.
     (when (typep object '(or null fixnum))
       (error 'malformed-message))
     object))
@@ -557,7 +567,7 @@ of these elements."
 
 (declaim (inline read-argument))
 (defun read-argument (address end)
-  "Return the values of READ-OBJECT, with integers of one word handled inline. There must be a word at ADDRESS."
+  "Return the values of READ-OBJECT, with integers of one word handled inline. ADDRESS must be below END."
   (declare (type (unsigned-byte 62) address end))
   (if (and (eql (word-at address) (token (tag-number :integer)))
            (<= (+ address 16) end))
@@ -566,12 +576,12 @@ of these elements."
 
 (declaim (type index *answers-being-read*))
 (defvar *answers-being-read* 0
-  "The number of answers of the program that this thread is reading. Reading may run code, such as the handler of an error
-that INTERN signals, which calls the program again. The program keeps these answers valid meanwhile.")
+  "The number of the program's answers that this thread is reading. Reading may run code that calls the program again,
+such as the handler of an error that INTERN signals. The program keeps the counted answers valid meanwhile.")
 
 (defun read-answer (address count)
-  "Return the program's answer in the COUNT words, at least one, at ADDRESS: an object, or a MULTIPLE-VALUES. The caller has
-counted the answer among *ANSWERS-BEING-READ*."
+  "Return the program's answer in the COUNT words at ADDRESS, where COUNT is not 0. The answer is an object or a
+MULTIPLE-VALUES. The caller has counted the answer in *ANSWERS-BEING-READ*."
   (declare (type (unsigned-byte 62) address) (type (unsigned-byte 48) count))
   (let ((word (word-at address))
         (end (+ address (* 8 count))))

@@ -1,9 +1,9 @@
-;;;; Code coverage by SB-COVER, whose marks are set when a form runs. Coverage is recorded only in an image apart from the
-;;;; session's.
+;;;; Code coverage by SB-COVER: a form of covered code has a mark, which is set when the form runs. Coverage is recorded only
+;;;; in a second image, never in the session's.
 
 (in-package "SBCL-HOST/TESTING")
 
-;;; Loading
+;;; Loading systems with coverage marks
 
 (defun direct-dependencies (system)
   "Return the systems on which SYSTEM depends directly."
@@ -32,20 +32,20 @@
   (member name '("fiveam" "parachute" "rove" "lisp-unit2" "sb-rt" "rt") :test #'string-equal))
 
 (defun test-name-p (system)
-  "Return true when the name of SYSTEM suggests that it holds tests."
+  "Return true when the name of SYSTEM contains `test', which suggests that SYSTEM holds tests."
   (search "test" (asdf:component-name system)))
 
 (defun test-system-p (system)
-  "Return true when SYSTEM is likely to hold tests: it uses a framework, or its name suggests it."
+  "Return true when SYSTEM is likely to hold tests: it uses a framework, or its name contains `test'."
   (or (test-name-p system)
       (some #'framework-name-p
             (mapcar (lambda (dependency) (if (stringp dependency) dependency (format nil "~(~A~)" dependency)))
                     (asdf:system-depends-on system)))))
 
 (defun externally-tested-systems (tests)
-  "Return the systems that TESTS are likely to test, when the tests have no code in their own directory: the dependencies of
-TESTS and of their auxiliary test systems, except frameworks. Return only the dependencies whose names occur in the names of
-TESTS, if there are any."
+  "Return the systems that TESTS, test systems, are likely to test, for use when their own directory holds only tests. The
+candidates are the dependencies of TESTS and of their auxiliary test systems, except frameworks. If the names of some
+candidates occur in the names of TESTS, return only those candidates."
   (let ((found '()))
     (labels ((visit (system)
                (dolist (needed (direct-dependencies system))
@@ -69,31 +69,31 @@ TESTS, if there are any."
                            (and (not (test-system-p system))
                                 (some (lambda (root) (in-directory-p system root)) roots)))
                          needed))
-        ;; If one system has both code and tests, the forms of the tests are recognized later.
+        ;; If one system has both code and tests, EXCLUDED-FORM-P later recognizes the forms of the tests.
         own)))
 
-;; The forms of a function that is expanded inline in its callers would never seem to run.
+;; If a function were expanded inline in its callers, its own forms would never seem to run.
 (declaim (type boolean *marking*))
 (defvar *marking* nil
-  "True while code is loaded with coverage marks: its inline proclamations are ignored.")
+  "True while code is loaded with coverage marks. Meanwhile proclamations that allow inline expansion are ignored.")
 
 (defun inline-proclamation-p (form)
-  "Return true when FORM, a declaration specifier, makes functions inline."
+  "Return true when FORM, a declaration specifier, allows the inline expansion of functions."
   (member (car form) '(inline sb-ext:maybe-inline)))
 
 (defun load-with-coverage (systems scratch)
-  "Load SYSTEMS and their dependencies, with coverage marks in the code that they test, as TESTED-SYSTEMS finds it. Compiled
-files go into the directory SCRATCH. Return the systems with marks."
+  "Load SYSTEMS, which hold tests, and their dependencies. The systems that they test, by TESTED-SYSTEMS, are loaded with
+coverage marks. Compiled files go into the directory SCRATCH. Return the systems with marks."
   (let* ((root (asdf:system-source-directory (first (last systems))))
          (needed (remove-duplicates (mapcan #'needed-systems (reverse systems)) :from-end t))
          (marked (tested-systems needed root))
-         ;; Systems that depend on that code would load it without marks.
+         ;; A system that depends on a marked system is loaded later: now it would load that system without marks.
          (own (remove-if-not (lambda (system)
                                (or (in-directory-p system root) (intersection marked (needed-systems system))))
                              needed)))
     (dolist (system (set-difference needed own))
       (asdf:load-system system))
-    ;; Do not compile these again, although the location of compiled files changes.
+    ;; The location of compiled files changes below. The systems that are already loaded must not be compiled again for that.
     (dolist (name (asdf:already-loaded-systems))
       (asdf:register-immutable-system name))
     ;; Frameworks use this variable to find the source of a compiled file (Rove's RESOLVE-FILE).
@@ -105,8 +105,8 @@ files go into the directory SCRATCH. Return the systems with marks."
            (let ((*marking* t))
              (mapc #'asdf:load-system (remove-if-not (lambda (system) (member system marked)) needed))))
       (proclaim '(optimize (sb-cover:store-coverage-data 0))))
-    ;; Otherwise a source file that is newer than its compiled file, as after a change of the clock, would be compiled again
-    ;; without marks.
+    ;; A source file may be newer than its compiled file, as after a change of the clock. Without this, ASDF would compile it
+    ;; again, without marks.
     (dolist (system marked)
       (asdf:register-immutable-system (asdf:component-name system)))
     (mapc #'asdf:load-system own)
@@ -116,9 +116,10 @@ files go into the directory SCRATCH. Return the systems with marks."
 
 (defstruct (coverage (:copier nil) (:predicate nil))
   "The coverage marks in the code of this image."
-  ;; Parallel vectors: code components, and the number of each one's first mark.
+  ;; Parallel vectors. CODES holds the code components; STARTS holds the number of the first mark of each component.
   (codes #() :type simple-vector :read-only t)
   (starts #() :type simple-vector :read-only t)
+  ;; The total number of marks.
   (count 0 :type index :read-only t))
 
 (declaim (type (or null coverage) *coverage*))
@@ -146,7 +147,7 @@ files go into the directory SCRATCH. Return the systems with marks."
                    :count count)))
 
 (defun mark-set-p (code index)
-  "Return true when mark INDEX of CODE is set, that is, its form has run."
+  "Return true when mark INDEX of CODE is set, which means that the mark's form has run."
   (let ((marks (sb-cover::code-coverage-marks code)))
     #+(or x86-64 x86) (/= 0 (sap-ref-8 marks index))
     #-(or x86-64 x86) (/= #xFF (if (vectorp marks) (aref marks index) (sap-ref-8 marks index)))))
@@ -164,7 +165,7 @@ files go into the directory SCRATCH. Return the systems with marks."
   (map nil #'sb-cover:reset-coverage (coverage-codes *coverage*)))
 
 (defun set-marks ()
-  "Return a bit vector in which the bits of the marks that are set are 1."
+  "Return a bit vector with a bit for each mark, which is 1 if the mark is set."
   (let ((bits (make-array (coverage-count *coverage*) :element-type 'bit :initial-element 0)))
     (loop for code across (coverage-codes *coverage*)
           for start across (coverage-starts *coverage*)
@@ -175,7 +176,7 @@ files go into the directory SCRATCH. Return the systems with marks."
     bits))
 
 (defun clear-marks-except (bits)
-  "Clear all marks except those of BITS, a value of SET-MARKS."
+  "Clear all marks except those whose bits are 1 in BITS, a value of SET-MARKS."
   (declare (type simple-bit-vector bits))
   (loop for code across (coverage-codes *coverage*)
         for start across (coverage-starts *coverage*)
@@ -185,7 +186,8 @@ files go into the directory SCRATCH. Return the systems with marks."
                  (clear-mark code index))))))
 
 (defun call-preserving-marks (function)
-  "Return the values of FUNCTION, which reports a failure. Clear the marks that FUNCTION sets."
+  "Return the values of FUNCTION, which examines or prints a failure. Clear the marks that only FUNCTION has set, because
+the test did not run that code."
   (declare (type function function))
   (if *coverage*
       (let ((marks (set-marks)))

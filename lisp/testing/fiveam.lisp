@@ -1,4 +1,4 @@
-;;;; FiveAM.
+;;;; Running the tests of FiveAM.
 
 (in-package "SBCL-HOST/TESTING")
 
@@ -17,7 +17,7 @@
   (framework-slot test "NAME"))
 
 (defun fiveam-home (test)
-  "Return the package of TEST."
+  "Return the package of TEST, which is the home package of its name."
   (symbol-home (fiveam-name test)))
 
 (defun fiveam-tests-of (&optional (spec (symbol-value (framework-symbol "*SUITE*"))) &rest options)
@@ -58,9 +58,9 @@
        (lambda ()
          (dolist (test tests)
            (let* ((verdict (new-verdict test))
-                  ;; Another test may have redefined or removed it.
+                  ;; An earlier test may have redefined or removed this test.
                   (test (call-framework "GET-TEST" (fiveam-name test)))
-                  ;; RUN also runs the tests that this one depends on. They are reported by themselves.
+                  ;; RUN also runs the tests on which this test depends. Those tests are reported separately.
                   (results (when test
                              (remove test (first (call-as-test verdict (lambda () (funcall run (fiveam-name test)))))
                                      :key (lambda (result) (framework-slot result "TEST-CASE")) :test-not #'eq))))
@@ -73,8 +73,8 @@
     all))
 
 (defun call-without-failures-marked (function)
-  "Call FUNCTION. Meanwhile the code that prints the values of a failed check sets no marks. FiveAM is the only framework
-that prints these values while the test runs."
+  "Call FUNCTION, which runs tests. Meanwhile clear the coverage marks that are set when FiveAM prints the values of a failed
+check. FiveAM is the only framework that prints these values while the test runs."
   (declare (type function function))
   (let ((symbol (framework-symbol "PROCESS-FAILURE")))
     (if *coverage*
@@ -88,7 +88,7 @@ that prints these values while the test runs."
         (funcall function))))
 
 (defun add-fiveam-result (verdict result)
-  "Add RESULT, of a check, to VERDICT."
+  "Add RESULT, FiveAM's result of a check, to VERDICT."
   (cond ((framework-type-p result "TEST-PASSED")
          (incf (verdict-passed-checks verdict)))
         ((framework-type-p result "TEST-SKIPPED")
@@ -101,8 +101,8 @@ that prints these values while the test runs."
          (add-check verdict (fiveam-check (framework-slot result "TEST-EXPR") (framework-slot result "REASON"))))))
 
 (defun split-at (text separators)
-  "Return the parts of TEXT between SEPARATORS, strings that occur in this order, trimmed of whitespace; or NIL if one is
-missing."
+  "Return the parts of TEXT before, between and after SEPARATORS, trimmed of whitespace. SEPARATORS are strings that must
+occur in TEXT in this order. Return NIL if a separator is missing."
   (let ((start 0)
         (parts '()))
     (dolist (separator separators
@@ -113,8 +113,8 @@ missing."
         (setf start (+ end (length separator)))))))
 
 (defun fiveam-check (form reason)
-  "Return the check of FORM that failed for REASON, the string that FiveAM's IS makes from the form, its value and the
-expected value."
+  "Return a CHECK for FORM, the form of a failed check. REASON is the text that FiveAM's IS makes from FORM, its value and
+the expected value."
   (let ((evaluated (format nil "~% evaluated to ~%"))
         (shown (shown-form form))
         (reason (if (stringp reason) reason "")))

@@ -1,43 +1,45 @@
-;;;; Test frameworks: the interface through which the tests of a framework are run. Each framework has a file of its own and
-;;;; is used through its own functions. No framework is in the image when this file is compiled: symbols are looked up when
-;;;; they are needed, and a missing one is an error that names it.
+;;;; The interface to test frameworks. For each supported framework, a file of its own calls the framework's functions to run
+;;;; tests. No framework is in the image when this file is compiled, so symbols are looked up when they are needed. A missing
+;;;; symbol is an error whose message names the symbol.
 
 (in-package "SBCL-HOST/TESTING")
 
 (defstruct (framework (:copier nil) (:predicate nil))
   "A test framework."
   (title "" :type string :read-only t)
-  ;; The names of its packages. The first one has its functions.
+  ;; The names of the framework's packages. The first package has its functions.
   (packages '() :type list :read-only t)
-  ;; The framework's functions that run tests, as a system's test-op calls them: conses of such a function's name and the
-  ;; name of our function that takes the same arguments and returns the tests that they select.
+  ;; Conses of the names of two functions. The first function is the framework's and runs tests, as a system's test-op calls
+  ;; it. The second function is ours, takes the same arguments, and returns the tests that the first function would run.
   (entries '() :type list :read-only t)
-  ;; The variables that hold its report streams: conses of a name and a package.
+  ;; The variables that hold the framework's report streams: conses of a variable's name and its package's name.
   (streams '() :type list :read-only t)
   ;; The name of a function without arguments that returns all tests.
   (tests nil :type symbol :read-only t)
-  ;; The names of functions that return the name of a test, and the package to which a test belongs.
+  ;; NAME names a function that returns the name of a test. HOME names a function that returns the package of a test.
   (name nil :type symbol :read-only t)
   (home nil :type symbol :read-only t)
-  ;; The name of a function that takes a predicate on names, and returns the tests of the groups whose names satisfy it.
+  ;; The name of a function that takes a predicate on names. The function returns the tests of the groups, such as suites or
+  ;; tags, whose names satisfy the predicate.
   (groups nil :type symbol :read-only t)
-  ;; The name of a function that runs a list of tests, by CALL-AS-TEST and RECORD-VERDICT, and returns what the framework's
-  ;; own function would.
+  ;; The name of a function that runs a list of tests by CALL-AS-TEST and RECORD-VERDICT. It returns the values that the
+  ;; framework's own function would return.
   (runner nil :type symbol :read-only t))
 
 (defglobal **frameworks** '()
-  "The supported frameworks, newest first.")
+  "The supported frameworks. The framework that was defined last is first.")
 
 (defmacro define-framework (title packages &rest slots)
-  "Define the framework TITLE, whose functions are in the first of PACKAGES. SLOTS, a plist, are the other slots of its
-FRAMEWORK structure."
+  "Define the framework TITLE, whose functions are in the first of PACKAGES. SLOTS, a plist, gives the other slots of
+the framework's FRAMEWORK structure."
   `(push (make-framework :title ,title :packages ',packages
                          ,@(loop for (slot value) on slots by #'cddr
                                  append (list slot (if (keywordp value) value `',value))))
          **frameworks**))
 
 (defun framework-directories ()
-  "Return the source directories of the loaded frameworks, in the format of *MACHINERY-DIRECTORIES*."
+  "Return conses of the source directory, a native namestring, and the title of each loaded framework, for
+*MACHINERY-DIRECTORIES*."
   (loop for framework in (present-frameworks)
         for system = (asdf:registered-system (string-downcase (framework-title framework)))
         for directory = (and system (asdf:system-source-directory system))
@@ -45,7 +47,7 @@ FRAMEWORK structure."
           collect (cons (sb-ext:native-namestring directory) (framework-title framework))))
 
 (defvar *framework* nil
-  "The framework in whose packages symbols are looked up.")
+  "The current framework, in whose packages symbols are looked up.")
 
 (defun framework-package (framework)
   "Return the main package of FRAMEWORK, or NIL if it does not exist."
@@ -56,7 +58,8 @@ FRAMEWORK structure."
   (remove-if-not #'framework-package **frameworks**))
 
 (defun framework-symbol (name &optional (package (first (framework-packages *framework*))))
-  "Return the symbol NAME of the current framework, in its main package or in PACKAGE."
+  "Return the symbol named NAME in PACKAGE, the name of a package, by default of the current framework's main package. Signal
+an error if the symbol does not exist."
   (or (and (find-package package) (find-symbol name package))
       (error "This version of ~A has no ~A, which run-tests needs." (framework-title *framework*) name)))
 
@@ -65,23 +68,23 @@ FRAMEWORK structure."
   (apply (fdefinition (framework-symbol name)) arguments))
 
 (defun framework-slot (object name)
-  "Return the value of the slot NAME of OBJECT, an object of the framework, or NIL if it is unbound."
+  "Return the value of the slot NAME of OBJECT, an object of the current framework, or NIL if the slot is unbound."
   (let ((slot (framework-symbol name)))
     (and (slot-boundp object slot) (slot-value object slot))))
 
 (defun framework-type-p (object name)
-  "Return true when OBJECT is an instance of the framework's class NAME."
+  "Return true when OBJECT is an instance of the current framework's class NAME."
   (typep object (framework-symbol name)))
 
 (defmacro with-framework-variables ((&rest bindings) &body body)
-  "Evaluate BODY with the framework's variables bound according to BINDINGS, lists of name and value. Variables that do not
-exist are skipped."
+  "Evaluate BODY with the current framework's variables bound according to BINDINGS, lists of name and value. Skip variables
+that do not exist or have no value."
   `(call-with-framework-variables (list ,@(loop for (name value) in bindings collect `(cons ,name ,value)))
                                   (lambda () ,@body)))
 
 (defun call-with-framework-variables (bindings function)
-  "Call FUNCTION with the framework's variables bound according to BINDINGS, conses of name and value. Variables that do not
-exist are skipped."
+  "Call FUNCTION with the current framework's variables bound according to BINDINGS, conses of name and value. Skip variables
+that do not exist or have no value."
   (declare (type function function))
   (let ((bindings (loop for (name . value) in bindings
                         for symbol = (find-symbol name (framework-package *framework*))
@@ -91,7 +94,7 @@ exist are skipped."
       (funcall function))))
 
 (defun call-silencing-frameworks (function)
-  "Return the values of FUNCTION. Meanwhile the frameworks print no reports of their own."
+  "Return the values of FUNCTION, and discard the reports that the frameworks print meanwhile."
   (declare (type function function))
   (let ((variables (loop for framework in (present-frameworks)
                          append (loop for (name . package) in (framework-streams framework)
@@ -102,7 +105,8 @@ exist are skipped."
       (funcall function))))
 
 (defun framework-condition-p (condition)
-  "Return true when CONDITION is of a class that a framework defines in order to signal a failed check to itself."
+  "Return true when the class of CONDITION belongs to a framework's package. A framework signals such a condition to itself
+when a check fails."
   (let ((package (ignore-errors (symbol-package (class-name (class-of condition))))))
     (and package
          (some (lambda (framework) (member (package-name package) (framework-packages framework) :test #'string=))
@@ -118,6 +122,6 @@ exist are skipped."
   (and (symbolp name) (symbol-package name)))
 
 (defun run-framework-tests (framework tests)
-  "Run TESTS of FRAMEWORK in the current test run. Return what the framework's own function would."
+  "Run TESTS of FRAMEWORK in the current test run. Return the values that the framework's own function would return."
   (let ((*framework* framework))
     (funcall (framework-runner framework) tests)))

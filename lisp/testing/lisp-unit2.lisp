@@ -1,4 +1,4 @@
-;;;; lisp-unit2.
+;;;; Running the tests of lisp-unit2.
 
 (in-package "SBCL-HOST/TESTING")
 
@@ -15,24 +15,24 @@
   (framework-slot test "NAME"))
 
 (defun unit2-home (test)
-  "Return the package of TEST."
+  "Return the package of TEST, which is the home package of its name."
   (symbol-home (unit2-name test)))
 
 (defun unit2-tests-of (&rest options &key &allow-other-keys)
-  "Return the tests that RUN-TESTS would run for OPTIONS."
+  "Return the tests that lisp-unit2's RUN-TESTS would run for OPTIONS, its keyword arguments."
   (apply #'call-framework "GET-TESTS"
          (loop for (key value) on options by #'cddr
                when (member key '(:tests :tags :package :reintern-package :exclude-tests :exclude-tags))
                  append (list key value))))
 
 (defun unit2-groups (wanted-p)
-  "Return the tests that have a tag satisfying WANTED-P."
+  "Return the tests with a tag that satisfies WANTED-P."
   (declare (type function wanted-p))
   (let ((tags (remove-if-not (lambda (tag) (and (symbolp tag) (funcall wanted-p tag))) (call-framework "LIST-TAGS"))))
     (and tags (call-framework "GET-TESTS" :tags tags))))
 
 (defun run-unit2 (tests)
-  "Run TESTS and return their results as RUN-TESTS does."
+  "Run TESTS and return their results as lisp-unit2's RUN-TESTS does."
   (let ((all (make-instance (framework-symbol "TEST-RESULTS-DB") :tests tests))
         (*debugger-hook* nil))
     (dolist (test tests all)
@@ -50,12 +50,12 @@
         (record-verdict verdict)))))
 
 (defun unit2-list (result name)
-  "Return the list that RESULT has collected under NAME."
+  "Return a list of the outcomes that RESULT, the result of a test, has collected under NAME, such as PASSED or FAILED."
   (let ((collected (call-framework name result)))
     (if (listp collected) collected (call-framework "HEAD" collected))))
 
 (defun add-unit2-result (verdict result)
-  "Add RESULT, of a test, to VERDICT."
+  "Add RESULT, lisp-unit2's result of a test, to VERDICT."
   (incf (verdict-passed-checks verdict) (length (unit2-list result "PASSED")))
   (dolist (failure (unit2-list result "FAILED"))
     (let ((form (framework-slot failure "FORM")))

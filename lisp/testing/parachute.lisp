@@ -1,4 +1,5 @@
-;;;; Parachute, by a report class of our own that observes and collects the tests, as Parachute's manual describes.
+;;;; Running the tests of Parachute. A report class of our own observes and collects the tests, as Parachute's manual
+;;;; describes.
 
 (in-package "SBCL-HOST/TESTING")
 
@@ -20,7 +21,8 @@
   (framework-slot test "HOME"))
 
 (defun parachute-tests-of (designator &rest options)
-  "Return the tests that Parachute's TEST would run for DESIGNATOR."
+  "Return the tests that Parachute's TEST would run for DESIGNATOR: a test, a package, the name of either, or a list of
+designators. Signal an error if DESIGNATOR names neither a test nor a package."
   (declare (ignore options))
   (cond ((consp designator) (mapcan #'parachute-tests-of designator))
         ((framework-type-p designator "TEST") (list designator))
@@ -35,7 +37,7 @@
   '())
 
 (defglobal **parachute-report** nil
-  "A cons of Parachute's package and the name of the report class that was made for it, or NIL.")
+  "A cons of Parachute's package and the name of the report class that was made for it; or NIL before the class is made.")
 
 (defun parachute-report ()
   "Return the name of a report class that runs its tests by CALL-AS-TEST. Make the class if necessary."
@@ -56,11 +58,11 @@
     (cdr **parachute-report**)))
 
 (defvar *parachute-conditions* '()
-  "The conditions that ended the evaluation of results of the running test: conses of result and condition.")
+  "Conses of a result in the running test and the error that ended its evaluation.")
 
 (defun watch-parachute-result (result function set-status)
-  "Call FUNCTION, which evaluates RESULT; the result of a test is evaluated as a test. SET-STATUS is a function that sets
-RESULT's status."
+  "Call FUNCTION, which evaluates RESULT. If RESULT is the result of a test, run FUNCTION as a test and record a verdict.
+SET-STATUS is a function that sets RESULT's status."
   (declare (type function function set-status))
   (unless (eq :unknown (framework-slot result "STATUS"))
     (return-from watch-parachute-result (funcall function)))
@@ -76,7 +78,7 @@ RESULT's status."
           (unless (eq :passed (verdict-status verdict))
             (funcall set-status :failed))
           (call-as-test verdict (lambda () (add-parachute-results verdict result)))
-          ;; A test that only groups others is not reported.
+          ;; A passed test without checks that only groups other tests is not reported.
           (unless (and (eq :passed (verdict-status verdict))
                        (zerop (verdict-passed-checks verdict))
                        (some (lambda (child) (framework-type-p child "TEST-RESULT")) (framework-slot result "RESULTS")))
@@ -84,7 +86,7 @@ RESULT's status."
         (evaluate))))
 
 (defun add-parachute-results (verdict result)
-  "Add to VERDICT the checks of RESULT, the result of its test, but not the checks of child tests."
+  "Add the checks of RESULT, Parachute's result of a test, to VERDICT, but not the checks of child tests."
   (when (and (eq :skipped (framework-slot result "STATUS")) (eq :passed (verdict-status verdict)))
     (setf (verdict-status verdict) :skipped))
   (let ((condition (cdr (assoc result *parachute-conditions*))))
@@ -104,7 +106,7 @@ RESULT's status."
       (visit result))
     (when (and (plusp skipped) (eq :passed (verdict-status verdict)) (zerop (verdict-passed-checks verdict)))
       (setf (verdict-status verdict) :skipped)))
-  ;; The test exceeded Parachute's own time limit.
+  ;; A test that failed without an error or a failed child exceeded Parachute's own time limit.
   (when (and (eq :failed (framework-slot result "STATUS"))
              (eq :passed (verdict-status verdict))
              (notany (lambda (child) (eq :failed (framework-slot child "STATUS"))) (framework-slot result "RESULTS")))
@@ -112,7 +114,7 @@ RESULT's status."
           (verdict-message verdict) (cut-text (princ-to-string (framework-slot result "DESCRIPTION"))))))
 
 (defun add-parachute-check (verdict result)
-  "Add to VERDICT the check that RESULT, which failed, describes."
+  "Add the check that RESULT, a failed result, describes to VERDICT."
   (let* ((form (framework-slot result "EXPRESSION"))
          (condition (cdr (assoc result *parachute-conditions*)))
          (compares (framework-type-p result "COMPARISON-RESULT"))
@@ -128,7 +130,7 @@ RESULT's status."
                            :message (and (stringp description) (cut-text description))))))
 
 (defun run-parachute (tests)
-  "Run TESTS, each with its children, and return the report."
+  "Run TESTS, each with its children, and return Parachute's report."
   (let ((roots (remove-if (lambda (test)
                             (loop for parent = (framework-slot test "PARENT") then (framework-slot parent "PARENT")
                                   while parent

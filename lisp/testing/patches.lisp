@@ -1,8 +1,8 @@
-;;;; Changes to SBCL for tests.
+;;;; Changes to SBCL for running tests with coverage.
 
 (in-package "SBCL-HOST/TESTING")
 
-;; Code that is loaded with coverage marks must not be compiled inline: its marks would count for the calling function.
+;; A function with coverage marks must not be expanded inline: its marks would count for the calling function.
 (define-patch sb-c::%proclaim (raw-form location)
   (lambda (proclaim form location)
     (unless (and *marking* (inline-proclamation-p form))

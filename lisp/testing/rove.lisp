@@ -1,4 +1,4 @@
-;;;; Rove.
+;;;; Running the tests of Rove.
 
 (in-package "SBCL-HOST/TESTING")
 
@@ -12,7 +12,7 @@
   (call-framework "ALL-SUITES"))
 
 (defun rove-suite-tests (suite)
-  "Return the tests of SUITE as lists of name and suite."
+  "Return the tests of SUITE as lists of a test's name and SUITE."
   (loop for name in (funcall (framework-symbol "SUITE-TESTS" "ROVE/CORE/SUITE/PACKAGE") suite)
         collect (list name suite)))
 
@@ -25,22 +25,22 @@
   (first test))
 
 (defun rove-home (test)
-  "Return the package of TEST."
+  "Return the package of TEST, which is its suite's package."
   (slot-value (second test) (framework-symbol "PACKAGE" "ROVE/CORE/SUITE/PACKAGE")))
 
 (defun rove-groups (wanted-p)
-  "Return no tests: a suite is a package."
+  "Return no tests: Rove's suites are packages rather than named groups."
   (declare (ignore wanted-p))
   '())
 
 (defun rove-tests-of-suite (suite)
-  "Return the tests that RUN-SUITE would run for SUITE, a suite or a designator of a package."
+  "Return the tests that Rove's RUN-SUITE would run for SUITE, a suite or the designator of its package."
   (rove-suite-tests (if (or (packagep suite) (stringp suite) (symbolp suite))
                         (call-framework "FIND-SUITE" suite)
                         suite)))
 
 (defun rove-tests-of-systems (systems &rest options)
-  "Return the tests that Rove's RUN would run for SYSTEMS, a system designator or a list of them."
+  "Load SYSTEMS, a system designator or a list of designators, and return the tests that Rove's RUN would run for them."
   (declare (ignore options))
   (loop for designator in (if (listp systems) systems (list systems))
         for system = (asdf:find-system designator)
@@ -92,11 +92,11 @@
     (values (funcall (framework-symbol "PASSEDP" "ROVE/CORE/STATS") stats) (rove-results stats))))
 
 (defun rove-results (stats)
-  "Return the results that were recorded in STATS, newest first."
+  "Return the results that Rove has recorded in STATS, newest first."
   (funcall (framework-symbol "STATS-RESULTS" "ROVE/CORE/STATS") stats))
 
 (defun add-rove-result (verdict result)
-  "Add RESULT, the result of a test, a part of a test, or an assertion, to VERDICT."
+  "Add RESULT, Rove's result of a test, of a part of a test or of an assertion, to VERDICT."
   (flet ((of-class-p (name) (typep result (framework-symbol name "ROVE/CORE/RESULT")))
          (value (name) (funcall (framework-symbol name "ROVE/CORE/RESULT") result)))
     (cond ((of-class-p "TEST")
@@ -119,7 +119,8 @@
            (incf (verdict-passed-checks verdict))))))
 
 (defun rove-check (assertion reason)
-  "Return the check for ASSERTION, which failed. If REASON is a condition, it ended the assertion."
+  "Return a CHECK for ASSERTION, a failed assertion. REASON is the reason that Rove recorded: the condition that ended the
+assertion, or another object."
   (flet ((value (name) (funcall (framework-symbol name "ROVE/CORE/RESULT") assertion)))
     (let ((form (value "ASSERTION-FORM"))
           (negative (slot-value assertion (framework-symbol "NEGATIVE" "ROVE/CORE/RESULT")))
@@ -136,7 +137,8 @@
                                  (if negative "false" "true"))
                   :actual (cond ((typep reason 'condition) nil)
                                 (values (format nil "~{~A~^, ~}" values))
-                                ;; A failed positive assertion had the value NIL. Other values are not recorded.
+                                ;; Rove does not record the value of an assertion. A failed positive assertion had the value
+                                ;; NIL.
                                 ((not negative) "NIL"))
                   :message (let ((description (slot-value assertion (framework-symbol "DESC" "ROVE/CORE/RESULT"))))
                              (and (stringp description) (cut-text description)))

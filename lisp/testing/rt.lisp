@@ -1,4 +1,4 @@
-;;;; sb-rt, and the original RT.
+;;;; Running the tests of sb-rt and of the original RT.
 
 (in-package "SBCL-HOST/TESTING")
 
@@ -11,16 +11,16 @@
   :tests rt-tests :name rt-name :home rt-home :groups rt-groups :runner run-rt)
 
 (defun rt-tests ()
-  "Return all tests that no note of RT disables, as lists of name, form and values."
+  "Return all tests that are not disabled by a note of RT, as lists of a name, a form and the expected values."
   (loop for entry in (rest (symbol-value (framework-symbol "*ENTRIES*")))
-        ;; Debian's RT has structures for entries.
+        ;; An entry is a list in sb-rt, and a structure in Debian's RT.
         if (consp entry)
           collect (rest entry)
         else unless (call-framework "HAS-DISABLED-NOTE" entry)
           collect (list* (call-framework "NAME" entry) (call-framework "FORM" entry) (call-framework "VALS" entry))))
 
 (defun rt-tests-of (&rest arguments)
-  "Return the tests that DO-TESTS runs."
+  "Return the tests that the framework's DO-TESTS would run."
   (declare (ignore arguments))
   (rt-tests))
 
@@ -29,8 +29,8 @@
   (first test))
 
 (defun rt-home (test)
-  "Return the package of TEST: the home package of its name, or the package of the first symbol in its form that does not
-belong to the system."
+  "Return the package of TEST, which is the home package of its name. If the name is a keyword or has no home package, return
+the package of the first symbol in TEST's form that does not belong to the system, or NIL."
   (let ((home (symbol-home (first test))))
     (if (and home (not (eq home (find-package "KEYWORD"))))
         home
@@ -46,8 +46,8 @@ belong to the system."
   '())
 
 (defun run-rt (tests)
-  "Run TESTS. Return the values of DO-TESTS: true if no test failed unexpectedly, true if no test failed, and the names of
-the failed tests."
+  "Run TESTS. Return the values that the framework's DO-TESTS would return: true if no test failed unexpectedly; true if no
+test failed; and the names of the failed tests."
   (let ((expected (let ((variable (find-symbol "*EXPECTED-FAILURES*" (framework-package *framework*))))
                     (and variable (boundp variable) (symbol-value variable))))
         (failed '()))
@@ -69,7 +69,8 @@ the failed tests."
       (values (subsetp failed expected :test #'equal) (null failed) failed))))
 
 (defun add-rt-result (verdict test passed output)
-  "Add the result of TEST to VERDICT. OUTPUT is the stream to which the test and the framework's report were printed."
+  "Add the result of TEST to VERDICT. PASSED is true if TEST passed. OUTPUT is the KEPT-OUTPUT to which the test, and
+then the framework, printed. The framework's report is dropped from OUTPUT."
   (let* ((text (kept-text output))
          (report (and (not passed) (search "Test " text :from-end t)))
          (actual (and report (search "Actual value" text :start2 report)))
@@ -91,13 +92,14 @@ the failed tests."
   verdict)
 
 (defun rt-values (text)
-  "Return TEXT with commas between its values, which the framework printed on separate lines that begin at column 15."
+  "Return TEXT with commas between its values. In TEXT the framework printed each value after the first on a line of its own,
+indented by 15 columns."
   (let ((separator (format nil "~%~15,1@T")))
     (with-output-to-string (out)
       (loop for start = 0 then (+ end (length separator))
             for end = (loop for found = (search separator text :start2 start)
                               then (search separator text :start2 (1+ found))
-                            ;; A line that is indented further is part of a value.
+                            ;; A line that is indented further continues a value.
                             for next = (and found (+ found (length separator)))
                             while (and next (< next (length text)) (char= #\Space (char text next)))
                             finally (return found))
@@ -106,8 +108,9 @@ the failed tests."
             do (write-string ", " out)))))
 
 (defun signalled-value (text signalled)
-  "Return the condition of the newest error in SIGNALLED if TEXT, the printed values of a test, looks like that condition,
-or NIL. For a test that an error ended, the framework prints the error as the value."
+  "Return the condition that ended a test, or NIL. TEXT is the value of the test as the framework printed it: if an error
+ended the test, the framework printed the error. SIGNALLED are the errors that the test signalled, newest first. Return the
+condition of the newest error if TEXT looks like that condition."
   (let* ((condition (and signalled (signalled-condition (first signalled))))
          (name (and condition (string (class-name-of condition))))
          (found (and name text (search name text :test #'char-equal))))
@@ -117,7 +120,8 @@ or NIL. For a test that an error ended, the framework prints the error as the va
          condition)))
 
 (defconstant +kept-output-length+ 8000
-  "The number of characters at the end of a test's output that are held back, because they include the framework's report.")
+  "The number of characters at the end of a test's output that are held back, because they may include the framework's
+report.")
 
 (defstruct (kept-output (:include sb-kernel:ansi-stream
                          (cout #'keep-character)
@@ -126,15 +130,16 @@ or NIL. For a test that an error ended, the framework prints the error as the va
                         (:constructor make-kept-output (target))
                         (:copier nil)
                         (:predicate nil))
-  "A stream that forwards its output to TARGET, but holds back the end of it. It is not a Gray stream, because its methods
-would show in SBCL's descriptions of the generic functions."
+  "A stream that forwards its output to TARGET, but holds back the end of the output. It is not a Gray stream, because the
+methods of a Gray stream would show in SBCL's descriptions of the generic functions for streams."
   (target nil :type stream :read-only t)
+  ;; TEXT holds the output that is held back, and COUNT is the number of its characters.
   (text (make-string-output-stream) :type stream :read-only t)
   (count 0 :type index)
   (column 0 :type index))
 
 (defun forward-kept-text (stream)
-  "Forward all but the end of STREAM's text if the text is long."
+  "If STREAM holds back much more than +KEPT-OUTPUT-LENGTH+ characters, forward all but the last +KEPT-OUTPUT-LENGTH+."
   (when (> (kept-output-count stream) (* 4 +kept-output-length+))
     (let* ((text (get-output-stream-string (kept-output-text stream)))
            (end (- (length text) +kept-output-length+)))
@@ -178,6 +183,7 @@ would show in SBCL's descriptions of the generic functions."
     text))
 
 (defun forget-kept (stream end)
-  "Have STREAM forward the text that it holds back up to END, or all of it if END is NIL, and drop the rest."
+  "Drop the text that STREAM holds back from position END on, and forward the text before END. If END is NIL, forward all of
+the text."
   (let ((text (get-output-stream-string (kept-output-text stream))))
     (write-string text (kept-output-target stream) :end end)))

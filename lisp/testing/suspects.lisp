@@ -1,16 +1,18 @@
-;;;; Suspects: the functions that a failing test ran and few passing tests ran, with the lines that differ.
+;;;; Suspects: the functions that a failing test ran but few passing tests ran, with the lines that differ.
 
 (in-package "SBCL-HOST/TESTING")
 
 (defstruct (marked-form (:copier nil) (:predicate nil))
   "A top-level form with coverage marks."
+  ;; The native namestring of the form's file, and the number of the form in that file, from 0.
   (file "" :type string :read-only t)
   (number 0 :type index :read-only t)
-  ;; Lists of a mark, :THEN, :ELSE or NIL, and the path in the form to the subform that the mark stands for. If the form
-  ;; defines a macro, also lists of a mark in an expansion of the macro and :EXPANSION.
+  ;; A list with an element for each mark: the number of the mark, followed by :THEN, :ELSE or NIL, and by the path in the
+  ;; form to the subform whose mark it is. :THEN and :ELSE stand for a branch of that subform. If the form defines a macro,
+  ;; the list also has an element for each mark of a call of the macro: the number of the mark and :EXPANSION.
   (marks '() :type list)
-  ;; True once LOCATE-FORM has searched for the form; then, if the form was found, the text of its file, the map of the
-  ;; form, the line on which it begins, and its words.
+  ;; LOOKED-FOR is true once LOCATE-FORM has searched for the form. If it was found, TEXT is the text of its file, MAP is the
+  ;; map of the form, LINE is the line on which the form begins, and WORDS is the WORD-TABLE of the form.
   (looked-for nil)
   (text nil)
   (map nil)
@@ -18,7 +20,7 @@
   (words nil :type (or null hash-table)))
 
 (defstruct (suspect (:copier nil) (:predicate nil))
-  "A form of which a failing test ran a part that few passing tests ran."
+  "A form with a part that a failing test ran but few passing tests ran."
   (form nil :type marked-form :read-only t)
   ;; The number of passing tests that ran that part.
   (passing 0 :type index :read-only t)
@@ -26,7 +28,7 @@
   (score 0 :type real))
 
 (defun count-tests (verdicts wanted-p)
-  "Return a vector with, for each mark, the number of tests among VERDICTS that satisfy WANTED-P and set the mark."
+  "Return a vector with a number for each mark: the number of VERDICTS that satisfy WANTED-P and whose tests set the mark."
   (declare (type function wanted-p))
   (let ((counts (make-array (coverage-count *coverage*) :element-type 'fixnum :initial-element 0)))
     (loop for verdict across verdicts
@@ -42,12 +44,12 @@
   (eq :passed (verdict-status verdict)))
 
 (defun code-file (code)
-  "Return the native namestring of the file of CODE, or NIL."
+  "Return the native namestring of the source file of the component CODE, or NIL."
   (let ((name (sb-c::debug-source-namestring (sb-c::debug-info-source (sb-kernel:%code-debug-info code)))))
     (and name (sb-ext:native-namestring (parse-namestring name)))))
 
 (defun marked-forms ()
-  "Return all forms with marks."
+  "Return a MARKED-FORM for each top-level form that has coverage marks and whose file is known."
   (let ((table (make-hash-table :test 'equal)))
     (loop for code across (coverage-codes *coverage*)
           for start across (coverage-starts *coverage*)
@@ -66,8 +68,8 @@
     (loop for form being the hash-values of table collect form)))
 
 (defun find-suspect (form marks passing failing)
-  "Return FORM as a suspect for a failing test that set MARKS, or NIL if the test ran no part of FORM. PASSING and FAILING
-are the numbers of passing and failing tests that set each mark."
+  "Return FORM as a suspect for a failing test, or NIL if the test ran no part of FORM. MARKS are the test's marks, a value
+of SET-MARKS. PASSING and FAILING are values of COUNT-TESTS for the passing and the failing tests."
   (let ((fewest nil)
         (alike 0)
         (ran 0)
@@ -83,8 +85,9 @@ are the numbers of passing and failing tests that set each mark."
                    (setf alike (max alike (aref failing mark))))))
     (when fewest
       (make-suspect :form form :passing fewest
-                    ;; Lower for few passing tests, a small part of the code, and other tests that also fail. Measured with
-                    ;; scripts/mutants.py. A macro comes after the function in which it was expanded.
+                    ;; The score is lower if few passing tests ran the part, if the test ran few subforms of the form, and if
+                    ;; more failing tests ran the part. The weights were tuned with scripts/mutants.py. A macro comes after
+                    ;; the function in which it was expanded.
                     :score (+ (log (1+ fewest) 2) (/ (log (1+ ran) 2) 2) (- (log (max 1 alike) 2))
                               (if expansion 1 0))))))
 
@@ -102,7 +105,7 @@ is filled while forms are being located.")
     (values (car known) (cdr known))))
 
 (defun locate-form (form)
-  "Find the text of FORM, unless this was attempted before. Return true if the text is known."
+  "Find the source of FORM, unless this was attempted before. Return true if the source is known."
   (unless (marked-form-looked-for form)
     (setf (marked-form-looked-for form) t)
     (multiple-value-bind (text starts) (marked-file (marked-form-file form))
@@ -116,10 +119,11 @@ is filled while forms are being located.")
                     (marked-form-words form) (word-table (subseq text start end)))))))))
   (and (marked-form-map form) t))
 
-;;; Macros. The expansion of a macro runs in the functions that call it, whose marks stand for the whole call.
+;;; Macros. The expansion of a macro runs in the functions that call the macro. A mark in such a function stands for the
+;;; whole macro call.
 
 (defun defined-macro (form)
-  "Return the name of the macro that FORM, which is located, defines, or NIL."
+  "Return the name of the macro that FORM defines, or NIL. LOCATE-FORM must have found FORM."
   (let ((map (marked-form-map form))
         (text (marked-form-text form)))
     (and (integerp (second map))
@@ -128,12 +132,12 @@ is filled while forms are being located.")
          (token-name text (third map)))))
 
 (defun subform-at (map path)
-  "Return the subform at PATH in MAP, or NIL."
+  "Return the map of the subform at PATH, a list of indices, in MAP, or NIL."
   (dolist (index path map)
     (setf map (and (consp map) (nth index (rest map))))))
 
 (defun mark-expansions (forms)
-  "For each of FORMS that defines a macro, add the marks of the calls of the macro in FORMS. Ignore forms that cannot be
+  "Add to each of FORMS that defines a macro the marks of the calls of that macro in FORMS. Ignore forms that cannot be
 parsed."
   (let ((macros (make-hash-table :test 'equal)))
     (dolist (form forms)
@@ -163,17 +167,17 @@ parsed."
     positions))
 
 (defun form-of-p (form &rest operators)
-  "Return true when FORM is a form of one of OPERATORS, names."
+  "Return true when the operator of FORM is one of OPERATORS, strings in upper case."
   (let ((operator (second (marked-form-map form))))
     (and (integerp operator)
          (member (token-name (marked-form-text form) operator) operators :test #'equal))))
 
 (defun excluded-form-p (form)
-  "Return true when FORM is not code under test: it defines a package, or a test of a known framework."
+  "Return true when FORM is not code under test: it defines or selects a package, or defines a test of a known framework."
   (form-of-p form "DEFPACKAGE" "DEFINE-PACKAGE" "IN-PACKAGE" "TEST" "DEF-TEST" "DEFTEST" "DEFINE-TEST"))
 
 (defun form-name (form)
-  "Return the name of what FORM defines."
+  "Return the text by which FORM is shown: the name of its definition in upper case, or `top-level form'."
   (let* ((text (marked-form-text form))
          (named (third (marked-form-map form))))
     (cond ((null named) "top-level form")
@@ -182,13 +186,13 @@ parsed."
                (string-upcase (subseq text (first named) (min end (+ 60 (first named))))))))))
 
 (defun symbol-of-form (form)
-  "Return the name of the symbol for which FORM defines something, BAR for (SETF BAR), or NIL."
+  "Return the name of the symbol that names FORM's definition, which is BAR for the function (SETF BAR), or NIL."
   (let ((named (third (marked-form-map form))))
     (when (consp named)
       (setf named (third named)))
     (and (integerp named) (token-name (marked-form-text form) named))))
 
-;;; Lines
+;;; The lines of a suspect
 
 (defun conditional-p (name)
   "Return true when NAME is the name of an operator that may evaluate only some parts of its form."
@@ -196,8 +200,8 @@ parsed."
           :test #'string=))
 
 (defun condition-position (map text path)
-  "Return the position in MAP, the map of a form of TEXT, of the innermost conditional, or clause of one, that decides
-whether the subform at PATH is evaluated; or NIL."
+  "Return the position in TEXT of the innermost conditional, or clause of a conditional, that decides whether the subform at
+PATH in MAP is evaluated; or NIL. MAP is the map of a form of TEXT."
   (let ((form map)
         (found nil))
     (dolist (index path found)
@@ -211,11 +215,11 @@ whether the subform at PATH is evaluated; or NIL."
       (setf form (and (consp form) (nth index (rest form)))))))
 
 (defun suspect-lines (suspect marks passing words number &optional (least 0))
-  "Return the lines of SUSPECT that differ between failing and passing tests, at most NUMBER, in order, as lists of line
-number, text, and number of passing tests that ran the line. MARKS are the marks of the failing test, and PASSING the number
-of passing tests that set each mark. If there are more lines, prefer lines with conditionals, and lines that contain WORDS,
-a value of WEIGH-WORDS. Include lines that contain WORDS even if more passing tests ran them, and other lines until there
-are LEAST lines."
+  "Return up to NUMBER lines of SUSPECT that differ between the failing test and the passing tests, in order. Each is a list
+of the line number, the text, and the number of passing tests that ran the line. MARKS are the marks of the failing test.
+PASSING is a value of COUNT-TESTS for the passing tests, and WORDS is a value of WEIGH-WORDS. If there are more lines, prefer
+lines with conditionals and lines that contain WORDS. Include lines that contain WORDS even if more passing tests ran them,
+and further lines until there are LEAST lines."
   (let* ((form (suspect-form suspect))
          (text (marked-form-text form))
          (map (marked-form-map form))
@@ -243,7 +247,7 @@ are LEAST lines."
                    (t (note (position-at-path map path) 0 count)))))
     (dolist (line lines)
       (incf (fourth line) (shared-words words (word-table (second line)))))
-    ;; The first line of the form says nothing: it always runs.
+    ;; The first line of the form always runs, so it tells the reader nothing, unless it is the only line.
     (setf lines (or (remove (marked-form-line form) lines :key #'first) lines)
           lines (sort (sort lines #'< :key #'first) #'> :key #'fourth))
     (let ((telling (count-if (lambda (line)
@@ -254,8 +258,8 @@ are LEAST lines."
             #'< :key #'first))))
 
 (defun branch-position (map text path branch)
-  "Return the position of BRANCH, :THEN or :ELSE, of the form at PATH in MAP, the map of a form of TEXT, if that form is an
-IF; or NIL."
+  "If the subform at PATH in MAP is an IF, return the position of its BRANCH, which is :THEN or :ELSE; else return NIL. MAP
+is the map of a form of TEXT."
   (let ((form map))
     (dolist (index path)
       (setf form (and (consp form) (nth index (rest form)))))
@@ -264,7 +268,7 @@ IF; or NIL."
         (and part (form-position part))))))
 
 (defun macros-in (form packages)
-  "Return the names of the macros of PACKAGES that FORM calls."
+  "Return the names of the macros that FORM calls and whose home package is one of PACKAGES."
   (let ((text (marked-form-text form))
         (names '()))
     (labels ((visit (form depth)
@@ -281,11 +285,11 @@ IF; or NIL."
       (visit (marked-form-map form) 0))
     (nreverse names)))
 
-;;; Words
+;;; The words of failures
 
 (defun map-words (function text)
-  "Call FUNCTION with each word of TEXT, in upper case. A word has at least three characters of which a name may consist,
-and is not a number."
+  "Call FUNCTION with each word of TEXT, in upper case. A word is a sequence of at least three characters that occur in
+names, not all of them digits."
   (declare (type function function) (type string text))
   (let ((start nil))
     (loop for index from 0 to (length text)
@@ -305,8 +309,8 @@ and is not a number."
     table))
 
 (defun verdict-words (verdict)
-  "Return the distinct words of the messages in VERDICT, without the name of the condition's type, which would only lead to
-the forms that define and signal the condition."
+  "Return the distinct words of the message and the failed checks of VERDICT. Omit the words of the condition's type, which
+would only lead to the forms that define and signal the condition."
   (let* ((table (make-hash-table :test 'equal))
          (message (or (verdict-message verdict) ""))
          (report (if (test-operation-p verdict) 0 (or (search ": " message) 0))))
@@ -320,8 +324,8 @@ the forms that define and signal the condition."
     (loop for word being the hash-keys of table collect word)))
 
 (defun weigh-words (words forms)
-  "Return conses of a word and its weight for those of WORDS that occur in FORMS. The weight is 1 for a word in a single
-form, and nears 0 the more forms contain the word."
+  "Return conses of a word and its weight for the words among WORDS that occur in FORMS. The weight is 1 for a word in a
+single form, and falls towards 0 for a word in all forms."
   (loop with all = (log (1+ (length forms)) 2)
         for word in words
         for among = (count-if (lambda (form) (gethash word (marked-form-words form))) forms)
@@ -329,17 +333,17 @@ form, and nears 0 the more forms contain the word."
           collect (cons word (- 1 (/ (log among 2) all)))))
 
 (defun shared-words (words table)
-  "Return the total weight of those of WORDS, conses of word and weight, that are keys of TABLE."
+  "Return the total weight of the words among WORDS, conses of word and weight, that are keys of TABLE."
   (loop for (word . weight) in words
         when (gethash word table)
           sum weight))
 
-;;; Order
+;;; The order of suspects
 
 (defun adjust-score (suspect words frames)
-  "Adjust the score of SUSPECT if it is one of FRAMES, the names of functions from the error outwards, and if WORDS, as from
-WEIGH-WORDS, occur in it. Type definitions score worse: they contain few forms that may be wrong, and a condition often
-shares its name with the function that signals it and contains the words of its report."
+  "Improve the score of SUSPECT if its name is among FRAMES, the names of functions from the error outwards, and if WORDS, a
+value of WEIGH-WORDS, occur in it. Make the score of a type definition worse instead: it contains few forms that may be
+wrong, and a condition often shares its name with a function that signals it, and contains the words of its report."
   (let* ((form (suspect-form suspect))
          (frame (position (symbol-of-form form) frames :test #'equal)))
     (if (form-of-p form "DEFINE-CONDITION" "DEFSTRUCT" "DEFCLASS")
@@ -349,11 +353,11 @@ shares its name with the function that signals it and contains the words of its 
                  (min 4 (shared-words words (marked-form-words form))))))))
 
 (defconstant +max-weighed-suspects+ 200
-  "Maximum number of suspects of a test whose source is examined.")
+  "Maximum number of a test's suspects whose source is examined.")
 
 (defun find-suspects (verdict forms passing failing number)
-  "Return the first NUMBER suspects for VERDICT among FORMS, and the weighed words. PASSING and FAILING are the numbers of
-passing and failing tests that set each mark."
+  "Return the NUMBER most likely suspects for VERDICT among FORMS. The second value is what WEIGH-WORDS returns for
+the words of VERDICT. PASSING and FAILING are values of COUNT-TESTS for the passing and the failing tests."
   (let* ((marks (verdict-marks verdict))
          (all (sort (loop for form in forms
                           for suspect = (find-suspect form marks passing failing)
@@ -374,21 +378,22 @@ passing and failing tests that set each mark."
       (values (subseq sorted 0 (min number (length sorted))) words))))
 
 (defun shown-lines (place)
-  "Return the maximum number of lines that are shown of the suspect at PLACE, counted from 0. More lines are shown of likely
-suspects."
+  "Return the maximum number of lines that are shown of the suspect at PLACE in the order, counted from 0. More lines are
+shown of more likely suspects."
   (case place
     (0 12)
     ((1 2) 6)
     (t 3)))
 
 (defun minimum-lines (place)
-  "Return the minimum number of lines that are shown of the suspect at PLACE, counted from 0, to include the context of the
-lines that differ."
+  "Return the minimum number of lines that are shown of the suspect at PLACE in the order, counted from 0. For the first
+suspect the lines include some context of the lines that differ."
   (if (zerop place) 9 0))
 
 (defun push-suspects-of (verdict suspects words passing packages directories)
-  "Push SUSPECTS for VERDICT as records `suspect', each followed by its lines, `line'. WORDS and PASSING are as for
-SUSPECT-LINES. PACKAGES are those of the code, and file names are given relative to DIRECTORIES."
+  "Push a record `suspect' for each of SUSPECTS for VERDICT, followed by a record `line' for each of the suspect's lines.
+WORDS and PASSING are as for SUSPECT-LINES. PACKAGES are the packages of the code under test. File names are relative to
+DIRECTORIES, native namestrings."
   (loop for suspect in suspects
         for form = (suspect-form suspect)
         for place from 0
@@ -406,24 +411,26 @@ SUSPECT-LINES. PACKAGES are those of the code, and file names are given relative
                  do (push-record "line" :line line :code code
                                         :passing (and (> count (suspect-passing suspect)) count)))))
 
-;;; Reports of a test operation that counts as one test. There are many reports, and reports of one fault share their first
-;;; suspect.
+;;; Reports of a test operation that counts as one test. There may be many reports, but reports of one fault usually have the
+;;; same first suspect.
 
 (defconstant +max-weighed-reports+ 300
-  "Maximum number of reports for which suspects are searched.")
+  "Maximum number of a test operation's failed reports for which suspects are searched.")
 (defconstant +max-reported-groups+ 3
-  "Maximum number of groups of reports that are pushed.")
+  "Maximum number of groups of a test operation's reports that are pushed.")
 
 (defstruct (report-group (:copier nil) (:predicate nil))
   "A group of reports that have their first suspect in common."
   (count 0 :type index)
-  ;; The report that ran the least code, with its suspects and the weighed words.
+  ;; REPORT is the report in the group with the fewest marks that are set. SUSPECTS are the suspects for REPORT, and WORDS
+  ;; are its words as WEIGH-WORDS returns them.
   (report nil :type (or null verdict))
   (suspects '() :type list)
   (words '() :type list))
 
 (defun group-reports (reports forms passing failing number)
-  "Return groups of the failed REPORTS, the largest group first. The other arguments are as for FIND-SUSPECTS."
+  "Return the failed REPORTS as REPORT-GROUPs, the largest group first. FORMS, PASSING, FAILING and NUMBER are as for
+FIND-SUSPECTS."
   (let ((groups '()))
     (loop for report across (remove-if-not #'failed-p reports)
           repeat +max-weighed-reports+
@@ -443,17 +450,18 @@ SUSPECT-LINES. PACKAGES are those of the code, and file names are given relative
     (stable-sort (nreverse groups) #'> :key #'report-group-count)))
 
 (defun tests-with-marks (verdicts)
-  "Return the tests of VERDICTS with coverage marks. Reports replace the test operation that printed them."
+  "Return a vector of the VERDICTS with coverage marks. A test operation with reports is replaced by its reports."
   (coerce (loop for verdict across verdicts
                 append (cond ((plusp (length (verdict-reports verdict))) (coerce (verdict-reports verdict) 'list))
                              ((verdict-marks verdict) (list verdict))))
           'vector))
 
 (defun push-suspects (run systems number)
-  "Push the first NUMBER suspects in the code of SYSTEMS for each failed test of RUN: a record `suspects' with the name of
-the test, then records `suspect', each followed by its lines, `line'. A test operation with reports has a record `suspects'
-for each of the largest groups of reports, which says what was PRINTED and how many MORE reports are like it. If no test or
-report passed, test operations have no records, because there is nothing to compare them with."
+  "Push the NUMBER most likely suspects in the code of SYSTEMS for each failed test of RUN: a record `suspects' with the name
+of the test, then the records of PUSH-SUSPECTS-OF. For a test operation with failed reports, push a record `suspects' for
+each of the largest groups of reports. The record has the text of one report as PRINTED, and the number of further reports in
+the group as MORE. If no test or report passed, push no records for test operations, because there is nothing to compare them
+with."
   (let* ((verdicts (test-run-verdicts run))
          (units (tests-with-marks verdicts))
          (forms (marked-forms))

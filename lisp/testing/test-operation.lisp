@@ -2,10 +2,10 @@
 
 (in-package "SBCL-HOST/TESTING")
 
-;;; Systems
+;;; Systems that hold tests
 
 (defun test-systems (system)
-  "Return SYSTEM and the systems whose tests its test operation runs, SYSTEM last."
+  "Return a list of SYSTEM and the systems whose tests SYSTEM's test operation runs, SYSTEM last."
   (let ((found '()))
     (labels ((visit (system)
                (unless (member system found)
@@ -26,9 +26,9 @@
     found))
 
 (defun find-secondary-system (name)
-  "Return the system NAME, which contains a slash, or NIL. It is defined in the .asd file that is loaded, or made by a
-package-inferred system from a file. ASDF's own search would load the .asd file again and then treat its systems as not
-loaded."
+  "Return the system named NAME, which contains a slash, or NIL. Such a system is defined in an .asd file that is already
+loaded, or a package-inferred system makes it from a source file. ASDF's own search would load the .asd file again, and would
+then treat the systems of that file as not loaded."
   (or (asdf:registered-system name)
       (let* ((primary (asdf:registered-system (asdf:primary-system-name name)))
              (file (subseq name (1+ (position #\/ name)))))
@@ -37,8 +37,8 @@ loaded."
              (asdf:find-system name nil)))))
 
 (defun sibling-test-systems (system)
-  "Return a list of the system whose name suggests that it holds SYSTEM's tests, or NIL. For use when SYSTEM's own test
-operation names no test systems."
+  "Return a list of one system whose name suggests that it holds SYSTEM's tests, such as foo/tests for foo, or NIL. This is
+for a SYSTEM whose own test operation runs no tests."
   (loop for ending in '("/tests" "/test" "-tests" "-test" ".tests" ".test" "/t")
         for name = (concatenate 'string (asdf:component-name system) ending)
         for sibling = (ignore-errors (if (find #\/ name) (find-secondary-system name) (asdf:find-system name nil)))
@@ -46,7 +46,7 @@ operation names no test systems."
           return (list sibling)))
 
 (defun performs-tests-p (system)
-  "Return true when SYSTEM's test operation does something of its own."
+  "Return true when SYSTEM's test operation has a method other than ASDF's own."
   (let ((method (first (compute-applicable-methods #'asdf:perform (list (asdf:make-operation 'asdf:test-op) system)))))
     (and method
          (let ((specializer (second (sb-mop:method-specializers method))))
@@ -55,14 +55,14 @@ operation names no test systems."
                (not (eql 0 (search "ASDF" (package-name (symbol-package (class-name specializer)))))))))))
 
 (defvar *redirecting-frameworks* nil
-  "True while a call of a framework's function that runs tests is redirected to this test run.")
+  "True while this thread's calls of frameworks' functions that run tests are redirected to this test run.")
 
 (defvar *framework-called* nil
-  "True once a framework was called to run tests here, even if it selected no tests.")
+  "True once a call of a framework was redirected to this test run, even if the call selected no tests.")
 
 (defun call-redirecting-frameworks (function)
-  "Return the values of FUNCTION. When this thread meanwhile calls a framework to run tests, run them in this test run,
-return what the framework's function would, and set *FRAMEWORK-CALLED*."
+  "Return the values of FUNCTION. Meanwhile redirect this thread's calls of frameworks' functions that run tests: run the
+selected tests in this test run, set *FRAMEWORK-CALLED*, and return the values that the framework's function would return."
   (declare (type function function))
   (let ((entries (loop for framework in (present-frameworks)
                        append (loop for (name . tests-of) in (framework-entries framework)
@@ -97,9 +97,10 @@ return what the framework's function would, and set *FRAMEWORK-CALLED*."
     (report-stale-definitions (car *reloaded-files*))))
 
 (defun perform-tests (system)
-  "Perform SYSTEM's test operation. Tests that it asks a known framework to run are run here. Otherwise the operation counts
-as one test: it fails if it signals an error, is ended, or returns false and prints a failure. It does not count as a passed
-test if a framework was called and ran no tests."
+  "Perform SYSTEM's test operation. Tests that the operation has a known framework run become tests of this test run. If
+there are none, the operation itself counts as one test, which fails if the operation signals an error, is ended early, or
+returns false and prints a failure. The operation does not count as a passed test if it called a framework that ran no tests,
+or if it does nothing."
   (let* ((verdicts (test-run-verdicts *test-run*))
          (before (length verdicts))
          (*framework-called* nil)
@@ -109,9 +110,10 @@ test if a framework was called and ran no tests."
                   (lambda ()
                     (block perform
                       (handler-bind ((error (lambda (condition)
-                                              ;; An error in a test ends that test, in the debugger if nothing handles it.
+                                              ;; An error in a framework's test is left to that test. If nothing handles
+                                              ;; the error, only the test ends.
                                               (when (eq verdict *verdict*)
-                                                ;; After failed tests, an error is only how the operation reports them.
+                                                ;; If tests have failed, the error only reports these failures.
                                                 (unless (find-if #'failed-p verdicts :start before)
                                                   (end-with-condition verdict condition))
                                                 (return-from perform)))))
@@ -132,8 +134,9 @@ test if a framework was called and ran no tests."
       (record-verdict verdict))))
 
 (defun run-system-tests (system reload)
-  "Run the tests of SYSTEM, which is loaded, with the systems that its test operation names. Systems that are found by their
-names are loaded here and, if RELOAD is true, reloaded where they have changed. Return the systems that hold the tests."
+  "Run the tests of SYSTEM and of the systems that SYSTEM's test operation names. If there are none, run the tests of the
+system whose name suggests that it holds SYSTEM's tests; if RELOAD is true, load the changed files of that system first. If
+there are still no tests, run the tests in the packages of all these systems. Return the systems."
   (let* ((systems (test-systems system))
          (verdicts (test-run-verdicts *test-run*)))
     (mapc #'load-for-tests systems)
@@ -155,7 +158,7 @@ names are loaded here and, if RELOAD is true, reloaded where they have changed. 
                         (member (funcall (framework-home framework) test) packages))))
 
 (defun run-matching-tests (wanted-p)
-  "Run the tests that satisfy WANTED-P, a function of framework and test."
+  "Run the tests of all loaded frameworks that satisfy WANTED-P, a function of framework and test."
   (declare (type function wanted-p))
   (dolist (framework (reverse (present-frameworks)))
     (let* ((*framework* framework)
@@ -164,10 +167,11 @@ names are loaded here and, if RELOAD is true, reloaded where they have changed. 
       (when tests
         (run-framework-tests framework tests)))))
 
-;;; Names
+;;; Tests by name
 
 (defun split-name (text)
-  "Return the name of the symbol that TEXT spells, in reader syntax, and the name of its package, or NIL."
+  "Return the name of the symbol that TEXT spells in reader syntax. The second value is the name of the package in TEXT's
+package prefix, or NIL if TEXT has no prefix."
   (let* ((text (string-left-trim "'" (string-trim " " text)))
          (colon (position #\: text :end (position #\| text) :from-end t))
          (package (and colon (string-right-trim ":" (subseq text 0 colon)))))
@@ -177,8 +181,8 @@ names are loaded here and, if RELOAD is true, reloaded where they have changed. 
                   (t package)))))
 
 (defun run-tests-named (text)
-  "Run the test, or the tests of the group, that TEXT names. Without a package prefix, prefer tests of *PACKAGE* to those of
-other packages with the same name."
+  "Run the tests that TEXT names: a test, or the tests of a group. If TEXT has no package prefix, prefer tests of the current
+package to tests with the same name in other packages. Signal an error with similar names if there are no such tests."
   (multiple-value-bind (name package-name) (split-name text)
     (let ((package (and package-name (find-user-package package-name)))
           (names '()))
@@ -216,17 +220,17 @@ other packages with the same name."
                            (near-names name (remove-duplicates names :test #'string=))))))))
 
 (defun signal-no-tests (control &rest arguments)
-  "Signal an error that says why there are no tests, from a format CONTROL with ARGUMENTS."
+  "Signal an error that says why there are no tests. Its message is made from the format control CONTROL and ARGUMENTS."
   (error "~A" (with-server-syntax () (apply #'format nil control arguments))))
 
-;;; Places
+;;; Places of tests in source files
 
 (defun form-matches-p (object map text)
-  "Return true when OBJECT was probably read from MAP, the map of a form of TEXT."
+  "Return true when OBJECT was probably read from the form of TEXT whose map is MAP."
   (cond ((consp object)
          (and (consp map)
               (if (and (eql (first map) (second map)) (find (char text (first map)) "'#`,"))
-                  ;; 'X, #'X
+                  ;; An abbreviation such as 'X or #'X.
                   (and (member (car object) '(quote function sb-int:quasiquote))
                        (consp (cdr object))
                        (form-matches-p (second object) (third map) text))
@@ -256,8 +260,8 @@ other packages with the same name."
         (t t)))
 
 (defun check-position (form map text)
-  "Return the position in MAP, the map of a form of TEXT, of the check around FORM, as in (is FORM), or else of FORM itself;
-or NIL."
+  "Return the position in TEXT of the check around FORM, as in (is FORM); or else of FORM itself; or NIL if FORM does not
+occur. MAP is the map of the form of TEXT that defines the test."
   (let ((found nil))
     (labels ((visit (part around depth)
                (when (and (consp part) (< depth 30))
@@ -271,7 +275,7 @@ or NIL."
       found)))
 
 (defconstant +max-check-length+ 300
-  "Maximum number of characters of a check that is shown as it is in its source.")
+  "Maximum number of characters of a check that is shown as it is written in its source.")
 
 (defun source-of-check (text position)
   "Return the form of TEXT at POSITION on one line, or NIL if it is long."
@@ -287,8 +291,7 @@ or NIL."
                           (write-char character line))))))))
 
 (defun names-test-p (map text name)
-  "Return true when MAP, the map of a top-level form of TEXT, may be the map of a form that defines the test NAME, a
-string."
+  "Return true when a top-level form of TEXT may define the test named NAME, a string. MAP is the map of the form."
   (when (and (consp map) (integerp (second map)) (rest (rest map)))
     (let ((named (third map)))
       (flet ((named-p (form)
@@ -302,8 +305,8 @@ string."
                                    (and (rest (rest named)) (named-p (third named))))))))))
 
 (defun test-map (name text)
-  "Return the map of the top-level form of TEXT that defines the test NAME, a string, or NIL. If several forms with one
-operator define the test, return the last form, which is in effect."
+  "Return the map of the top-level form of TEXT that defines the test NAME, a string, or NIL. If several forms with the same
+operator define the test, return the map of the last form, whose definition is in effect."
   (let ((position 0)
         (found nil)
         (mentioned -1))
@@ -313,7 +316,7 @@ operator define the test, return the last form, which is in effect."
           (setf mentioned (or (token-position name text position) (return found))))
         (multiple-value-bind (map end) (map-form text position)
           (unless map
-            ;; Skip what cannot be parsed, up to the next line that begins a form.
+            ;; Skip text that cannot be parsed, up to the next line that begins a form.
             (let ((next (search (format nil "~%(") text :start2 (min (length text) (1+ position)))))
               (unless next (return found))
               (setf position (1+ next)))
@@ -325,13 +328,14 @@ operator define the test, return the last form, which is in effect."
             (setf position end)))))))
 
 (defconstant +max-searched-files+ 2000
-  "Maximum number of files in which failed tests are searched.")
+  "Maximum number of files in which the source of a failed test is searched.")
 
 (defun test-place (verdict files directories)
-  "Return the place of the test of VERDICT, or of its first failed check, in FILES, native namestrings: a list of the file
-relative to one of DIRECTORIES, the line number, and the text of the line; or NIL."
+  "Search FILES, native namestrings, for the test of VERDICT. Return a list of the file, relative to one of DIRECTORIES, and
+of the number and the text of a line: the line of the first failed check that is found, or else the first line of the test.
+Return NIL if the test is not found. Also store the lines and the source of the failed checks in VERDICT."
   (let* ((whole (string (verdict-name verdict)))
-         ;; Macros that define several tests at once derive their names from one: PARSE.COMPILED.
+         ;; A macro that defines several tests derives their names from one name, such as PARSE.COMPILED from PARSE.
          (names (cons whole (loop for end = (position #\. whole :from-end t) then (position #\. whole :from-end t :end end)
                                   while (and end (plusp end))
                                   collect (subseq whole 0 end)))))
@@ -353,7 +357,7 @@ relative to one of DIRECTORIES, the line number, and the text of the line; or NI
                                (values (line-and-column text position))
                                (line-at text position)))))))
 
-;;; Records
+;;; Records of the results
 
 (defconstant +max-reported-failures+ 500
   "Maximum number of failed tests that are reported with their place in the source.")
@@ -361,11 +365,12 @@ relative to one of DIRECTORIES, the line number, and the text of the line; or NI
   "Maximum number of tests that are reported by name.")
 
 (defun count-status (status verdicts)
-  "Return the number of VERDICTS that have STATUS."
+  "Return the number of verdicts with STATUS in VERDICTS."
   (count status verdicts :key #'verdict-status))
 
 (defun push-verdict (verdict place system)
-  "Push VERDICT and its failed checks. PLACE is a value of TEST-PLACE, and SYSTEM is as in a TEST-RUN."
+  "Push records of VERDICT and its failed checks. PLACE is a value of TEST-PLACE. SYSTEM is the name of the tested system, or
+NIL unless several systems are tested."
   (destructuring-bind (&optional file line code) place
     (push-record "test"
                  :system system
@@ -390,7 +395,7 @@ relative to one of DIRECTORIES, the line number, and the text of the line; or NI
       (push-record "more-checks" :count (verdict-more-checks verdict)))))
 
 (defun push-counts (run)
-  "Push the number of tests of RUN for each status."
+  "Push a record of the duration of RUN and the number of its tests for each status."
   (let ((verdicts (test-run-verdicts run)))
     (push-record "run"
                  :system (test-run-system run)
@@ -401,8 +406,8 @@ relative to one of DIRECTORIES, the line number, and the text of the line; or NI
                  :milliseconds (test-run-milliseconds run))))
 
 (defun push-verdicts (run share)
-  "Push the verdict of each test of RUN, failed tests first. SHARE is this run's share of the number of tests that may be
-reported."
+  "Push the verdict of each test of RUN, failed tests first. SHARE is the fraction of the
+maximum number of reported tests that RUN may use, because the runs of several systems share the maximum."
   (let* ((verdicts (test-run-verdicts run))
          (systems (test-run-systems run))
          (files (system-files (or systems (mapcar #'asdf:find-system (user-systems)))))
@@ -426,17 +431,19 @@ reported."
         (map nil (lambda (verdict) (unless (failed-p verdict) (report verdict))) verdicts)))))
 
 (defun check-place (verdict directories)
-  "Return the place of the first failed check of VERDICT, as TEST-PLACE does, if the framework knows it; else NIL."
+  "Return a list of the file, relative to one of DIRECTORIES, and the line of the first failed check of VERDICT whose file
+the framework knows, and NIL for the text of the line. Return NIL if there is no such check."
   (let ((check (find-if #'check-file (verdict-checks verdict))))
     (and check
          (list (relative-file (check-file check) directories) (check-line check) nil))))
 
 (defun user-systems ()
-  "Return the names of the loaded systems that are not part of the core."
+  "Return the names of the loaded systems that were not in the core when the image started."
   (remove-if (lambda (name) (member name **core-systems** :test #'string=)) (asdf:already-loaded-systems)))
 
 (defun run-selected (run system package name reload)
-  "Run in RUN the tests of SYSTEM, a system, of PACKAGE, or with NAME. If RELOAD is true, load what has changed on disk."
+  "Run the tests of SYSTEM, or else of the package named PACKAGE, or else the tests that NAME names, as part of RUN. If
+RELOAD is true, load the changed files of a test system that is found by its name. Signal an error if there are no tests."
   (let ((start 0))
     (call-with-test-run run
                         (lambda ()
@@ -451,26 +458,27 @@ reported."
                      (and system (asdf:component-name system)) package (mapcar #'framework-title (present-frameworks)))))
 
 (defun call-for-one-system (run function)
-  "Return the values of FUNCTION, which finds and runs the tests of RUN's system. An error that prevents this is reported as
-the error of a test with the system's name, so that the tests of other systems still run."
+  "Return the values of FUNCTION, which finds and runs the tests of RUN's system. If an error prevents this, report the error
+as that of a test with the system's name, so that the tests of other systems still run."
   (declare (type function function))
   (let ((verdict (make-verdict :title (test-run-system run) :name (test-run-system run) :status :error)))
     (block one
       (let ((*on-debugger* (lambda (condition)
                              (let ((*test-run* run))
                                (note-debugger verdict condition (frame-pointer-here))
-                               ;; Record the verdict before the non-local exit, which loses what was being loaded.
+                               ;; Record the verdict before the non-local exit: the report names the file that is being
+                               ;; loaded, which is unknown afterwards.
                                (record-verdict verdict))
                              (setf (test-run-milliseconds run) (or (test-run-milliseconds run) 0))
                              (return-from one))))
         (with-boundary ()
           (funcall function))))))
 
-;;; Another image
+;;; Tests in another image
 
 (defun push-file-locations (run)
-  "Push the locations at which another image finds the files of this image: the directories of .asd files as records
-`directory', and the systems that hold the packages of RUN's tests as records `load'."
+  "Push records by which another image can load the tests of RUN: a record `directory' for each directory of .asd files, and
+a record `load' for each system that defines a package of RUN's tests."
   (dolist (directory (remove-duplicates
                       (append (loop for entry in asdf:*central-registry*
                                     for directory = (ignore-errors (eval entry))
@@ -489,8 +497,8 @@ the error of a test with the system's name, so that the tests of other systems s
         (push-record "load" :system (test-run-system run) :name name)))))
 
 (defun run-tests-of (run &key system directory definition fallback looked package name reload load beside covering)
-  "Run in RUN the tests of SYSTEM, of PACKAGE, or with NAME. The arguments are those of the operation RUN-TESTS. If COVERING
-is true, record coverage."
+  "Run the tests of SYSTEM, of PACKAGE, or with NAME, as part of RUN. DIRECTORY, DEFINITION, FALLBACK and LOOKED are as for
+the operation LOAD, and the other arguments are as for the operation RUN-TESTS. If COVERING is true, record coverage."
   (let* ((*searched-locations* looked)
          (system (and system
                       (progn (find-definition system directory definition fallback)
@@ -514,18 +522,18 @@ is true, record coverage."
 
 (define-operation :run-tests (evaluate &key systems package name (timeout 60000) reload registry load way beside
                                        (suspects 0) endless)
-  "Run the tests of SYSTEMS, of PACKAGE, or with NAME, a test or a group. Each of SYSTEMS is a list of the keyword :SYSTEM,
-a name, and further arguments to find it, as for the operation LOAD. Each test may take TIMEOUT milliseconds. If RELOAD is
-true, first load what has changed on disk.
+  "Run the tests of SYSTEMS, or else of PACKAGE, or else the test or group of tests NAME. Each of SYSTEMS is a list of the
+keyword :SYSTEM and a plist, whose property :SYSTEM is the system's name and whose further properties are arguments to find
+it, as for the operation LOAD. Each test may take TIMEOUT milliseconds. If RELOAD is true, first load changed files.
 
 Push a record `run' with the counts, and for each test a record `test', failed tests first, followed by its failed checks,
-`check'. If there are several systems, these records name their system, and a record `system' precedes the tests of each. A
-system whose tests cannot be run does not keep the results of the others from being reported.
+`check'. If there are several systems, these records name their system, and a record `system' precedes the output of each
+system's tests. If the tests of a system cannot be run, the results of the other systems are still reported.
 
-In an image other than the session's, REGISTRY lists directories with .asd files, and LOAD systems to load first. If
-SUSPECTS is not 0, search for that many suspects by coverage for each failed test; tests whose names are in ENDLESS then get
-less time. If WAY is true, push the locations at which another image finds the files. If BESIDE is true, run only tests that
-are already loaded."
+In an image other than the session's, REGISTRY lists directories with .asd files, and LOAD lists systems to load first. If
+SUSPECTS is not 0, find up to SUSPECTS suspects by coverage for each failed test. ENDLESS lists the names of tests that are
+known to exceed their time limit, and get less time. If WAY is true, push the records of PUSH-FILE-LOCATIONS. If BESIDE is
+true, another image runs the tests, too: run only the tests of systems that are already loaded."
   (setf asdf:*central-registry*
         (append asdf:*central-registry*
                 (mapcar (lambda (directory) (uiop:parse-native-namestring directory :ensure-directory t)) registry)))
@@ -539,7 +547,7 @@ are already loaded."
                                         :package package :name name :reload reload :load load :beside beside
                                         :covering (plusp suspects) arguments)))
                           (cond (several
-                                 ;; Output from here on belongs to this system.
+                                 ;; Flush earlier output: output after the record belongs to this system.
                                  (flush-output)
                                  (push-record "system" :name title)
                                  (call-for-one-system run #'run))

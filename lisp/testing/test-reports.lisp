@@ -1,9 +1,9 @@
-;;;; The output of a test operation of an unknown framework: signs in it that a test failed and, under coverage, the code
-;;;; that ran before each report.
+;;;; The output of a test operation that uses no known framework. The output is searched for signs that a test failed. If
+;;;; coverage is recorded, each printed report is recorded with the marks of the code that ran before it.
 
 (in-package "SBCL-HOST/TESTING")
 
-;;; Words
+;;; Words that report a failure
 
 (defun line-words (line)
   "Return the words of LINE, which consist of letters and digits."
@@ -23,11 +23,11 @@ the word after it."
                        (notany #'denies-p (remove nil (list before-last before after)))))))
 
 (defun failure-line-p (line)
-  "Return true when LINE says that something failed, and not that nothing did."
+  "Return true when LINE says that something failed. A line such as `0 failed' does not say so."
   (any-word-p (line-words line) '("fail")))
 
 (defun discrepancy-line-p (line)
-  "Return true when LINE says in some words that a result is not as it should be."
+  "Return true when LINE says, in one of several wordings, that a result is wrong or that something failed."
   (let ((words (line-words line)))
     (or (any-word-p words '("fail"))
         (loop for (word next) on words
@@ -43,18 +43,18 @@ the word after it."
           while line
           collect line)))
 
-;;; The verdict
+;;; The verdict on a test operation
 
 (defconstant +judged-output-length+ 4000
   "The number of characters at the end of a test operation's output that are examined.")
 
 (defconstant +max-observed-pieces+ 20000
-  "Maximum number of pieces of a test operation's output for which coverage is recorded, because recording takes some
-time.")
+  "Maximum number of pieces of a test operation's output for which coverage is recorded. The recording takes some time for
+each piece.")
 
 (defun call-keeping-output (verdict function)
-  "Return a list of the values of FUNCTION, which runs the test operation of VERDICT, and the last characters that it
-printed. Under coverage, store its reports in VERDICT."
+  "Call FUNCTION, which runs the test operation of VERDICT. Return a list of its values, and as the second value the last
+characters that it printed. If coverage is recorded, store the printed reports in VERDICT."
   (declare (type function function))
   (let ((kept (make-array 0 :element-type 'character :adjustable t :fill-pointer t))
         (pieces 0))
@@ -77,23 +77,24 @@ printed. Under coverage, store its reports in VERDICT."
         (values values kept)))))
 
 (defun judge-returned (verdict values printed)
-  "Record in VERDICT that a test operation failed if both VALUES, which it returned, and the text PRINTED say so. ASDF
-expects an error, but many test operations return false."
+  "Record in VERDICT that a test operation failed if it returned false and printed a line that reports a failure. VALUES are
+the values that it returned, and PRINTED is the text that it printed. ASDF expects a failing test operation to signal an
+error, but many test operations return false instead."
   (when (and values (null (first values)))
     (let ((line (find-if #'failure-line-p (text-lines printed) :from-end t)))
       (when line
         (setf (verdict-status verdict) :failed
               (verdict-message verdict) (format nil "It returned NIL and printed: ~A" (string-trim " " line)))))))
 
-;;; Reports. The code that ran before a text was printed counts as a test of its own, which passed unless the text reports a
-;;; discrepancy.
+;;; Reports. The code that ran before a piece of text was printed counts as a test of its own, which passed unless the text
+;;; reports a discrepancy.
 
 (defconstant +max-reports+ 2000
   "Maximum number of reports of a test operation that are kept.")
 
 (defun note-printed (verdict text)
-  "Record in VERDICT that its test operation printed TEXT: add a new report on the code that ran since the last report or,
-if no code ran, add TEXT to the last report."
+  "Record in VERDICT that its test operation printed TEXT. Add a new report on the marked code that ran since the last
+report. If none ran, or VERDICT has +MAX-REPORTS+ reports, append TEXT to the last report."
   (let* ((reports (verdict-reports verdict))
          (count (length reports))
          (marks (set-marks)))
@@ -112,8 +113,8 @@ if no code ran, add TEXT to the last report."
                (setf (verdict-message report) (cut-text (concatenate 'string message text)))))))))
 
 (defun judge-reports (verdict)
-  "Set the status of each report of VERDICT, the verdict of a test operation. The last failure line of the last report may
-be a summary of all tests."
+  "Set the status of each report of VERDICT, the verdict of a test operation. The last line that reports a failure in the
+last report may be a summary of all tests. It is ignored, unless there are several reports and no report failed otherwise."
   (let* ((reports (verdict-reports verdict))
          (last (1- (length reports))))
     (flet ((judge (report lines)

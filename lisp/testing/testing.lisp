@@ -1,45 +1,49 @@
-;;;; Running tests: each test runs under a time limit of its own, whatever it does, and its result becomes a verdict.
+;;;; Running tests: each test runs under a time limit of its own, and its result becomes a verdict.
 
 (in-package "SBCL-HOST/TESTING")
 
-;;; Results
+;;; Results of tests
 
 (defstruct (check (:copier nil) (:predicate nil))
-  "A failed check of a test, as text except for FORM."
-  ;; The form as it is in the test, by which its source is found; or NIL.
+  "A failed check of a test."
+  ;; The form of the check as an object, by which its source is found; or NIL.
   (form nil)
+  ;; The form, the expected value and the actual value as text, and a message; or NIL for a part that is unknown.
   (shown nil :type (or null string))
   (expected nil :type (or null string))
   (actual nil :type (or null string))
   (message nil :type (or null string))
-  ;; File and line, if the framework knows them.
+  ;; The file of the check, if the framework knows it, and the line, once it is known.
   (file nil :type (or null string))
   (line nil :type (or null index)))
 
 (defstruct (verdict (:copier nil) (:predicate nil))
   "The result of a test."
+  ;; The title of the framework; ASDF for a test operation, and empty for other code.
   (framework "" :type string)
-  ;; The test's name as text, and as the symbol or string that it is.
+  ;; TITLE is the test's name as text. NAME is the name itself, such as a symbol or a string.
   (title "" :type string)
   (name nil)
   (status :passed :type (member :passed :failed :error :skipped))
-  ;; The first failed checks, and the number of the others.
+  ;; CHECKS are the first failed checks, MORE-CHECKS is the number of further failed checks, and PASSED-CHECKS is the number
+  ;; of passed checks.
   (checks '() :type list)
   (more-checks 0 :type index)
   (passed-checks 0 :type index)
-  ;; Another remark, such as that the test timed out.
+  ;; A remark on the result, such as that the test timed out, or NIL.
   (message nil :type (or null string))
   ;; The condition that ended the test, or NIL.
   (condition nil)
   (milliseconds 0 :type real)
-  ;; The index, from 0, of the test's error among those of this evaluation, once it was pushed.
+  ;; The index, from 0, of the test's error among the errors of this evaluation, once the error was pushed; or NIL.
   (error nil :type (or null index))
-  ;; The coverage marks that the test set, if coverage is recorded; and the names of functions in the frames of its error.
+  ;; MARKS are the coverage marks that the test set, a value of SET-MARKS, if coverage is recorded. FRAMES are the names of
+  ;; the functions in the frames of the test's error.
   (marks nil :type (or null simple-bit-vector))
   (frames '() :type list)
-  ;; If a test operation counts as one test: a vector of its printed reports, each a verdict of its own.
+  ;; For a test operation that counts as one test: a vector of its printed reports, each a verdict of its own.
   (reports #() :type vector)
-  ;; The errors that were signalled in the test, newest first.
+  ;; The newest errors that were signalled in the test, as SIGNALLEDs, newest first.
   (signalled '() :type list))
 
 (defconstant +max-shown-checks+ 10
@@ -62,22 +66,22 @@
   "Maximum number of characters of a value, form or message of a test that are shown.")
 
 (defun cut-text (text)
-  "Return TEXT, cut to the length that is shown."
+  "Return TEXT. If it is longer than +MAX-SHOWN-LENGTH+, return its beginning and the number of omitted characters instead."
   (if (> (length text) +max-shown-length+)
       (format nil "~A[... ~D characters omitted]" (subseq text 0 +max-shown-length+) (- (length text) +max-shown-length+))
       text))
 
 (defun shown-form (form)
-  "Return FORM printed as source on one line, cut to the length that is shown."
+  "Return FORM printed as source on one line, cut by CUT-TEXT."
   (shown-text form :downcase))
 
 (defun shown-text (object &optional (case :upcase))
-  "Return OBJECT, a value, printed on one line, cut to the length that is shown. Symbols are printed in CASE."
+  "Return OBJECT, a value, printed on one line and cut by CUT-TEXT. Symbols are printed in CASE, a value of *PRINT-CASE*."
   (with-server-syntax (:length 50 :level 8)
     (setf *print-pretty* t
           *print-right-margin* most-positive-fixnum
           *print-case* case)
-    ;; A user's print method may not return.
+    ;; A print method of the user may run forever.
     (or (call-with-time-limit
          +report-time-limit+
          (lambda ()
@@ -89,7 +93,7 @@
         (format nil "#<unprintable ~A>" (type-name-text (class-name-of object))))))
 
 (defun report-text (condition)
-  "Return CONDITION's report, cut to the length that is shown."
+  "Return CONDITION's report, cut by CUT-TEXT."
   (with-server-syntax (:length 50 :level 8)
     (or (call-with-time-limit
          +report-time-limit+
@@ -118,12 +122,13 @@
 
 (defstruct (guard (:copier nil) (:predicate nil))
   "The time limit of a running test, and the functions that end the test."
-  ;; The time at which the test is to be ended, in milliseconds.
+  ;; The monotonic time at which the test is to be ended, in milliseconds.
   (deadline 0 :type real)
   ;; A function that ends the test. Its argument is the reason, such as :TIMEOUT.
   (leave nil :type (or null function))
-  ;; The function that interrupts the test's thread, once it was made.
+  ;; The function with which WATCH-TESTS interrupts the test's thread, or NIL before the first interruption.
   (interruption nil :type (or null function))
+  ;; The verdict of the test.
   (verdict nil :read-only t))
 
 (defstruct (test-run (:copier nil) (:predicate nil))
@@ -138,19 +143,22 @@
   (verdicts (make-array 0 :adjustable t :fill-pointer t) :read-only t)
   ;; The GUARD of the innermost running test.
   (guard nil :type (or null guard))
-  ;; The name of the tested system, as the client gave it, if the client gave several systems.
+  ;; The name of the tested system, as the client gave it; or NIL unless the client gave several systems.
   (system nil :type (or null string) :read-only t)
-  ;; The systems that hold the tests, once they are known; and the duration of the run, once it is over.
+  ;; SYSTEMS are the systems that hold the tests, once they are known. MILLISECONDS is the duration of the run, or NIL before
+  ;; the run is over.
   (systems '() :type list)
   (milliseconds nil :type (or null integer))
-  ;; A COVERAGE, and the systems that were loaded with marks, if coverage is recorded.
+  ;; If coverage is recorded: the COVERAGE, and a list of the systems that were loaded with coverage marks.
   (coverage nil)
   (covered '() :type list)
-  ;; The number of errors that were pushed, the start of the run, and the milliseconds spent on examining errors.
+  ;; ERRORS is the number of errors that were pushed, and BEGUN is the monotonic time in milliseconds at which the run began.
+  ;; OBSERVATION-MILLISECONDS is the CPU time that was spent on examining errors.
   (errors 0 :type index)
   (begun (monotonic-milliseconds) :read-only t)
   (observation-milliseconds 0 :type real)
-  ;; The time, in milliseconds, until which a test is being ended for the heap, including the collection of its garbage.
+  ;; The monotonic time in milliseconds before which no further test is ended because the heap is nearly used up: until then
+  ;; one test unwinds and its garbage is collected.
   (ending-for-heap 0 :type real))
 
 (declaim (type (or null test-run) *test-run*))
@@ -158,15 +166,15 @@
   "The test run of this thread, or NIL.")
 
 (defvar *verdict* nil
-  "The verdict, so far, of the test that this thread runs, or NIL.")
+  "The verdict of the innermost test that this thread runs, as far as it is known, or NIL.")
 
 (defconstant +watch-interval+ 1/20
-  "The seconds between two checks whether a test takes too long.")
+  "The number of seconds between two checks of the running test's time limit.")
 (defconstant +unwind-milliseconds+ 5000
-  "The grace period for cleanup forms of a test that is being ended, before it is interrupted again.")
+  "The milliseconds that the cleanup forms of a test that is being ended may take before the test is interrupted again.")
 
 (defconstant +endless-milliseconds+ 10000
-  "The time limit of a test that is known to exceed its limit.")
+  "The time limit in milliseconds of a test that is known to exceed the limit of its run.")
 
 (defun test-limit (run verdict)
   "Return the time limit in milliseconds of the test of VERDICT in RUN."
@@ -175,7 +183,7 @@
       (test-run-limit run)))
 
 (defun watch-tests (run)
-  "End the running test of RUN if it takes too long. A timer calls this."
+  "Interrupt the running test of RUN if its time limit is over. A timer calls this function regularly."
   (let ((guard (test-run-guard run))
         (now (monotonic-milliseconds)))
     (when (and guard (> now (guard-deadline guard)))
@@ -186,8 +194,9 @@
                                 (lambda () (end-overdue-test run guard (frame-pointer-here)))))))))
 
 (defun end-overdue-test (run guard hook)
-  "End the test that GUARD watches, if it still runs. An interruption calls this, in the function whose frame pointer is
-HOOK. The test unwinds without a condition, which handlers would swallow."
+  "End the test of GUARD if it is still the innermost test of RUN. The function that interrupted the test's thread calls this
+function, and HOOK is the frame pointer of the caller. The test unwinds by a non-local exit rather than a condition, because
+a handler of the test could swallow the condition."
   (when (eq guard (test-run-guard run))
     (let ((verdict (guard-verdict guard)))
       (unless (verdict-message verdict)
@@ -199,9 +208,9 @@ HOOK. The test unwinds without a condition, which handlers would swallow."
     (funcall (the function (guard-leave guard)) :timeout)))
 
 (defun end-test-for-heap (run guard hook)
-  "End the test of RUN that GUARD watches, because the heap is nearly used up. Called in the function whose frame pointer is
-HOOK. Return if a test is already being ended for the heap: a second exit would lose the error of that test, or blame the
-test around it."
+  "End the test of GUARD in RUN because the heap is nearly used up. HOOK is the frame pointer of the caller. Return NIL if a
+test is already being ended for this reason: a second non-local exit would lose the error of that test, or attribute the
+error to the test around it."
   (let ((verdict (guard-verdict guard))
         (now (monotonic-milliseconds)))
     (when (< now (test-run-ending-for-heap run))
@@ -215,17 +224,17 @@ test around it."
     (funcall (the function (guard-leave guard)) :heap)))
 
 (defun announce-step (step milliseconds)
-  "Notify the host that this evaluation now performs STEP, a string. After MILLISECONDS the host interrupts it, and if it
-cannot be interrupted, the image is abandoned."
+  "Notify the host that this evaluation now performs STEP, a string. If STEP takes more than MILLISECONDS, the host
+interrupts the evaluation. If the evaluation cannot be interrupted, the host abandons the image."
   (event *job-id* (event-code :step) (ceiling milliseconds) step))
 
 (defun test-step (verdict)
-  "Return the name of the test of VERDICT as a step of an evaluation."
+  "Return the name that ANNOUNCE-STEP uses for the test of VERDICT, such as `the test FOO'."
   (concatenate 'text (if (test-operation-p verdict) "the " "the test ") (verdict-title verdict)))
 
 (defun announce-test (guard)
-  "Notify the host that the test that GUARD watches runs, or with NIL that none does. A test whose time is over is normally
-ended here, so the host gets a later limit."
+  "Notify the host that the test of GUARD runs or, if GUARD is NIL, that no test runs. WATCH-TESTS normally ends a test that
+exceeds its time limit, so the host gets a longer limit."
   (if guard
       (announce-step (test-step (guard-verdict guard))
                      (max 0 (+ (- (guard-deadline guard) (monotonic-milliseconds)) (* 2 +unwind-milliseconds+))))
@@ -233,23 +242,23 @@ ended here, so the host gets a later limit."
 
 (defun call-with-test-run (run function)
   "Return the values of FUNCTION, which runs tests in RUN."
-  ;; The timer's function must not run in this thread, as it would without :THREAD. A timer is rescheduled where its
-  ;; function ran, and what a test does to its thread must not stop the timer.
+  ;; The timer's function must not run in this thread, as it would without :THREAD NIL. SBCL reschedules a timer in the
+  ;; thread in which the timer's function ran, so a test that disturbs this thread could stop the timer.
   (let ((timer (sb-ext:make-timer (lambda () (watch-tests run)) :name "test limits" :thread nil)))
     (unwind-protect
          (progn
            (sb-ext:schedule-timer timer +watch-interval+ :repeat-interval +watch-interval+)
            (let ((*test-run* run)
                  (*verdict* nil)
-                 ;; Warnings of tests are part of their output.
+                 ;; The warnings of a test are part of the test's output.
                  (*recording-warnings* nil)
                  (*machinery-directories* (framework-directories)))
              (call-with-signal-observer #'observe-test-error function)))
       (sb-ext:unschedule-timer timer))))
 
 (defun call-with-coverage (verdict function)
-  "Return the values of FUNCTION, which runs the test of VERDICT. If coverage is recorded and this is the test's first run,
-store the marks that it sets in VERDICT."
+  "Return the values of FUNCTION, which runs the test of VERDICT. If coverage is recorded and VERDICT has no marks yet, store
+in VERDICT the marks that FUNCTION sets."
   (declare (type function function))
   (cond ((or (null *coverage*) (verdict-marks verdict)) (funcall function))
         (t
@@ -258,9 +267,9 @@ store the marks that it sets in VERDICT."
            (setf (verdict-marks verdict) (set-marks))))))
 
 (defun call-as-test (verdict function)
-  "Call FUNCTION, which runs a test, and return a list of its values. VERDICT records how the test ends: normally, by its
-time limit, in the debugger, or by a non-local exit, as when its thread is ended. An evaluation that is interrupted stays
-interrupted."
+  "Call FUNCTION, which runs a test, and return a list of its values, which is empty if the test ends abnormally. Record in
+VERDICT an abnormal end: by the time limit, because the heap is nearly used up, in the debugger, by the restart ABORT, or by
+another non-local exit, as when the thread is ended. If the evaluation itself is being ended, do not stop its unwinding."
   (declare (type function function))
   (let* ((run *test-run*)
          (outer (test-run-guard run))
@@ -294,7 +303,7 @@ interrupted."
             (setf (guard-deadline outer) (+ end left)))
           (announce-test outer))
         ;; Stop a non-local exit that would leave more than the test, such as the end of the thread or a throw to the caller
-        ;; of the run.
+        ;; of the run, unless it ends the evaluation itself.
         (when (and (eq how :left) (not *failure-reason*))
           (return-from test))))
     (unless (eq how :returned)
@@ -303,7 +312,7 @@ interrupted."
       (setf (test-run-ending-for-heap run) (+ (monotonic-milliseconds) +unwind-milliseconds+))
       (collect-after-part (test-step verdict))
       (setf (test-run-ending-for-heap run) 0)
-      ;; The steps that were announced meanwhile are over.
+      ;; Steps that were announced while the garbage was collected are over.
       (announce-test outer))
     values))
 
@@ -319,12 +328,12 @@ interrupted."
                  (verdict-message verdict) "It was left by a non-local exit, as when a thread is ended."))))
 
 (defun note-removed (verdict)
-  "Record in VERDICT that the test no longer existed when it was to run."
+  "Record in VERDICT that its test no longer existed when the test was to run."
   (setf (verdict-status verdict) :error
         (verdict-message verdict) "It could not run: an earlier test removed it."))
 
 (defun record-verdict (verdict)
-  "Add VERDICT, of a test that is over, to the run, and push the error that ended the test."
+  "Add VERDICT, whose test is over, to the current test run, and push the error that ended the test."
   (when (member (verdict-status verdict) '(:failed :error))
     (push-test-error verdict))
   (when (and (eq :passed (verdict-status verdict))
@@ -336,27 +345,30 @@ interrupted."
   (vector-push-extend verdict (test-run-verdicts *test-run*))
   verdict)
 
-;;; Errors of tests, at the point where they are signalled
+;;; Errors in tests, captured when they are signalled
 
 (defstruct (signalled (:copier nil) (:predicate nil))
-  "An error, captured where it was signalled."
+  "An error in a test, captured when the error was signalled, or the end of a test by a limit."
+  ;; The condition, or NIL if the test was ended without one.
   (condition nil :read-only t)
-  ;; The coverage marks that were set by then, as from SET-MARKS, if coverage is recorded.
+  ;; The coverage marks that were set when the error was captured, a value of SET-MARKS, if coverage is recorded.
   (marks nil :type (or null simple-bit-vector) :read-only t)
+  ;; The name of the condition's type or, if the test was ended, of the limit.
   (type "" :type string :read-only t)
-  ;; The frames that are shown, and the total number of frames.
+  ;; CALLS are the frames that are shown, and TOTAL is the number of all frames.
   (calls '() :type list :read-only t)
   (total 0 :type index :read-only t))
 
 (defconstant +max-kept-errors+ 4
-  "Maximum number of handled errors that are kept until a test is over; the last errors are kept.")
+  "Maximum number of signalled errors that are kept until a test is over. The newest errors are kept.")
 (defconstant +observation-share+ 1/25
-  "The share of a run's time that may be spent on examining errors, so that many handled errors do not slow the run down.")
+  "The fraction of a run's time that may be spent on examining errors, so that many handled errors do not slow the run
+down.")
 (defconstant +observation-milliseconds+ 10
-  "Milliseconds that may be spent on examining errors in any case. They are CPU time of this thread, so that other threads
-do not use them up.")
+  "The milliseconds that may be spent on examining errors in addition to +OBSERVATION-SHARE+. The CPU time of this thread is
+counted, so that other threads do not use up the milliseconds.")
 (defconstant +max-pushed-errors+ 50
-  "Maximum number of errors of a run that go into the history.")
+  "Maximum number of errors of a run that are pushed for the error history.")
 
 (defun may-observe-p (run)
   "Return true when RUN may spend time on examining another error."
@@ -365,7 +377,8 @@ do not use them up.")
          (* +observation-share+ (- (monotonic-milliseconds) (test-run-begun run))))))
 
 (defun note-signalled-error (verdict condition type frame)
-  "Record in VERDICT the error CONDITION, of TYPE, a string, and the frames from FRAME outwards."
+  "Record an error in VERDICT, with the frames from FRAME outwards. CONDITION is the error, or NIL if the test was ended by a
+limit. TYPE, a string, is the name of the condition's type, or of the limit."
   (multiple-value-bind (frames total) (guarded (user-frames frame) (failure) (values '() 0))
     (let ((marks (and *coverage* (set-marks)))
           (calls (call-preserving-marks (lambda ()
@@ -378,8 +391,8 @@ do not use them up.")
               (subseq signalled 0 (min (length signalled) +max-kept-errors+)))))))
 
 (defun observe-test-error (condition hook clusters)
-  "Record CONDITION in the verdict of the running test: a framework may handle it. A signal observer, called with HOOK and
-CLUSTERS."
+  "Record CONDITION in the verdict of the running test, because the framework may handle CONDITION without a record of the
+frames. This is a signal observer: HOOK is a frame pointer for ERROR-FRAME, and CLUSTERS are the active handlers."
   (declare (ignore clusters))
   (let ((verdict *verdict*)
         (run *test-run*))
@@ -400,7 +413,7 @@ CLUSTERS."
       nil)))
 
 (defun error-of-test (verdict)
-  "Return the error that ended the test of VERDICT, a SIGNALLED, or NIL."
+  "Return the error that ended the test of VERDICT, as a SIGNALLED, or NIL."
   (let ((condition (verdict-condition verdict))
         (signalled (verdict-signalled verdict)))
     (cond (condition
@@ -410,16 +423,17 @@ CLUSTERS."
           ((eq (verdict-status verdict) :error) (first signalled)))))
 
 (defun outermost-name (name)
-  "Return the symbol that the source form around the frame named NAME defines, BAR for (LABELS FOO :IN BAR), or NIL."
+  "Return the symbol that names the outermost function around NAME, the function name of a frame, such as BAR for
+the name (LABELS FOO :IN BAR); or NIL."
   (loop while (consp name)
         do (let ((in (and (list-length name) (member :in name))))
              (setf name (second (or in name)))))
   (and (symbolp name) name))
 
 (defun push-test-error (verdict)
-  "Push the error that ended the test of VERDICT, if there is one, for the history."
+  "Push the error that ended the test of VERDICT, if there is one, for the error history."
   (let ((signalled (error-of-test verdict)))
-    ;; Marks that were set after the error would be misleading.
+    ;; Use the marks from the time of the error: marks that were set later would be misleading.
     (when (and signalled (signalled-marks signalled))
       (setf (verdict-marks verdict) (signalled-marks signalled)))
     (when (and signalled (< (test-run-errors *test-run*) +max-pushed-errors+))
@@ -442,11 +456,11 @@ CLUSTERS."
           (event *job-id* (event-code :error) 0 (signalled-type signalled))
           (cond ((null condition) (event *job-id* (event-code :error-text) 0 (or (verdict-message verdict) "")))
                 (t (push-bounded-report condition)
-                   ;; This is not a test, but may be an error in loading what a test needs.
+                   ;; A verdict without a framework is not of a test. The error may be from loading a system for its tests.
                    (when (string= "" (verdict-framework verdict))
                      (push-error-details condition))))
           (event *job-id* (event-code :frames) (signalled-total signalled))
-          ;; If a part takes too long, it and the parts after it are left out.
+          ;; If the slots or the frames take too long to push, the rest is left out.
           (call-with-time-limit
            +capture-time-limit+
            (lambda ()
@@ -457,7 +471,8 @@ CLUSTERS."
 ;;; Code outside of tests
 
 (defun call-outside-tests (title function)
-  "Call FUNCTION, named TITLE, which is not a test. Its verdict is added to the run only if it fails."
+  "Call FUNCTION, which is not a test but, for example, the setup of a suite, and has the name TITLE. Return a verdict on
+FUNCTION, and add the verdict to the current test run if FUNCTION fails."
   (let ((verdict (make-verdict :title title :name title)))
     (call-as-test verdict (lambda ()
                             (handler-case (funcall (the function function))
@@ -470,7 +485,7 @@ CLUSTERS."
   "The time limit in milliseconds for loading a system for its tests, equal to the limit of the tool load.")
 
 (defun load-for-tests (system &optional reload)
-  "Load SYSTEM if it is not loaded. If RELOAD is true, also load its changed files."
+  "Load SYSTEM if it is not loaded. If RELOAD is true, load the changed files of a loaded SYSTEM."
   (when (or reload (not (asdf:component-loaded-p system)))
     (announce-step (concatenate 'text "the loading of " (asdf:component-name system)) +loading-milliseconds+)
     (unwind-protect
@@ -478,7 +493,7 @@ CLUSTERS."
            (call-recompiling-fasls (lambda () (asdf:load-system system))))
       (announce-test (and *test-run* (test-run-guard *test-run*))))))
 
-;;; The files of systems
+;;; Files and packages of systems
 
 (defun system-files (systems)
   "Return the native namestrings of the Lisp files of SYSTEMS."
@@ -503,8 +518,8 @@ CLUSTERS."
                    (list-all-packages))))
 
 (defun relative-file (file directories)
-  "Return the namestring FILE relative to the first of DIRECTORIES, native namestrings, that contains it, or else to the
-working directory."
+  "Return FILE, a native namestring, relative to the first of DIRECTORIES, native namestrings, that contains FILE, or else to
+the working directory."
   (loop for directory in directories
         when (and (> (length file) (length directory)) (string= directory file :end2 (length directory)))
           return (subseq file (length directory))

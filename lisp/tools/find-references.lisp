@@ -1,13 +1,13 @@
 ;;;; find-references: the code that calls, reads, sets, binds, expands, specialises on or tests a name, from SBCL's records.
 ;;;;
-;;;; SBCL keeps three records with compiled code: cross-references with the number of the form that each is in
-;;;; (src/compiler/xref.lisp), but none of names in COMMON-LISP or its own packages; the linkage cells of full calls,
-;;;; whatever the name; and constants. Each request scans all code, which takes some milliseconds. So there is no index that
-;;;; could be out of date, retain garbage, or grow.
+;;;; SBCL keeps three kinds of records with compiled code. Cross-references (src/compiler/xref.lisp) have the number of the
+;;;; form that refers to a name, but there are none for names in COMMON-LISP or in SBCL's own packages. Linkage cells show
+;;;; full calls of any name. Constants show names that the code uses as data. Each request scans all code, which takes some
+;;;; milliseconds. So there is no index that could be out of date, retain garbage, or grow.
 
 (in-package "SBCL-HOST/TOOLS")
 
-;;; Code
+;;; Code components
 
 (declaim (type index **code-count**))
 (defglobal **code-count** 30000
@@ -41,10 +41,10 @@
           (and (stringp file) (system-file-p file))))))
 
 (defmacro do-code ((code &key system) &body body)
-  "Evaluate BODY with CODE bound to each component whose source is known. The system's own components are included only if
-SYSTEM is true."
+  "Evaluate BODY with CODE bound to each component whose source is known. Components for which SYSTEM-CODE-P is true are
+included only if SYSTEM is true."
   (let ((last (gensym "LAST")) (skip (gensym "SKIP")) (all (gensym "ALL")) (source (gensym "SOURCE")))
-    ;; Consecutive components are mostly from one file.
+    ;; Consecutive components mostly have the same source, so SYSTEM-CODE-P is called only when the source changes.
     `(let ((,all ,system) (,last nil) (,skip t))
        (loop for ,code across (the simple-vector (image-code))
              for ,source = (code-source ,code)
@@ -64,7 +64,7 @@ SYSTEM is true."
              (null (sb-c::debug-source-namestring (code-source code)))))))
 
 (defun function-code (function)
-  "Return the component whose code FUNCTION, any function, runs."
+  "Return the component whose code FUNCTION, a function of any type, runs."
   (sb-kernel:fun-code-header (sb-kernel:%fun-fun function)))
 
 (defun method-code (method)
@@ -86,8 +86,8 @@ name. A method is called through the name of its generic function."
         ((and name (sb-int:valid-function-name-p name)) (values name t))))
 
 (defun current-definition-p (function)
-  "Return true when FUNCTION, a simple function, is the current definition of its name. Return :UNKNOWN if it has no global
-name."
+  "Return true when FUNCTION, a simple function, is the current definition of its name. Return :UNKNOWN if FUNCTION has no
+global name."
   (let* ((name (sb-kernel:%simple-fun-name function))
          (code (sb-kernel:fun-code-header function)))
     (multiple-value-bind (defined found) (defined-name name)
@@ -106,12 +106,12 @@ name."
             (t (and (fboundp name) (eq code (function-code (fdefinition name)))))))))
 
 (defun live-functions (code)
-  "Return the simple functions of the component CODE that may still be called. Return NIL if all have been redefined, or
-were top-level forms."
+  "Return the simple functions of the component CODE, except top-level forms, if they may still be called. Return NIL if all
+functions with global names have been redefined, or if all functions are top-level forms."
   (let* ((functions (remove-if #'toplevel-code-p (code-functions code)))
          (current (mapcar #'current-definition-p functions)))
     (and functions
-         ;; A function without a name may be called as long as the others of its component may.
+         ;; A function without a global name may be called as long as a named function of its component may be called.
          (or (member t current) (every (lambda (current) (eq current :unknown)) current))
          functions)))
 
@@ -123,7 +123,7 @@ were top-level forms."
     (if fname (sb-vm::fname-linkage-index fname) 0)))
 
 (defun linkage-indices (code)
-  "Return the indices of the linkage cells to which CODE refers."
+  "Return the indices of the linkage cells to which the component CODE refers."
   (let ((fixups (sb-vm::%code-fixups code)))
     (if (eql fixups 0)
         '()
@@ -146,14 +146,14 @@ were top-level forms."
   (function nil :type (or null function))
   ;; The number of the referring form within the top-level form, or NIL if SBCL does not know it.
   (number nil :type (or null index))
-  ;; A word on the kind of the reference, or NIL if that is obvious.
+  ;; A phrase for the kind of the reference, such as `sets', or NIL if the kind is obvious.
   (how nil :type (or null string)))
 
 (defun code-references (code name kinds index)
-  "Return the references to NAME in the component CODE. These are the cross-references of KINDS, lists of one of SBCL's
-kinds of cross-reference, and a word for it or NIL. If CODE has no cross-reference of any kind to NAME, return a full call
-through the linkage cell INDEX, unless that is 0, or else an occurrence among the constants. If INDEX is NIL, look only at
-cross-references."
+  "Return the references to NAME in the component CODE: its cross-references whose kind is among KINDS. Each of KINDS is a
+list of SBCL's keyword for a kind of cross-reference, and a phrase for the kind or NIL. If CODE has no cross-reference of any
+kind to NAME, return a reference for a full call through the linkage cell INDEX; or else for NAME among the constants of
+CODE. INDEX is 0 if NAME has no linkage cell, or NIL to consider only cross-references."
   (let ((references '())
         (recorded nil))
     (loop for entry below (sb-kernel:code-n-entries code)
@@ -200,15 +200,15 @@ cross-references."
       (setf references (nconc (code-references code name kinds index) references)))
     references))
 
-;;; Places
+;;; Places of references
 
 (defun source-name (name)
-  "Return the string under which NAME, a function name, occurs in source."
+  "Return the name of the symbol in NAME, a function name, as it occurs in source."
   (symbol-name (if (consp name) (second name) name)))
 
 (defun function-toplevel (function)
-  "Return the number of the top-level form that FUNCTION, a simple function, was compiled from, or NIL; and the number of
-its own form within that form."
+  "Return the number of the top-level form from which FUNCTION, a simple function, was compiled, or NIL if it is unknown. The
+second value is the number of the function's form within the top-level form, or 0."
   (guarded (let ((debug-fun (sb-di::fun-debug-fun function)))
              (values (sb-c::compiled-debug-fun-tlf-number (sb-di::compiled-debug-fun-compiler-debug-fun debug-fun))
                      (or (guarded (sb-di:code-location-form-number (sb-di:debug-fun-start-location debug-fun))
@@ -219,7 +219,7 @@ its own form within that form."
     (values nil 0)))
 
 (defun named-position (map text name)
-  "Return the first position in MAP, the map of a form of TEXT, where NAME, a string, occurs as a symbol; or NIL."
+  "Return the position in TEXT where NAME, a string, first occurs as a symbol in the form whose map is MAP; or NIL."
   (labels ((visit (form)
              (cond ((consp form) (mapc #'visit (rest form)))
                    ((and (constituent-p (schar text form))
@@ -247,8 +247,8 @@ its own form within that form."
     (or (position-if-not #'whitespace-p text :start (if newline (1+ newline) 0)) position)))
 
 (defun code-place (function number name)
-  "Return the place of form NUMBER in FUNCTION, a simple function. If NUMBER is NIL, return the place where NAME, a string,
-first occurs in FUNCTION. Return NIL if no place is known."
+  "Return the place of form NUMBER in FUNCTION, a simple function. If NUMBER is NIL, return the place where NAME, a string or
+NIL, first occurs in FUNCTION, or else the place of FUNCTION. Return NIL if no place is known."
   (let ((source (code-source (sb-kernel:fun-code-header function))))
     (multiple-value-bind (toplevel own) (function-toplevel function)
       (let ((place (guarded (source-form-place source toplevel (or number own)
@@ -267,8 +267,9 @@ first occurs in FUNCTION. Return NIL if no place is known."
         name)))
 
 (defun source-order (function number)
-  "Return a sort key, for LIST<, for FUNCTION and the form with NUMBER in it: evaluated code first, newest first, then
-files, SBCL's own last, each by name and position."
+  "Return a sort key, to be compared by LIST<, for the form with NUMBER in FUNCTION, a simple function. Evaluated code comes
+first, from the newest evaluation to the oldest. Files follow by name, SBCL's own files last, and forms in a file by
+position."
   (let* ((source (code-source (sb-kernel:fun-code-header function)))
          (file (sb-c::debug-source-namestring source))
          (evaluated (plist-evaluation (sb-c::debug-source-plist source))))
@@ -281,7 +282,7 @@ files, SBCL's own last, each by name and position."
           (or number 0))))
 
 (defun list< (a b)
-  "Return true when A comes before B. Both are lists of strings and numbers."
+  "Return true when A comes before B. A and B are lists of strings and numbers, which are compared element by element."
   (loop for x in a
         for y in b
         do (cond ((stringp x)
@@ -298,7 +299,7 @@ files, SBCL's own last, each by name and position."
                         references)
                 #'list< :key #'car)))
 
-;;; Records
+;;; Records of references
 
 (defconstant +max-title-length+ 200
   "Maximum number of characters that are shown of a reference's title.")
@@ -312,8 +313,9 @@ files, SBCL's own last, each by name and position."
 twice.")
 
 (defun push-reference-record (title place how &key (unplaced "no source known"))
-  "Push a record of a reference in TITLE, at PLACE or NIL, with HOW, a word on its kind, or NIL. UNPLACED is the text for a
-reference without a place. Return true unless an equal record was pushed before."
+  "Push a record of a reference, unless an equal record was pushed before. Return true if the record was pushed. TITLE, a
+string or a name to be printed, says which definition contains the reference. PLACE is the reference's place; if it is NIL,
+UNPLACED is pushed instead. HOW is a phrase for the kind of the reference, or NIL."
   (let* ((title (if (stringp title)
                     title
                     (printed title +max-title-length+)))
@@ -329,13 +331,13 @@ reference without a place. Return true unless an equal record was pushed before.
       t)))
 
 (defun system-place (function)
-  "Return the text that locates FUNCTION, a function of SBCL's own."
+  "Return the text that locates FUNCTION, a simple function whose place is unknown: the name of its file, if that is known."
   (let ((file (sb-c::debug-source-namestring (code-source (sb-kernel:fun-code-header function)))))
     (if (stringp file) file "no source known")))
 
 (defun push-references (references name limit)
-  "Push records of the first LIMIT of REFERENCES to NAME, a string, in the order of their source, and the number of the
-other references. Return the number of records."
+  "Push records of the first LIMIT of REFERENCES, in the order of their source, and of the number of further references. NAME
+is the name, a string, to which they refer. Return the number of references that were pushed."
   (let ((count 0) (more 0))
     (declare (type index count more))
     (dolist (reference (sorted-references references))
@@ -352,10 +354,10 @@ other references. Return the number of records."
     count))
 
 (defun push-note (control &rest arguments)
-  "Push a note below the list, made from the format CONTROL and ARGUMENTS."
+  "Push a record of a note below the list of references. Its text is made from the format control CONTROL and ARGUMENTS."
   (push-record "note" :text (let ((*print-pretty* nil)) (apply #'format nil control arguments))))
 
-;;; The relations
+;;; The relations that a client can request
 
 
 (defun name-recorded-p (name)
@@ -363,7 +365,8 @@ other references. Return the number of records."
   (not (sb-c::xref-internal-name-p name)))
 
 (defun push-callers (name limit)
-  "Push the callers of the function NAME, or the places where it is expanded if it is a macro."
+  "Push up to LIMIT callers of the function NAME, or if NAME is a macro, up to LIMIT places where it is expanded. Push a note
+on code that was not examined."
   (let* ((macro (and (symbolp name) (macro-function name) t))
          (count (push-references (all-references name
                                                  (if macro
@@ -387,7 +390,8 @@ other references. Return the number of records."
                        that the compiler does inline or transforms." (printed-name name))))))
 
 (defun function-components (name)
-  "Return the components of the functions that NAME designates. For a generic function, these are its methods' components."
+  "Return a list of the component of the function or macro NAME. For a generic function, return the components of its
+methods."
   (let ((definition (if (and (symbolp name) (macro-function name))
                         (macro-function name)
                         (fdefinition name))))
@@ -404,7 +408,7 @@ other references. Return the number of records."
           (source-name name))))
 
 (defun internal-name-p (name)
-  "Return true when NAME, a function name, is internal to SBCL."
+  "Return true when NAME, a function name, belongs to one of SBCL's internal packages."
   (let* ((symbol (cond ((symbolp name) name)
                        ((eq (first name) 'setf) (second name))
                        (t (first name))))
@@ -427,7 +431,8 @@ unknown."
              t))))
 
 (defun push-callees (name limit)
-  "Push the functions that NAME calls and the macros that it expands, each with the first place of a reference to it."
+  "Push up to LIMIT functions that the function NAME calls and macros that it expands, each with the place of the first
+reference."
   (let ((callees (make-hash-table :test 'equal))
         (count 0))
     (dolist (code (function-components name))
@@ -454,7 +459,8 @@ unknown."
     (let ((names (sort (loop for callee being the hash-keys of callees
                                using (hash-value reference)
                              unless (or (equal callee name) (method-body-name-p callee)
-                                        ;; This comes from the expansion of one of SBCL's macros.
+                                        ;; An internal name that is not in the source comes from the expansion of one of
+                                        ;; SBCL's macros.
                                         (and (internal-name-p callee)
                                              (not (in-source-p callee (reference-function reference)))))
                                collect callee)
@@ -474,8 +480,8 @@ unknown."
                   list."))))
 
 (defun push-variable-references (symbol relation limit)
-  "Push the places that read, set or bind the variable SYMBOL, as RELATION says, or all these places if RELATION is NIL.
-SYMBOL need not name a variable."
+  "Push up to LIMIT places that refer to the variable SYMBOL. RELATION is \"sets\", \"binds\", or another string for the
+places that read SYMBOL, or NIL for all these places. If SYMBOL is not a variable, code that contains it as data is found."
   (let ((count (push-references (all-references symbol
                                                 (cond ((null relation)
                                                        '((:references nil) (:sets "sets") (:binds "binds")))
@@ -495,7 +501,7 @@ SYMBOL need not name a variable."
                    (printed-name symbol)))))
 
 (defun push-expansions (symbol limit)
-  "Push the places where the macro SYMBOL is expanded, at most LIMIT."
+  "Push up to LIMIT places where the macro SYMBOL is expanded."
   (when (zerop (push-references (all-references symbol '((:macroexpands nil)) nil) (symbol-name symbol) limit))
     (push-note "Nothing that is loaded expands ~A." (printed-name symbol)))
   (if (name-recorded-p symbol)
@@ -503,10 +509,10 @@ SYMBOL need not name a variable."
       (push-note "SBCL keeps no records of where its own macros, such as ~A, are expanded." (printed-name symbol))))
 
 (defun definition-source-place (object name)
-  "Return the place of the definition of OBJECT, a method or class, whose name is the string NAME; or NIL."
+  "Return the place of the definition of OBJECT, a method or class, or NIL. NAME is the string that names OBJECT in source."
   (guarded (definition-place (sb-introspect:find-definition-source object)
                              (if (typep object 'sb-mop:standard-accessor-method)
-                                 ;; An accessor is defined by the definition of its class.
+                                 ;; The definition of a class also defines its accessor methods.
                                  (symbol-name (class-name (first (last (sb-mop:method-specializers object)))))
                                  name))
       (failure)
@@ -522,8 +528,9 @@ SYMBOL need not name a variable."
             '()))))
 
 (defun push-objects (objects title name limit nothing)
-  "Push records of the first LIMIT of OBJECTS, methods or classes. TITLE and NAME are functions that return an object's
-title and its name, a string. Push the note NOTHING if there are no objects."
+  "Push records of the first LIMIT of OBJECTS, methods or classes, and of the number of further objects. TITLE is a function
+that returns an object's title, and NAME is a function that returns an object's name, a string. If there are no objects, push
+the note NOTHING."
   (declare (type function title name))
   (loop for object in objects
         repeat limit
@@ -533,7 +540,8 @@ title and its name, a string. Push the note NOTHING if there are no objects."
         ((> (length objects) limit) (push-record "more" :count (- (length objects) limit)))))
 
 (defun push-specializing-methods (symbol limit)
-  "Push the methods of the generic function SYMBOL, and the methods that specialise on the class SYMBOL."
+  "Push up to LIMIT methods: those of the generic function SYMBOL, and those that specialise on the class SYMBOL or on its
+direct instances."
   (let ((generic (and (fboundp symbol) (fdefinition symbol)))
         (class (and (symbolp symbol) (find-class symbol nil))))
     (push-objects (append (and (typep generic 'generic-function) (sb-mop:generic-function-methods generic))
@@ -547,8 +555,8 @@ title and its name, a string. Push the note NOTHING if there are no objects."
                     (let ((generic (sb-mop:method-generic-function method)))
                       (source-name (if generic (sb-mop:generic-function-name generic) 'nil))))
                   limit
-                  (format nil "~A has no methods, and none specialises on it.~:[~; Not looked at: code that names it ~
-                               otherwise; relation references tells some of that.~]" (printed-name symbol) class))))
+                  (format nil "~A has no methods, and no method specialises on it.~:[~; Not searched: other code that ~
+                               names the class. Relation references finds some of it.~]" (printed-name symbol) class))))
 
 (defun eql-specializers-of (class)
   "Return the EQL specializers whose objects are direct instances of CLASS."
@@ -561,7 +569,7 @@ title and its name, a string. Push the note NOTHING if there are no objects."
     specializers))
 
 (defun push-subclasses (symbol limit)
-  "Push the subclasses of the class SYMBOL, direct subclasses first."
+  "Push up to LIMIT subclasses of the class SYMBOL, direct subclasses first."
   (let* ((class (find-class symbol))
          (found '()))
     (loop for level = (list class)
@@ -575,7 +583,7 @@ title and its name, a string. Push the note NOTHING if there are no objects."
     (push-objects found #'class-name (lambda (class) (symbol-name (or (class-name class) '#:nil))) limit
                   (format nil "~A has no subclasses." (printed-name symbol)))))
 
-;;; Tests
+;;; Tests that call a function
 
 (defun test-operator-p (operator)
   "Return true when OPERATOR, a name in upper case, is the operator of forms that define tests in FiveAM, Parachute, Rove,
@@ -593,7 +601,7 @@ lisp-unit, lisp-unit2, RT or a similar framework."
     (and end (test-operator-p (subseq heading 1 end)) heading)))
 
 (defun symbol-called (name package)
-  "Return the symbol NAME of the package named PACKAGE, or NIL if either does not exist."
+  "Return the symbol NAME of the package named PACKAGE, or NIL if the symbol or the package does not exist."
   (let ((package (find-package package)))
     (and package (find-symbol name package))))
 
@@ -614,10 +622,10 @@ conses."
       (visit form))))
 
 (defun data-tests ()
-  "Return the tests that frameworks keep as data: lists of the test's name, the forms that it evaluates, and the simple
-function that evaluates them, or NIL."
+  "Return the tests that frameworks keep as data, as lists of a test's name, the forms that the test evaluates and, if a
+function of the test evaluates these forms, that simple function."
   (append
-   ;; FiveAM compiles a test's body when the test is run: the body is a constant of the function that does so.
+   ;; FiveAM compiles a test's body when the test runs. The body is a constant of the function that compiles it.
    (let* ((bundle (symbol-called "*TEST*" "IT.BESE.FIVEAM"))
           (reader (symbol-called "TEST-LAMBDA" "IT.BESE.FIVEAM"))
           (bundle (and bundle (boundp bundle) (symbol-value bundle)))
@@ -638,7 +646,7 @@ function that evaluates them, or NIL."
                                         for constant = (sb-kernel:code-header-ref code index)
                                         when (consp constant) collect constant))
                                 (sb-kernel:%fun-fun function)))))
-   ;; RT evaluates the form.
+   ;; RT keeps a test's form and evaluates it when the test runs.
    (loop for package in '("SB-RT" "RT" "REGRESSION-TEST")
          for entries = (symbol-called "*ENTRIES*" package)
          for form = (symbol-called "FORM" package)
@@ -649,10 +657,11 @@ function that evaluates them, or NIL."
                         when known collect known))))
 
 (defconstant +max-caller-depth+ 30
-  "Maximum length of the chain of calls from a test to the function whose tests are searched.")
+  "Maximum length of a chain of calls from a test to the function whose tests are searched.")
 
 (defun caller-table ()
-  "Return a hash table from function names to lists of the functions that refer to them, in all code but SBCL's own."
+  "Return a hash table from function names to lists of the simple functions that call or expand them. Code of SBCL and of the
+server is not included."
   (let ((table (make-hash-table :test 'equal)))
     (do-code (code)
       (let ((functions '()) (looked nil))
@@ -679,11 +688,14 @@ function that evaluates them, or NIL."
     table))
 
 (defun push-tests (name limit)
-  "Push the tests that call the function NAME, directly or indirectly, the nearest first."
+  "Push up to LIMIT tests that call the function NAME, directly or indirectly. Tests with a shorter chain of calls come
+first."
   (let ((table (caller-table))
-        ;; A table from each function name that leads to NAME to the function name that it calls.
+        ;; The keys are the names of the functions that call NAME, directly or indirectly. The value is the name of the next
+        ;; function in the chain of calls to NAME, and T for NAME itself.
         (leading (make-hash-table :test 'equal))
-        ;; A table from each simple function that leads to NAME to the function name that it calls.
+        ;; The keys are the simple functions that call NAME, directly or indirectly. The value is the name of the next
+        ;; function in the chain of calls to NAME.
         (seen (make-hash-table :test 'eq))
         (found '()))
     (setf (gethash name leading) t)
@@ -718,7 +730,7 @@ function that evaluates them, or NIL."
               do (note-test test (and function (code-place function nil nil)) (via called)))
       (loop for function being the hash-keys of seen using (hash-value called)
             for caller = (defined-name (sb-kernel:%simple-fun-name function))
-            ;; Nothing calls a test.
+            ;; A function that is called by name is not a test.
             do (when (or (null caller) (null (gethash caller table)))
                  (let* ((place (code-place function nil nil))
                         (test (heading-test place)))
@@ -738,10 +750,10 @@ function that evaluates them, or NIL."
     (push-note "Not seen: calls by way of variables, data or computed names, and tests that no form like DEFTEST or ~
                 TEST defines.")))
 
-;;; The request
+;;; The query FIND-REFERENCES
 
 (defun locate-function-name (text package-name)
-  "Find the function name or symbol that TEXT denotes, as LOCATE-SYMBOL does. TEXT may be (SETF NAME)."
+  "Return the function name or symbol that TEXT denotes, and the further values of LOCATE-SYMBOL. TEXT may be (SETF NAME)."
   (let ((trimmed (string-trim '(#\Space #\Tab #\Newline #\') text)))
     (if (and (> (length trimmed) 7)
              (string-equal "(setf " trimmed :end2 6)
@@ -759,7 +771,7 @@ function that evaluates them, or NIL."
         (t "callers")))
 
 (defun relation-problem (name relation)
-  "Return a sentence that says why RELATION does not apply to NAME, a function name or symbol, or NIL if it does."
+  "Return a sentence that says why RELATION does not apply to NAME, a function name or symbol; or NIL if RELATION applies."
   (flet ((is (control) (format nil control (printed-name name))))
     (let ((symbol (if (consp name) nil name)))
       (cond ((string= relation "callees")
@@ -786,8 +798,8 @@ function that evaluates them, or NIL."
              (is "~A is a special operator: SBCL keeps no records of where it is used."))))))
 
 (defun push-related (text package-name relation limit)
-  "Push records of up to LIMIT references that have RELATION, a string or NIL, to what TEXT names in the package
-PACKAGE-NAME, and notes on what was not examined."
+  "Push records of up to LIMIT references to the function, variable or class that TEXT names in the package PACKAGE-NAME, and
+notes on code that was not examined. RELATION is a string such as \"callers\", or NIL for the default relation of the name."
   (multiple-value-bind (name found looked-for package) (locate-function-name text package-name)
     (let ((*pushed-references* '()))
       (with-source-files ()
@@ -810,5 +822,5 @@ PACKAGE-NAME, and notes on what was not examined."
                          (t (push-variable-references name (and asked relation) limit)))))))))))
 
 (define-query :find-references (&key name package relation limit)
-  "Push records of up to LIMIT references that have RELATION to NAME, as PUSH-RELATED does."
+  "Push records of up to LIMIT references to NAME in PACKAGE that have RELATION, as PUSH-RELATED does."
   (push-related name (or package "") relation limit))

@@ -4,9 +4,10 @@
 
 ;;; Patterns
 ;;;
-;;; A query consists of words separated by whitespace, all of which a name must match, in any case. A word matches the whole
-;;; name, its beginning, the beginning of a word in it, or any part of it. A word that contains * or ? is a glob, which must
-;;; match the whole name; *PRINT-CASE* is tried as both.
+;;; A query consists of words separated by whitespace. A name must match all words, and case is ignored. A word
+;;; matches the whole name, the beginning of the name, the beginning of a word in the name, or any other part of the name. A
+;;; word that contains * or ? is a glob, which must match the whole name. A word such as *PRINT-CASE* is also compared with
+;;; the name literally.
 
 (defconstant +exact+ 0
   "The match of a name that equals the pattern.")
@@ -157,7 +158,7 @@ best to worst, or NIL. If QUERY has several words, the worst match counts."
     kinds))
 
 (defun kinds-for-filter (kind)
-  "Return the symbol kinds, as SYMBOL-KINDS names them, that KIND, the string that a tool was given, selects."
+  "Return the symbol kinds, keywords as in SYMBOL-KINDS, that KIND selects. KIND is the client's string, such as `function'."
   (cond ((string= kind "function") '(:function :generic-function))
         ((string= kind "macro") '(:macro :special-operator))
         ((string= kind "variable") '(:variable :constant :symbol-macro))
@@ -173,8 +174,8 @@ best to worst, or NIL. If QUERY has several words, the worst match counts."
     (string-left-trim "#:" (prin1-to-string (make-symbol name)))))
 
 (defun typed-package-name (package)
-  "Return the name by which one would type PACKAGE in the current package: its shortest local nickname, else its name. For a
-name that is no plain word, such as UIOP/DRIVER or ALEXANDRIA.1.0.0, prefer the shortest nickname that is a word."
+  "Return the name by which one would type PACKAGE in the current package: its shortest local nickname, else its name. If the
+name is not a plain word, such as UIOP/DRIVER or ALEXANDRIA.1.0.0, prefer the shortest nickname that is a plain word."
   (flet ((shortest (names) (first (sort (copy-list names) #'< :key #'length)))
          (word-p (name)
            (and (plusp (length name))
@@ -188,8 +189,9 @@ name that is no plain word, such as UIOP/DRIVER or ALEXANDRIA.1.0.0, prefer the 
                       name)))))
 
 (defun typed-package (symbol)
-  "Return the package by which one would type SYMBOL, or NIL for an uninterned symbol. This is the package with the shortest
-name among the packages that export SYMBOL, or the home package if that does not export SYMBOL or is SBCL's own."
+  "Return the package with which one would qualify SYMBOL, or NIL for an uninterned symbol. This is the home package if the
+home package does not export SYMBOL, or is KEYWORD or one of SBCL's. Otherwise it is the package with the shortest name among
+the packages that export SYMBOL."
   (let* ((home (symbol-package symbol))
          (name (symbol-name symbol))
          (best home))
@@ -207,7 +209,8 @@ name among the packages that export SYMBOL, or the home package if that does not
     best))
 
 (defun typed-symbol (symbol &optional package)
-  "Return SYMBOL as one would type it in the current package, qualified with PACKAGE if SYMBOL is accessible there."
+  "Return SYMBOL as one would type it in the current package. If it must be qualified, prefer PACKAGE as the qualifier if
+SYMBOL is accessible in PACKAGE."
   (let* ((name (symbol-name symbol))
          (package (if (and package (eq symbol (find-symbol name package))) package (typed-package symbol)))
          (bare (let ((*package* (or package *package*))
@@ -261,18 +264,19 @@ name among the packages that export SYMBOL, or the home package if that does not
 
 (defstruct (search-result (:copier nil) (:predicate nil))
   "The results of a search so far."
-  ;; The best results as conses of rank, which is lower for better results, and object. The worst result is first once there
-  ;; are LIMIT results; before that, the order is arbitrary.
+  ;; The best results as conses of a rank, which is lower for better results, and a symbol or package. Once there are LIMIT
+  ;; results, the worst result is first; before that, the order is arbitrary. COUNT is the number of these results.
   (best '() :type list)
   (count 0 :type index)
   (limit 30 :type index)
-  ;; The number of matches, and of matches that the filters on kind and on exported symbols excluded.
+  ;; FOUND is the number of matches that passed the filters on kind and on exported symbols. EXCLUDED is the number of
+  ;; matches that these filters excluded.
   (found 0 :type index)
   (excluded 0 :type index))
 
 (defun rank< (a b)
-  "Return true when A comes before B. Both are conses of a rank and a symbol or package, ordered by rank, then name, then
-package."
+  "Return true when A comes before B. A and B are conses of a rank and a symbol or package, ordered by rank, then by name,
+then by package."
   (flet ((name (object) (if (packagep object) (package-name object) (symbol-name object)))
          (home (object) (let ((package (if (packagep object) nil (symbol-package object))))
                           (if package (package-name package) ""))))
@@ -295,15 +299,16 @@ package."
                  (merge 'list (list entry) (rest (search-result-best result)) (lambda (a b) (rank< b a))))))))
 
 (defun system-package-p (package)
-  "Return true when PACKAGE came with the image, except for COMMON-LISP."
+  "Return true when PACKAGE came with the image and is not COMMON-LISP."
   (and (not (eq package (find-package "COMMON-LISP")))
        (member package **system-packages** :test #'eq)
        t))
 
 (defun search-rank (match symbol package external system meaning)
-  "Return the rank of SYMBOL of PACKAGE, which matches the query by MATCH. The user's own symbols have the lowest ranks,
-then exported symbols, then short names. EXTERNAL is true if PACKAGE exports SYMBOL, SYSTEM if PACKAGE is the system's, and
-MEANING if SYMBOL means anything."
+  "Return the rank of SYMBOL in PACKAGE, where MATCH is the kind of match between its name and the query. The kind of match
+counts most. Symbols with a meaning then rank before others, symbols of the current package first, then exported symbols of
+the user, of COMMON-LISP and of the system, then internal symbols; shorter names come first. EXTERNAL is true if PACKAGE
+exports SYMBOL, SYSTEM is true if SYSTEM-PACKAGE-P is true of PACKAGE, and MEANING is true if SYMBOL has a meaning."
   (declare (type fixnum match))
   (+ (* 100000 (+ (* 10 match)
                   (if meaning 0 6)
@@ -315,9 +320,9 @@ MEANING if SYMBOL means anything."
      (min 10000 (length (symbol-name symbol)))))
 
 (defun search-package (package matcher kinds external wanted result)
-  "Record in RESULT the symbols of PACKAGE that match by MATCHER and have one of KINDS, or any meaning if KINDS is :ANY. If
-EXTERNAL is true, consider exported symbols only. Unless WANTED is true, which means that the client named PACKAGE, consider
-only symbols whose home package is PACKAGE."
+  "Record in RESULT the symbols of PACKAGE that MATCHER, a value of QUERY-MATCHER, matches and that have one of KINDS, or any
+meaning if KINDS is :ANY. If EXTERNAL is true, consider exported symbols only. WANTED is true if the client named PACKAGE;
+otherwise consider only symbols whose home package is PACKAGE."
   (declare (type function matcher))
   (let ((system (system-package-p package)))
     (with-package-iterator (next (list package) :internal :external)
@@ -332,7 +337,8 @@ only symbols whose home package is PACKAGE."
                                   (or (fboundp symbol) (boundp symbol) (symbol-kinds symbol))
                                   (symbol-kinds symbol))))
                 (cond ((if (eq kinds :any)
-                           ;; A symbol without a meaning is of interest only where it is exported to be used.
+                           ;; A symbol without a meaning is of interest only if it is exported, and only if the client named
+                           ;; its package or its whole name.
                            (not (or meanings (and exported (or wanted (= match +exact+)))))
                            (not (intersection kinds meanings)))
                        (when meanings (incf (search-result-excluded result))))
@@ -342,7 +348,7 @@ only symbols whose home package is PACKAGE."
                                        symbol)))))))))))
 
 (defun search-packages (matcher result)
-  "Record in RESULT the packages of which a name or nickname matches by MATCHER."
+  "Record in RESULT the packages whose name or a nickname MATCHER, a value of QUERY-MATCHER, matches."
   (declare (type function matcher))
   (dolist (package (list-all-packages))
     (let ((match (loop with best = nil
@@ -357,14 +363,15 @@ only symbols whose home package is PACKAGE."
                       package)))))
 
 (defun kind-text (kinds)
-  "Return KINDS, as from SYMBOL-KINDS, as text."
+  "Return KINDS, a value of SYMBOL-KINDS, as text."
   (if kinds
       (format nil "~{~A~^, ~}"
               (loop for kind in kinds collect (substitute #\Space #\- (string-downcase kind))))
       "symbol"))
 
 (defun push-found-symbol (symbol package first)
-  "Push a record of SYMBOL, found in PACKAGE unless that is NIL. Its kinds that are in FIRST come first."
+  "Push a record of SYMBOL. PACKAGE is the package in which the client searched, or NIL for all packages. Kinds of SYMBOL
+that are in FIRST are listed first."
   (let* ((kinds (stable-sort (symbol-kinds symbol) (lambda (a b) (and (member a first) (not (member b first))))))
          (operator (first (intersection kinds '(:function :generic-function :macro :special-operator))))
          (home (or package (symbol-package symbol))))
@@ -377,7 +384,7 @@ only symbols whose home package is PACKAGE."
                  :exported (if (and home (eq :external (nth-value 1 (find-symbol (symbol-name symbol) home)))) 1 0))))
 
 (defun push-found-package (package)
-  "Push a record of PACKAGE."
+  "Push a record of PACKAGE, with its nicknames and the number of its exported symbols."
   (let ((count 0))
     (declare (type fixnum count))
     (with-package-iterator (next (list package) :external)
@@ -390,11 +397,11 @@ only symbols whose home package is PACKAGE."
                  :documentation (first-line (documentation package t))
                  :exported 1)))
 
-;;; No match
+;;; Similar names when nothing matches
 
 (defun near-found-names (query package kinds)
-  "Return up to five names similar to QUERY, as one would type them, of symbols in PACKAGE, or in all packages if PACKAGE is
-NIL, that have one of KINDS, or any meaning."
+  "Return up to five names similar to QUERY, as one would type them. They name symbols in PACKAGE, or in all packages if
+PACKAGE is NIL, that have one of KINDS, or any meaning if KINDS is :ANY."
   (let ((name (map 'string #'fold-case query))
         (symbols (make-hash-table :test 'equal)))
     (when (<= (length name) +max-near-name+)
@@ -414,12 +421,12 @@ NIL, that have one of KINDS, or any meaning."
 
 (defun push-nothing-found (query package kinds kind external excluded)
   "Push a text that says that nothing was found for QUERY in PACKAGE, or in all packages if PACKAGE is NIL, with similar
-names. KINDS and EXTERNAL are the filters; KIND is the string that was asked for, or NIL. EXCLUDED is the number of matches
-that the filters excluded."
+names. KINDS and EXTERNAL are the filters; KIND is the client's string for the kind, or NIL. EXCLUDED is the number of
+matches that the filters excluded."
   (push-record
    "nothing"
    :text (format nil "Nothing matches ~S~@[ in package ~A~]~@[ (~{~A~^, ~})~].~
-                      ~@[~%Without that: ~D match~:*~[es~;~:;es~].~]~@[~%Near names: ~{~A~^, ~}.~]"
+                      ~@[~%Without these filters: ~D match~:*~[es~;~:;es~].~]~@[~%Near names: ~{~A~^, ~}.~]"
                  (if (> (length query) 100) (concatenate 'string (subseq query 0 100) "…") query)
                  (and package (package-name package))
                  (append (and kind (list (format nil "only kind ~A" kind)))
@@ -430,7 +437,7 @@ that the filters excluded."
                      (near-found-names query package kinds)))))
 
 (defun split-query (query)
-  "Return the name in QUERY, and the name of the package that qualifies it, or NIL."
+  "Return the name in QUERY without a package prefix. The second value is the name of the package in the prefix, or NIL."
   (let* ((query (string-left-trim "#'" (string-trim '(#\Space #\Tab #\Newline #\Return) query)))
          (colon (position #\: query)))
     (cond ((null colon) (values query nil))
@@ -438,9 +445,9 @@ that the filters excluded."
           (t (values (string-left-trim ":" (subseq query colon)) (subseq query 0 colon))))))
 
 (defun push-found-symbols (query package-name kind external limit)
-  "Push records of up to LIMIT symbols and packages whose names match QUERY, best first, then the number of the others; or,
-if there are none, similar names. PACKAGE-NAME, KIND and EXTERNAL, unless NIL, restrict the search to a package, a kind and
-exported symbols."
+  "Push records of up to LIMIT symbols and packages whose names match QUERY, best first, and of the number of further
+matches. If nothing matches, push similar names. PACKAGE-NAME, KIND and EXTERNAL, unless NIL, restrict the search to a
+package, a kind and exported symbols."
   (multiple-value-bind (name qualifier) (split-query query)
     (let* ((package-name (or qualifier package-name))
            (package (and package-name (find-user-package package-name)))
@@ -466,5 +473,5 @@ exported symbols."
              (push-record "more" :count (- (search-result-found result) limit)))))))
 
 (define-query :find-symbols (&key query package kind external limit)
-  "Push records of symbols and packages, as PUSH-FOUND-SYMBOLS does."
+  "Push records of up to LIMIT symbols and packages that match QUERY. The arguments are as for PUSH-FOUND-SYMBOLS."
   (push-found-symbols query package kind external limit))

@@ -1,11 +1,12 @@
-;;;; Loading systems and files: the operation LOAD, and details that the report of an error during a load adds.
+;;;; Loading systems and files: the operation LOAD, and the details that it adds to the report of an error during a load.
 
 (in-package "SBCL-HOST/TOOLS")
 
-;;; Progress
+;;; The progress of a load
 
 (defstruct (load-report (:conc-name report-) (:copier nil) (:predicate nil))
   "The progress of a load."
+  ;; FILES is the number of files that were loaded, and COMPILED is the number of files that were compiled.
   (files 0 :type index)
   (compiled 0 :type index)
   ;; The number of progress records that were pushed.
@@ -18,15 +19,15 @@
   "The progress of the current LOAD operation, or NIL outside of one.")
 
 (defconstant +max-progress-records+ 4000
-  "Maximum number of progress records of a load, so that there is room for its result.")
+  "Maximum number of progress records of a load, so that there is room for the record of its result.")
 
 (defun push-progress (verb what)
-  "Push a progress record for WHAT, a string, with VERB, such as `compiling'."
+  "Push a progress record, unless the maximum is reached. VERB is a string such as `compiling'; WHAT names a file or system."
   (when (<= (incf (report-progress-records *load-report*)) +max-progress-records+)
     (push-record "progress" :message (format nil "~A ~A" verb what))))
 
 (defun note-action (operation component namestring)
-  "Record that ASDF is about to perform OPERATION on COMPONENT, whose source file is NAMESTRING."
+  "Record that ASDF is about to perform OPERATION on COMPONENT, whose source file has the native namestring NAMESTRING."
   (let ((report *load-report*))
     (when report
       (typecase operation
@@ -42,7 +43,7 @@
   "The current action of ASDF, a cons of operation and component, or NIL.")
 
 (defun perform-action (perform operation component)
-  "Record the progress of OPERATION on COMPONENT, and call PERFORM, ASDF's PERFORM-WITH-RESTARTS."
+  "Record that OPERATION on COMPONENT begins, and call PERFORM, which is ASDF's PERFORM-WITH-RESTARTS."
   (declare (type function perform))
   (let ((file (component-file component))
         (*asdf-action* (cons operation component))
@@ -52,13 +53,14 @@
       (note-action operation component file))
     (funcall perform operation component)))
 
-;;; Obsolete definitions and values after a reload
+;;; Definitions and values that remain after a reload
 
 (defconstant +max-stale-names+ 10
   "Maximum number of names that are listed for one file.")
 
 (defun still-defined-p (kind name value)
-  "Return true when the definition of NAME as KIND, with VALUE in a LOADED-FILE, still exists."
+  "Return true when a definition that a LOADED-FILE records still exists. KIND and NAME are the parts of its key, and VALUE
+is its recorded detail."
   (ecase kind
     (:method (let* ((method (if (class-part-p value) (class-part-method value) value))
                     (generic (sb-mop:method-generic-function method)))
@@ -99,8 +101,8 @@
           thereis (member operator operators :test #'string=)))
 
 (defun conditional-definitions (text)
-  "Return the maps of the forms in TEXT, a file's text, that may define something only if it is not yet defined: defining
-forms within another form, and forms of defining macros that are not standard."
+  "Return the maps of the forms in TEXT, a file's text, that may make a definition only under some condition: defining forms
+within another form, and forms of defining macros that are not standard."
   (let ((definitions '()))
     (labels ((visit (form depth)
                (when (and (consp form) (< depth 20))
@@ -115,7 +117,7 @@ forms within another form, and forms of defining macros that are not standard."
     definitions))
 
 (defun key-name (key)
-  "Return the name of the symbol or package that KEY designates, or NIL for the key of a method."
+  "Return the name of the symbol or package whose definition has KEY, a cons of kind and name; or NIL for a method."
   (destructuring-bind (kind . name) key
     (typecase name
       (string name)
@@ -123,7 +125,7 @@ forms within another form, and forms of defining macros that are not standard."
       (cons (and (not (eq kind :method)) (symbolp (second name)) (symbol-name (second name)))))))
 
 (defun conditionally-defined-p (key definitions text)
-  "Return true when one of DEFINITIONS, which CONDITIONAL-DEFINITIONS found in TEXT, may define what KEY designates."
+  "Return true when one of DEFINITIONS, which CONDITIONAL-DEFINITIONS found in TEXT, may make the definition with KEY."
   (destructuring-bind (kind . name) key
     (declare (ignore name))
     (let ((name (key-name key)))
@@ -135,9 +137,9 @@ forms within another form, and forms of defining macros that are not standard."
                                   (defines-p form text name))))))))
 
 (defun renumbered-name-p (key before now text)
-  "Return true when the name in KEY contains a number that a macro generated: a definition that the file makes NOW, but did
-not make BEFORE, has a name that differs only in its number and does not occur in TEXT, the file's text. BEFORE and NOW are
-LOADED-FILEs."
+  "Return true when the name in KEY seems to contain a number that a macro generates anew in each load: the new load made a
+new definition whose name differs from the name in KEY only in its digits, and does not occur in TEXT, the file's text.
+BEFORE and NOW are the LOADED-FILEs of the previous and the new load."
   (flet ((stem (key) (remove-if #'digit-char-p (key-name key)))
          (home (key) (let ((symbol (function-name-symbol (cdr key))))
                        (and (symbolp symbol) (symbol-package symbol)))))
@@ -152,9 +154,10 @@ LOADED-FILEs."
                               (not (search (key-name other) text :test #'char-equal)))))))
 
 (defun obsolete-definitions (namestring before now)
-  "Return the keys of definitions that the file NAMESTRING, native, made BEFORE but does not make NOW, if it was the last to
-define them and they still exist. BEFORE and NOW are LOADED-FILEs. Omit the accessors of a class that is itself returned,
-and accessor functions that still have methods."
+  "Return the keys of obsolete definitions, which the file NAMESTRING made in its previous load but not in its new load.
+BEFORE and NOW are the LOADED-FILEs of these loads. A definition is obsolete only if it still exists and the file was the
+last to make it. Omit the accessors of a class that is itself returned, accessor functions that still have methods, and
+definitions that the file may make under some condition or with another number in the name."
   (flet ((defined-here-p (key) (equal namestring (gethash key **last-definers**))))
     (let* ((known (defined-keys now))
            (left (remove-if-not (lambda (definition)
@@ -178,7 +181,7 @@ and accessor functions that still have methods."
               collect key))))
 
 (defun key-text (key)
-  "Return a text that names the definition with KEY."
+  "Return a description of the definition with KEY, such as `function FOO'."
   (destructuring-bind (kind . name) key
     (with-server-syntax ()
       (format nil "~A ~A" (substitute #\Space #\- (string-downcase kind))
@@ -188,22 +191,23 @@ and accessor functions that still have methods."
                   (prin1-to-string name))))))
 
 (defun names-text (names)
-  "Return a text of the first NAMES and the number of the others."
+  "Return a text that lists the first +MAX-STALE-NAMES+ of NAMES and gives the number of further names."
   (let ((more (- (length names) +max-stale-names+)))
     (format nil "~{~A~^, ~}~@[ and ~D more~]" (subseq names 0 (min +max-stale-names+ (length names)))
             (and (plusp more) more))))
 
 (defun report-obsolete-definitions (namestring before now)
-  "Push a notice of the definitions that the file NAMESTRING made BEFORE but does not make NOW. BEFORE and NOW are
-LOADED-FILEs."
+  "Push a notice of the obsolete definitions of the file NAMESTRING, if there are any. BEFORE and NOW are as for
+OBSOLETE-DEFINITIONS."
   (let ((left (obsolete-definitions namestring before now)))
     (when left
-      (push-notice "~A no longer defines what is still there from before: ~A." (shown-path namestring)
+      (push-notice "~A no longer defines these, but the image still has them: ~A." (shown-path namestring)
                    (names-text (mapcar #'key-text left))))))
 
 (defun report-kept-values (namestring before now bound)
-  "Push notices of variables, among those BOUND before the file NAMESTRING was loaded again, that keep their values although
-their defining forms have changed."
+  "Push notices of variables that keep their values although their initial value forms in the file NAMESTRING have changed.
+BEFORE and NOW are the LOADED-FILEs of the previous and the new load. BOUND lists the variables that had values before the
+new load."
   (loop for (name . form) in (loaded-file-variables now)
         for old = (cdr (assoc name (loaded-file-variables before)))
         for count from 0
@@ -223,7 +227,7 @@ their defining forms have changed."
         do (guarded (report-kept-values namestring before now bound) (failure) nil)
            (guarded (report-obsolete-definitions namestring before now) (failure) nil)))
 
-;;; Systems
+;;; Loading systems
 
 (defun source-file-count (component)
   "Return the number of Lisp source files in COMPONENT, an ASDF component."
@@ -241,8 +245,8 @@ their defining forms have changed."
     (and package (find-symbol "QUICKLOAD" package) t)))
 
 (defun call-fetching-systems (function)
-  "Return the values of FUNCTION, which has ASDF perform something. If ASDF does not find a system and the user has loaded
-Quicklisp, ask Quicklisp for the system and call FUNCTION again."
+  "Return the values of FUNCTION, which performs an ASDF operation. If ASDF does not find a system and the user has loaded
+Quicklisp, have Quicklisp load the system, and call FUNCTION again."
   (declare (type function function))
   (let ((asked '()))
     (loop
@@ -269,8 +273,8 @@ Quicklisp, ask Quicklisp for the system and call FUNCTION again."
        (equal "fasl" (guarded (pathname-type (pathname stream)) (failure) nil))))
 
 (defun truncated-fasl-p (condition)
-  "Return true when CONDITION says that a fasl ends too early: in its code, or in its header, in which case it is read as
-source."
+  "Return true when CONDITION says that a fasl is truncated. SBCL reads a fasl with a truncated header as source, so
+CONDITION may be a reader error in source."
   (typecase condition
     ((or end-of-file sb-c::input-error-in-load) (fasl-stream-p (stream-error-stream condition)))
     (simple-error (let ((control (simple-condition-format-control condition)))
@@ -281,8 +285,8 @@ source."
   (or (typep condition 'sb-ext:invalid-fasl) (truncated-fasl-p condition)))
 
 (defun call-recompiling-fasls (function)
-  "Return the values of FUNCTION, which has ASDF load something. A fasl that another SBCL made, or that is incomplete, is
-compiled again, once."
+  "Return the values of FUNCTION, which performs an ASDF operation. If a fasl was made by another SBCL or is incomplete,
+compile its source again, at most once for each file."
   (declare (type function function))
   (let ((seen '()))
     (handler-bind
@@ -308,10 +312,10 @@ compiled again, once."
                (and force (list :force (if (equal force "all") :all t))))))))
   (asdf:registered-system name))
 
-;;; Files
+;;; Loading files
 
 (defun native-pathname (namestring)
-  "Return the pathname for NAMESTRING, native, merged with the current directory if it is relative."
+  "Return the pathname for the native namestring NAMESTRING, merged with *DEFAULT-PATHNAME-DEFAULTS*."
   (merge-pathnames (sb-ext:parse-native-namestring namestring)))
 
 (defun load-source (file)
@@ -320,8 +324,8 @@ compiled again, once."
     (load file)))
 
 (defun load-file (namestring)
-  "Load the source file or fasl NAMESTRING, native. If the fasl was made by another SBCL, or is incomplete, load its source
-instead."
+  "Load the source file or fasl with the native namestring NAMESTRING. If a fasl was made by another SBCL, or is incomplete,
+load its source, if there is one, instead."
   (let* ((file (native-pathname namestring))
          (source (make-pathname :type "lisp" :defaults file)))
     (push-progress "loading" (shown-path (sb-ext:native-namestring file)))
@@ -330,33 +334,34 @@ instead."
                        (lambda (condition)
                          (when (and (equal "fasl" (pathname-type file)) (unusable-fasl-p condition)
                                     (probe-file source))
-                           (push-notice "~A ~:[was made by another SBCL~;is not whole~]: its source was loaded in its place."
+                           (push-notice "~A ~:[was made by another SBCL~;is incomplete~]: its source was loaded instead."
                                         (shown-path (sb-ext:native-namestring file)) (truncated-fasl-p condition))
                            (return-from done (load-source source))))))
         (load-source file)))))
 
-;;; The operation
+;;; The operation LOAD
 
 (defun find-definition (system directory definition fallback)
-  "Have ASDF search DIRECTORY, a native namestring or NIL, first, and load the definitions in the .asd file DEFINITION, or
-NIL. If FALLBACK is true, do so only if ASDF does not find SYSTEM otherwise. Return true if anything was done."
+  "Make the definition of SYSTEM known to ASDF: have ASDF search DIRECTORY first, and load the .asd file DEFINITION.
+DIRECTORY and DEFINITION are native namestrings, or NIL. If FALLBACK is true, do so only if ASDF does not find SYSTEM
+otherwise. Return true if anything was done."
   (when (and (or directory definition)
              (not (and fallback (asdf:find-system system nil))))
     (when directory
       (pushnew (sb-ext:parse-native-namestring directory nil *default-pathname-defaults* :as-directory t)
                asdf:*central-registry* :test #'equal))
     (when definition
-      ;; Without :NAME, ASDF would take the file for the definition of a system of the file's name, and would load it again.
+      ;; Without :NAME, ASDF would expect the file to define a system that is named like the file, and would load it again.
       (asdf:load-asd (sb-ext:parse-native-namestring definition) :name (asdf:primary-system-name system)))
     t))
 
 (defun system-in-any-case (name)
-  "Return the name of the system that ASDF finds as NAME or, as for a symbol, as NAME in lower case; else the only known
-system whose name equals NAME except for case; else NAME."
+  "Return the name by which ASDF knows the system that a user calls NAME: NAME or, as for a symbol, NAME in lower case, if
+ASDF finds such a system; else the name of the only known system whose name differs from NAME only in case; else NAME."
   (let ((lower (string-downcase name)))
     (flet ((found-p (name)
              (or (asdf:registered-system name)
-                 ;; Do not load the definition: systems that it depends on may have to be fetched first.
+                 ;; Do not load the .asd file: systems that the file depends on may have to be fetched first.
                  (and (asdf:locate-system (asdf:primary-system-name name))
                       (or (string= name lower) (not (find #\/ name)) (asdf:find-system name nil))))))
       (cond ((found-p name) name)
@@ -365,12 +370,12 @@ system whose name equals NAME except for case; else NAME."
                  (if (= 1 (length alike)) (first alike) name)))))))
 
 (defvar *searched-locations* '()
-  "The other locations in which the host has searched for a system: a list of strings.")
+  "The locations, besides ASDF's, in which the host has searched for the system: a list of strings.")
 
 (define-operation :load (evaluate &key system path force directory definition fallback looked)
-  "Load SYSTEM, with FORCE \"self\", \"all\" or NIL, or the file PATH. Before that, make the .asd files in DIRECTORY known
-or load the .asd file DEFINITION, if given, and with FALLBACK only if ASDF does not find SYSTEM otherwise. LOOKED lists the
-other locations that the host has searched for SYSTEM."
+  "Load SYSTEM or the file PATH. FORCE is \"self\" to load SYSTEM again even if it has not changed, \"all\" to load also its
+dependencies again, or NIL. DIRECTORY, DEFINITION and FALLBACK are as for FIND-DEFINITION, which is called first. LOOKED
+lists the locations, besides ASDF's, in which the host has searched for SYSTEM."
   (let ((*load-report* (make-load-report))
         (*reloaded-files* (list '()))
         (*report-severities* t)
@@ -395,7 +400,7 @@ other locations that the host has searched for SYSTEM."
                             :milliseconds (values (round (- (monotonic-milliseconds) begin)))))
     '()))
 
-;;; Details for error reports
+;;; Details for reports of errors during a load
 
 (defun searched-directories ()
   "Return the native namestrings of the existing directories in which ASDF searches for systems."
@@ -414,7 +419,7 @@ other locations that the host has searched for SYSTEM."
                (loop for name being the hash-keys of asdf/source-registry:*source-registry* collect name))))
 
 (defun fetching-advice ()
-  "Return a sentence that says how to fetch a system that is not on this machine."
+  "Return a sentence that says how to fetch a system that is not on this machine, or why it cannot be fetched."
   (flet ((home-file (name) (guarded (probe-file (merge-pathnames name (user-homedir-pathname))) (failure) nil)))
     (let ((quicklisp (home-file "quicklisp/setup.lisp"))
           (ocicl (home-file ".local/share/ocicl/ocicl-runtime.lisp")))
@@ -434,7 +439,7 @@ other locations that the host has searched for SYSTEM."
                (not (asdf:registered-system name)))
       (let ((near (near-names (string-downcase name) (known-systems)))
             (directories (append *searched-locations* (searched-directories))))
-        (format nil "~@[~A~%~]~:[ASDF looks nowhere: it has no directories.~;~:*Not found in ~{~A~^, ~}~@[ and ~D more~].~]~
+        (format nil "~@[~A~%~]~:[ASDF has no directories to search.~;~:*Not found in ~{~A~^, ~}~@[ and ~D more~].~]~
                      ~%~A"
                 (suggestion near)
                 (subseq directories 0 (min 8 (length directories)))
@@ -442,8 +447,8 @@ other locations that the host has searched for SYSTEM."
                 (fetching-advice))))))
 
 (defun definitions-so-far ()
-  "Return, as texts, the definitions that the file being loaded has made so far, without accessors and other parts of
-classes."
+  "Return descriptions, as from KEY-TEXT, of the definitions that the file being loaded has made so far. Omit accessors and
+other parts of classes."
   (when *file-definitions*
     (note-class-parts)
     (loop for key being the hash-keys of *file-definitions* using (hash-value value)
@@ -451,7 +456,7 @@ classes."
             collect (key-text key))))
 
 (defun push-load-failure (condition)
-  "Push details for the report of CONDITION, which was signalled during a load, each on a line of its own."
+  "Push details for the report of CONDITION that concern a load, each on a line of its own."
   (flet ((push-line (control &rest arguments)
            (event *job-id* (event-code :error-text) 0
                   (with-server-syntax () (format nil "~%~?" control arguments)))))
@@ -472,6 +477,6 @@ classes."
          (push-line "ASDF was ~A." (asdf:action-description (car *asdf-action*) (cdr *asdf-action*))))))
     (let ((defined (and *load-report* (guarded (definitions-so-far) (failure) '()))))
       (when defined
-        (push-line "What ~A had defined before stays: ~A." (shown-path *loaded-file*) (names-text defined))))))
+        (push-line "Definitions that ~A made before the error remain: ~A." (shown-path *loaded-file*) (names-text defined))))))
 
 (add-error-details 'push-load-failure)

@@ -1,4 +1,4 @@
-;;;; macroexpand: the expansion of a form, as source. Only macro functions are run.
+;;;; macroexpand: the expansion of a form, as source. The form is not evaluated: only macro functions run.
 
 (in-package "SBCL-HOST/TOOLS")
 
@@ -34,28 +34,30 @@ affecting PACKAGE. The copy is in no list of packages."
     names))
 
 (defun call-without-interning (text function)
-  "Call FUNCTION, which reads TEXT, and remove the symbols that it interned."
+  "Call FUNCTION, which reads TEXT, with *PACKAGE* bound to a private copy of the current package. Then unintern the new
+qualified symbols of TEXT, unless they are in use."
   (declare (type function function))
   (let ((new (new-qualified-names (coerce text 'source-text))))
     (unwind-protect (let ((*package* (private-copy (current-package))))
                       (funcall function))
       (loop for (package name) in new
             do (multiple-value-bind (symbol status) (find-symbol name package)
-                 ;; Keep the symbol if it is already used elsewhere.
+                 ;; Keep a symbol that another thread, say, has meanwhile given a property or a meaning.
                  (when (and status (eq (symbol-package symbol) package) (null (symbol-plist symbol))
                             (or (keywordp symbol) (null (symbol-kinds symbol))))
                    (sb-ext:without-package-locks (unintern symbol package))))))))
 
 (defun read-first-form (text)
-  "Return the first form of TEXT, read as the session would read it but without #., and true if another form follows."
+  "Return the first form of TEXT, read as the session would read it but with #. disabled. The second value is true if another
+form follows."
   (let ((*read-eval* nil)
         (*read-suppress* nil))
-    ;; No WITH-INPUT-FROM-STRING: the stream must be open when an error is reported, which names the position.
+    ;; WITH-INPUT-FROM-STRING would close the stream, but the report of a reader error gives the position in the open stream.
     (let ((stream (make-string-input-stream text)))
       (values (read stream)
               (not (eq stream (guarded (read stream nil stream) (failure) nil)))))))
 
-;;; Expanding
+;;; Expanding a form
 
 (defconstant +max-expansions+ 10000
   "Maximum number of macro forms that are expanded for one request.")
@@ -74,11 +76,11 @@ number of times that the step occurred in a row.")
         (t (car form))))
 
 (defvar *expanding* nil
-  "The form that is being expanded.")
+  "The macro form whose expansion was begun last, or NIL.")
 
 (defvar *recording-steps* t
-  "True to record each expansion. False while macros are expanded that are not part of the form, as in the definitions of
-local macros.")
+  "True while each expansion is recorded as a step. False while macros are expanded outside of the form itself, as in the
+definitions of local macros.")
 
 (defun record-step (form expansion)
   "Record in *EXPANSION-STEPS* that FORM was expanded to EXPANSION."
@@ -88,7 +90,8 @@ local macros.")
         (push (append step (list 1)) *expansion-steps*))))
 
 (defun call-recording-steps (function)
-  "Call FUNCTION, which expands macros, and record the steps in *EXPANSION-STEPS*."
+  "Return the values of FUNCTION, which expands macros, and record the steps in *EXPANSION-STEPS*. Signal an error when more
+than +MAX-EXPANSIONS+ macro forms are expanded."
   (declare (type function function))
   (let* ((hook *macroexpand-hook*)
          (*macroexpand-hook*
@@ -105,14 +108,15 @@ local macros.")
     (funcall function)))
 
 (defun expand (form depth)
-  "Return the expansion of FORM to DEPTH, a string, and true if FORM was expanded at all."
+  "Return the expansion of FORM to DEPTH, and true if anything was expanded. DEPTH is \"once\", \"full\", or \"all\" to
+expand the subforms, too."
   (call-recording-steps
    (lambda ()
      (cond ((string= depth "once") (macroexpand-1 form))
            ((string= depth "all") (values (sb-cltl2:macroexpand-all form) (plusp *expansion-count*)))
            (t (macroexpand form))))))
 
-;;; Printing
+;;; Printing an expansion
 
 (defconstant +max-walked-conses+ 100000
   "Maximum number of conses of an expansion that are examined.")
@@ -160,8 +164,8 @@ STREAM1. Return NIL if FORM is too large, or circular."
              names)))))
 
 (defun rename-uninterned (form)
-  "Return FORM with its uninterned symbols renamed as READABLE-NAMES says. The second value is true if FORM is circular or
-very large."
+  "Return FORM with its uninterned symbols replaced by those of READABLE-NAMES. If FORM is circular or very large, return
+FORM itself, and true as the second value."
   (let ((names (readable-names form)))
     (labels ((rename (form)
                (typecase form
@@ -197,11 +201,11 @@ very large."
   "Maximum number of characters of a text in one record.")
 
 (defun push-expansion (text)
-  "Push TEXT, an expansion, in pieces that fit into a field."
+  "Push records of TEXT, an expansion, in pieces of at most +MAX-PIECE-LENGTH+ characters."
   (loop for start from 0 below (length text) by +max-piece-length+
         do (push-record "expansion" :text (subseq text start (min (length text) (+ start +max-piece-length+))))))
 
-;;; The request
+;;; The query MACROEXPAND
 
 (defconstant +max-named-steps+ 40
   "Maximum number of expansion steps that are reported by name.")
@@ -213,7 +217,7 @@ very large."
       (printed operator 60))))
 
 (defun push-steps ()
-  "Push a record for each of *EXPANSION-STEPS*, in order."
+  "Push records of the first +MAX-NAMED-STEPS+ of *EXPANSION-STEPS*, oldest first, and of the number of further steps."
   (let ((steps (reverse *expansion-steps*)))
     (loop for (macro result count) in steps
           repeat +max-named-steps+
@@ -244,7 +248,7 @@ very large."
   (let* ((*expansion-steps* '())
          (*expansion-count* 0)
          (*expanding* nil)
-         ;; Output of macro functions is discarded.
+         ;; Discard the output of macro functions.
          (*standard-output* (make-broadcast-stream))
          (*error-output* *standard-output*)
          (*trace-output* *standard-output*))
@@ -277,7 +281,7 @@ very large."
             (multiple-value-bind (printed cut) (source-printed expansion)
               (push-expansion printed)
               (when cut
-                (push-record "note" :text "It is too long, or has no end, to be shown whole.")))
+                (push-record "note" :text "The expansion is too long or circular, so only its beginning is shown.")))
             (when more
               (push-record "note" :text "Only the first form was expanded."))))))))
 

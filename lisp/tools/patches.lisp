@@ -1,4 +1,4 @@
-;;;; Changes to SBCL for the tools, and the assumptions about SBCL that they rest on.
+;;;; Changes to SBCL and ASDF for the tools, and the tools' assumptions about SBCL.
 
 (in-package "SBCL-HOST/TOOLS")
 
@@ -9,7 +9,7 @@
 (define-patch sb-pcl::maybe-trace-method (gf method fun fmf-p)
   #'wrap-traced-method)
 
-;; The steps of an expansion do not include the steps of defining the macros of a MACROLET in the form.
+;; Do not record the expansions in the macro definitions of a MACROLET as steps of the expansion of the form.
 (define-patch sb-walker::convert-macro-to-lambda (llist body env name)
   (lambda (convert &rest arguments)
     (let ((*recording-steps* nil))

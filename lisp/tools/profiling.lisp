@@ -11,8 +11,9 @@
   "Maximum number of characters of a function's name.")
 
 (defun function-name-of (info)
-  "Return the name of the function that INFO describes, for comparison by EQUAL, or NIL if it has no name; and true if the
-function is the host's own. INFO is an object that SB-SPROF::MAP-TRACE-PC-LOCS passes."
+  "Return the name of the function that INFO describes, to be compared by EQUAL, or NIL if the function has no name. The
+second value is true if the function is the server's own. INFO is an object that SB-SPROF::MAP-TRACE-PC-LOCS passes to its
+function."
   (typecase info
     (sb-di::compiled-debug-fun
      (let ((name (sb-di:debug-fun-name info))
@@ -25,7 +26,8 @@ function is the host's own. INFO is an object that SB-SPROF::MAP-TRACE-PC-LOCS p
     ((or string symbol) (and info (string info)))))
 
 (defun sampled-place (info)
-  "Return the place of the definition of INFO's function, as text, or NIL."
+  "Return the place of the definition of the function that INFO describes, as text, or NIL if the place is unknown or
+SBCL's."
   (when (typep info 'sb-di::compiled-debug-fun)
     (guarded (let* ((component (sb-di::compiled-debug-fun-component info))
                     (function (loop for index below (sb-kernel:code-n-entries component)
@@ -46,13 +48,15 @@ function is the host's own. INFO is an object that SB-SPROF::MAP-TRACE-PC-LOCS p
 
 (defstruct (sampled (:copier nil) (:predicate nil) (:constructor make-sampled (name info)))
   "A function that occurs in samples."
+  ;; NAME and INFO are the function's name and SB-SPROF's description of the function. SELF is the number of samples whose
+  ;; innermost frame is the function's, and TOTAL is the number of samples with any frame of the function.
   name
   info
   (self 0 :type index)
   (total 0 :type index)
-  ;; The number of the sample in which the function was counted last, so that recursion counts once.
+  ;; The number of the last sample that was counted in TOTAL, so that a sample with a recursive function counts once.
   (seen -1 :type fixnum)
-  ;; The printed name, once it has been needed.
+  ;; The printed name, or NIL before SAMPLED-TEXT has made it.
   (printed nil :type (or null string)))
 
 (defun sampled-text (sampled)
@@ -82,14 +86,14 @@ function's name and debug information, innermost first, without the frames that 
    sb-sprof::*samples*))
 
 (defun sampled-thread-p (thread)
-  "Return true when samples of THREAD are of user code."
+  "Return true when THREAD runs user code: it belongs neither to the host nor to SBCL, and is not the profiler's timer."
   (not (or (host-thread-p thread)
            (eq thread sb-impl::*finalizer-thread*)
            (equal (sb-thread:thread-name thread) "SPROF timer"))))
 
 (defun fold-samples ()
-  "Return the number of samples, the number of threads, a list of the sampled functions, and an EQUAL hash table from stacks
-to counts. A stack is a list of functions, outermost first."
+  "Return four values: the number of samples; the number of threads; a list of the sampled functions, as SAMPLEDs; and an
+EQUAL hash table from stacks to numbers of samples. A stack is a list of SAMPLEDs, outermost first."
   (let ((functions (make-hash-table :test 'equal))
         (stacks (make-hash-table :test 'equal))
         (threads '())

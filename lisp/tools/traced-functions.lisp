@@ -1,10 +1,10 @@
 ;;;; trace-calls: finding the functions to trace, and tracing them.
 ;;;;
-;;;; Functions are encapsulated, as TRACE does it, but under a type of their own, so that the user's own traces stay as they
-;;;; are. Methods are wrapped where SBCL makes effective methods of them (src/pcl/combin.lisp). Local functions get
-;;;; breakpoints (src/code/debug-int.lisp), which are safe only while one thread runs there: the original instruction is
-;;;; restored, executed, and replaced again. Encapsulations, wrappers and breakpoints are global, so calls in all threads
-;;;; are seen.
+;;;; Functions are encapsulated as by TRACE, but with an encapsulation type of their own, so that the user's own traces are
+;;;; not affected. Methods are wrapped where SBCL makes effective methods of them (src/pcl/combin.lisp). Local functions get
+;;;; breakpoints (src/code/debug-int.lisp), which are safe only while a single thread runs the function: SBCL restores the
+;;;; original instruction, executes it, and sets the breakpoint again. Encapsulations, wrappers and breakpoints are global,
+;;;; so calls in all threads are seen.
 
 (in-package "SBCL-HOST/TOOLS")
 
@@ -13,14 +13,14 @@
 
 (defstruct (target (:copier nil) (:predicate nil) (:constructor make-target (name kind &optional object)))
   "A function or method that can be traced."
-  ;; The name that is shown for its calls.
+  ;; The name under which calls of the target are shown.
   (name nil :read-only t)
-  ;; :FUNCTION, which NAME designates; :METHOD, where OBJECT is the method; :LOCAL, a function whose SB-DI:DEBUG-FUN is
-  ;; OBJECT.
+  ;; :FUNCTION for the function that NAME designates; :METHOD for the method OBJECT; or :LOCAL for the local function whose
+  ;; SB-DI:DEBUG-FUN is OBJECT.
   (kind :function :type keyword :read-only t)
   (object nil :read-only t))
 
-;;; Names
+;;; Names of functions as texts
 
 (defun name-tree (text)
   "Return TEXT, a function name as one types it, as a tree of strings, or NIL if its parentheses do not match."
@@ -52,7 +52,7 @@
         (and (= position end) tree)))))
 
 (defun tree-matches-p (tree object)
-  "Return true when TREE, of strings, spells OBJECT, a tree of symbols, numbers and the like."
+  "Return true when TREE, a tree of strings, spells OBJECT, a tree of symbols, numbers and other atoms."
   (cond ((consp object)
          (and (consp tree) (= (length tree) (length object)) (every #'tree-matches-p tree object)))
         ((null tree) (null object))
@@ -66,8 +66,8 @@
   (and (consp tree) (stringp (first tree)) (string-equal word (first tree))))
 
 (defun method-tree-p (tree)
-  "Return true when TREE names a method: (method foo (integer)), or (:method foo (integer)) as frames and references show
-it."
+  "Return true when TREE names a method, as (method foo (integer)), or as (:method foo (integer)), which lists of frames and
+of references show."
   (or (tree-starts-with-p tree "method") (tree-starts-with-p tree ":method")))
 
 (defun tree-text (tree)
@@ -80,8 +80,8 @@ it."
        (not (and (symbolp name) (or (macro-function name) (special-operator-p name))))))
 
 (defun function-name-of-tree (tree package)
-  "Return the function name that TREE spells in the package named PACKAGE: foo, pkg::foo or (setf foo). Signal an error if
-it does not name a function."
+  "Return the function name that TREE, such as foo, pkg::foo or (setf foo), spells in the package named PACKAGE. Signal an
+error if TREE does not name a function that can be traced."
   (let* ((setf (and (tree-starts-with-p tree "setf") (= 2 (length tree))))
          (text (if setf (second tree) tree)))
     (unless (stringp text)
@@ -99,10 +99,11 @@ it does not name a function."
                       (if setf (tree-text tree) name) (package-name looked-in)
                       (near-symbol-names name looked-in #'traceable-p))))))))
 
-;;; Methods
+;;; Tracing methods
 
 (defun method-of-tree (tree package)
-  "Return the method that TREE, (method foo :around (integer)), designates in the package named PACKAGE, and its name."
+  "Return the method that TREE, such as (method foo :around (integer)), designates in the package named PACKAGE, and the
+method's name. Signal an error if there is no such method."
   (let* ((name (function-name-of-tree (second tree) package))
          (function (fdefinition name)))
     (unless (typep function 'generic-function)
@@ -121,9 +122,9 @@ it does not name a function."
   "The methods that are traced, as lists of a method, its tracer and its name.")
 
 (defun wrap-traced-method (wrap generic-function method function fast)
-  "Return the result of WRAP for FUNCTION, METHOD's function in an effective method of GENERIC-FUNCTION, wrapped so that
-traced calls are recorded. FAST is true of a function that takes a permutation vector and the next method before its
-arguments."
+  "Return the function that an effective method of GENERIC-FUNCTION calls for METHOD, whose own function is FUNCTION. WRAP is
+SBCL's SB-PCL::MAYBE-TRACE-METHOD, which makes this function. If METHOD is traced, wrap it so that calls are recorded. FAST
+is true if FUNCTION takes a permutation vector and the next method before its arguments."
   (declare (type function wrap))
   (let ((wrapped (funcall wrap generic-function method function fast)))
     (loop for (traced tracer name) in **traced-methods**
@@ -141,10 +142,11 @@ arguments."
   "Have SBCL compute the effective methods that contain METHOD again."
   (reinitialize-instance (sb-mop:method-generic-function method)))
 
-;;; Local functions
+;;; Tracing local functions
 
 (defun local-functions (function block-name)
-  "Return the names of the local functions that were compiled as part of FUNCTION, whose block is named BLOCK-NAME."
+  "Return the names of the local functions that were compiled as part of FUNCTION. BLOCK-NAME is the name of FUNCTION's
+block, which their names contain."
   (loop for known across (sb-di::get-debug-info-fun-map
                           (sb-kernel:%code-debug-info (sb-kernel:fun-code-header (sb-kernel:%fun-fun function))))
         for name = (and (sb-c::compiled-debug-fun-p known)
@@ -155,8 +157,8 @@ arguments."
           collect name))
 
 (defun local-target (tree package)
-  "Return the target that TREE, (labels bar :in foo) or (flet bar :in (method foo (integer))), designates in the package
-named PACKAGE."
+  "Return the target that TREE, such as (labels bar :in foo) or (flet bar :in (method foo (integer))), designates in the
+package named PACKAGE. Signal an error if there is no such local function, or if it cannot be traced."
   (unless (and (= 4 (length tree)) (stringp (second tree)) (stringp (third tree)) (string-equal ":in" (third tree)))
     (error "~A is not the name of a local function, such as (labels bar :in foo)." (tree-text tree)))
   (let* ((method (and (method-tree-p (fourth tree))
@@ -211,7 +213,7 @@ in the foreground."
               Trace the function around it." name reason))))
 
 (defun break-at-local-calls (tracer target)
-  "Have TRACER record the calls of TARGET, a local function. Return its breakpoints."
+  "Have TRACER record the calls of TARGET, a local function, by breakpoints. Return a list of these breakpoints."
   (flet ((hook (function)
            (declare (type function function))
            (lambda (frame &rest arguments)
@@ -230,15 +232,15 @@ in the foreground."
                                        :fun-end-cookie (hook (lambda (frame cookie)
                                                                (declare (ignore frame))
                                                                (begin-local-call tracer cookie))))))
-      ;; The order matters: a call is opened before its cookie is known.
+      ;; The order matters: START must open a call before END learns the cookie of the call.
       (sb-di:activate-breakpoint start)
       (sb-di:activate-breakpoint end)
       (list start end))))
 
-;;; All kinds of targets
+;;; Targets of all kinds
 
 (defun target-of-text (text)
-  "Return the target that TEXT designates in *PACKAGE*."
+  "Return the target that TEXT designates in *PACKAGE*. Signal an error if TEXT designates nothing that can be traced."
   (let ((tree (name-tree text)))
     (cond ((null tree) (error "~S is not the name of a function." text))
           ((method-tree-p tree)
@@ -249,7 +251,7 @@ in the foreground."
           (t (make-target (function-name-of-tree tree "") :function)))))
 
 (defun functions-of-package (package)
-  "Return the names of the functions whose home package is PACKAGE."
+  "Return the names of the functions that can be traced and whose home package is PACKAGE."
   (let ((names '()))
     (do-symbols (symbol package)
       (when (eq package (symbol-package symbol))
@@ -259,7 +261,8 @@ in the foreground."
     names))
 
 (defun find-targets (functions package)
-  "Return the targets that the texts FUNCTIONS designate in *PACKAGE*, or, if there are none, the functions of PACKAGE."
+  "Return the targets that FUNCTIONS, a list of texts, designate in *PACKAGE*. If FUNCTIONS is empty, return the functions of
+the package named PACKAGE as targets. Signal an error if there are none, too many, or if the package is SBCL's own."
   (if functions
       (remove-duplicates (mapcar #'target-of-text functions) :test #'equal :key #'target-name)
       (let ((found (find-user-package package)))
@@ -275,8 +278,8 @@ in the foreground."
           (mapcar (lambda (name) (make-target name :function)) names)))))
 
 (defun trace-target (tracer target type)
-  "Have TRACER record the calls of TARGET. TYPE, a symbol, is the type of its encapsulations. Return a function that stops
-the recording."
+  "Have TRACER record the calls of TARGET. If TARGET is encapsulated, TYPE, a symbol, is the type of the encapsulation.
+Return a function that stops the recording."
   (let ((name (target-name target))
         (object (target-object target)))
     (ecase (target-kind target)
@@ -307,10 +310,10 @@ the recording."
            #'undo))))))
 
 (defun call-with-traced (tracer targets function)
-  "Call FUNCTION while TRACER traces TARGETS."
+  "Return the values of FUNCTION, and have TRACER trace TARGETS meanwhile."
   (declare (type function function))
   (let ((undo '())
-        ;; Each evaluation has a type of its own: several may trace the same function at once.
+        ;; Each evaluation has an encapsulation type of its own: several evaluations may trace the same function at once.
         (type (make-symbol "TRACE-CALLS")))
     (unwind-protect
          (progn
@@ -326,9 +329,9 @@ the recording."
             (guarded (funcall (the function function)) (failure) nil)))))))
 
 (define-operation :trace-calls (evaluate &key functions package depth limit (shown limit) foreground)
-  "Evaluate the code with FUNCTIONS, a list of texts, traced, or else the functions of PACKAGE. Record calls that are less
-than DEPTH recorded calls deep, at most LIMIT, and push at most SHOWN of them. FOREGROUND is true if the evaluation stays in
-the foreground."
+  "Evaluate the code, and meanwhile trace FUNCTIONS, a list of texts that name functions. If FUNCTIONS is empty, trace the
+functions of PACKAGE. Record up to LIMIT calls that are nested in fewer than DEPTH recorded calls, and push up to SHOWN of
+the recorded calls. FOREGROUND is true if the evaluation stays in the foreground."
   (let* ((targets (find-targets functions package))
          (locals (remove :local targets :key #'target-kind :test-not #'eq))
          (tracer (make-tracer depth limit locals)))

@@ -1,4 +1,4 @@
-;;;; trace-calls: the tree of calls of some functions during an evaluation.
+;;;; trace-calls: the tree of calls of traced functions during an evaluation.
 ;;;;
 ;;;; This file records the calls, in all threads; traced-functions.lisp finds the functions and traces them.
 
@@ -13,7 +13,8 @@
                          (:constructor make-short-stream (limit &aux (buffer (make-string limit))))
                          (:copier nil)
                          (:predicate nil))
-  "A character output stream of limited capacity. It throws to SHORT when it is full, and turns line breaks into spaces."
+  "A character output stream of limited capacity. It throws to the tag SHORT when it is full, and turns line breaks into
+spaces."
   (buffer "" :type text)
   (fill 0 :type index))
 
@@ -45,8 +46,8 @@
     (#.+close+ t)))
 
 (defun short-text (limit function)
-  "Return the text that FUNCTION prints to the stream it is called with, in server syntax and on one line, cut at LIMIT
-characters with an ellipsis. Return NIL if FUNCTION fails."
+  "Call FUNCTION with a stream, and return the text that it prints, in server syntax and on one line. Text after LIMIT
+characters is replaced by an ellipsis. Return NIL if FUNCTION fails."
   (declare (type function function) (dynamic-extent function))
   (let* ((stream (make-short-stream limit))
          (sb-kernel:*restart-clusters* '())
@@ -60,33 +61,35 @@ characters with an ellipsis. Return NIL if FUNCTION fails."
       (if whole text (concatenate 'string text "…")))))
 
 (defun value-short-text (object limit)
-  "Return OBJECT printed on one line, cut at LIMIT characters."
+  "Return OBJECT printed on one line by SHORT-TEXT, cut at LIMIT characters."
   (or (short-text limit (lambda (stream) (prin1 object stream)))
       (format nil "#<unprintable ~A>" (type-name-text (class-name-of object)))))
 
-;;; Calls
+;;; Recorded calls
 
 (defconstant +max-call-text-length+ 200
   "Maximum number of characters of a call with its arguments, of its values, or of an error's report.")
 (defstruct (traced-call (:conc-name call-of-) (:copier nil) (:predicate nil)
                         (:constructor make-traced-call (number depth thread name)))
   "A recorded call."
+  ;; NUMBER is the number of calls that the tracer counted before this call. DEPTH is the number of recorded calls around it.
   (number 0 :type sb-ext:word :read-only t)
   (depth 0 :type index :read-only t)
   (thread nil :read-only t)
-  ;; The function's name; the arguments as text, or as a list that KEPT-OBJECTS returned.
+  ;; NAME is the function's name. ARGUMENTS is the list of the arguments that KEPT-OBJECTS returned, or the text of the call.
   (name nil :read-only t)
   (arguments '() :type (or list string))
-  ;; The *PACKAGE* of its thread, in which the call is printed.
+  ;; The value of *PACKAGE* when the call began, in which the call is printed.
   (package *package* :read-only t)
-  ;; The end of the call: :RETURNED, :FAILED, or :LEFT by a non-local exit; NIL while it runs.
+  ;; How the call ended: :RETURNED, :FAILED for an error, or :LEFT for another non-local exit; NIL while the call runs.
   (end nil :type symbol)
-  ;; The values, kept like the arguments, or the text of the error.
+  ;; The list of the values that KEPT-OBJECTS returned, or the text of the values or of the error.
   (result "" :type (or list string))
+  ;; The duration of the call.
   (nanoseconds 0 :type (unsigned-byte 62))
-  ;; The nanoseconds that recording the calls within this one took, which do not count.
+  ;; The nanoseconds that were spent on recording the calls within this call. The call's duration excludes them.
   (overhead 0 :type (unsigned-byte 62))
-  ;; The number of calls within this one that were too deep to be recorded.
+  ;; The number of calls within this call that were too deep to be recorded.
   (deeper 0 :type sb-ext:word)
   ;; The start time in nanoseconds.
   (start 0 :type (unsigned-byte 62)))
@@ -96,14 +99,15 @@ characters with an ellipsis. Return NIL if FUNCTION fails."
                                               &aux (activations (and locals
                                                                      (make-hash-table :synchronized t :weakness :key))))))
   "The record of the calls of the traced functions."
+  ;; Up to LIMIT calls are recorded, each within fewer than DEPTH recorded calls, while ACTIVE is true.
   (depth 5 :type index :read-only t)
   (limit 200 :type index :read-only t)
   (active t :type boolean)
   ;; The recorded calls, in no order.
   (calls '() :type list)
-  ;; The number of calls, without calls that were too deep.
+  ;; The number of calls, recorded or not, except calls that were too deep.
   (count 0 :type sb-ext:word)
-  ;; A cons of the condition that was printed last and its text.
+  ;; A cons of the condition that was printed last and its text, or NIL.
   (failure '() :type list)
   ;; If local functions are traced: a table from threads to lists of ACTIVATIONs, innermost first.
   (activations nil :type (or null hash-table))
@@ -111,7 +115,7 @@ characters with an ellipsis. Return NIL if FUNCTION fails."
   (stopped nil :type boolean))
 
 (defvar *traced-call* nil
-  "The innermost recorded call in this thread.")
+  "The innermost recorded call of a global function or method in this thread, or NIL.")
 
 (defvar *recording-call* nil
   "True while a call is being recorded. Calls that the printing of arguments makes are not recorded.")
@@ -124,13 +128,13 @@ characters with an ellipsis. Return NIL if FUNCTION fails."
     (the (unsigned-byte 62) (+ (* 1000000000 seconds) nanoseconds))))
 
 (defun failure-text (tracer condition)
-  "Return CONDITION's type and report. The condition is printed only once, however many calls it ends."
+  "Return the text of CONDITION's type and report. CONDITION is printed only once for TRACER, however many calls it ends."
   (let ((known (tracer-failure tracer)))
     (if (eq (car known) condition)
         (cdr known)
         (let* ((*recording-call* t)
                (type (type-name-text (class-name-of condition)))
-               ;; Too little stack is left to print the report.
+               ;; When a STORAGE-CONDITION is signalled, too little stack may be left to print its report.
                (report (unless (typep condition 'storage-condition)
                          (short-text +max-call-text-length+ (lambda (stream)
                                                               (let ((*print-escape* nil)) (princ condition stream))))))
@@ -148,15 +152,15 @@ characters with an ellipsis. Return NIL if FUNCTION fails."
   (or (short-text +max-call-text-length+ (lambda (stream) (format stream "~{~S~^, ~}" values)))
       "#<unprintable>"))
 
-;;; Printing is the slowest part of recording a call, so objects that will still print alike later are kept and printed
-;;; later.
+;;; Printing is the slowest part of recording a call. Objects that will print the same later are therefore kept, and printed
+;;; when the result is pushed.
 
 (defconstant +max-kept-objects+ 10
-  "Number of arguments or values from which on a call is printed at once, and no longer kept unprinted.")
+  "The least number of arguments or values that are printed at once. Fewer arguments or values are kept, if possible.")
 
 (defun kept-objects (objects)
-  "Return a copy of the list OBJECTS that will print later as OBJECTS prints now. The second value is false if that is
-impossible."
+  "Return a copy of the list OBJECTS that will print later as OBJECTS prints now, and true. If OBJECTS contains an object
+that may change, or is long, return NIL and false."
   (declare (type list objects) (optimize speed))
   (let ((kept '()))
     (dotimes (count +max-kept-objects+ (values '() nil))
@@ -172,12 +176,12 @@ impossible."
           (t (return (values '() nil))))))))
 
 (defun kept-arguments (name arguments)
-  "Return ARGUMENTS of a call of NAME in the form that a TRACED-CALL keeps: a copy of the list, or the text of the call."
+  "Return the list ARGUMENTS, of a call of NAME, in the form that a TRACED-CALL keeps: a copy, or the text of the call."
   (multiple-value-bind (kept whole) (kept-objects arguments)
     (if whole kept (call-text name arguments))))
 
 (defun kept-values (values)
-  "Return the list VALUES in the form that a TRACED-CALL keeps: a copy of the list, or its text."
+  "Return the list VALUES in the form that a TRACED-CALL keeps: a copy, or the text of the values."
   (multiple-value-bind (kept whole) (kept-objects values)
     (if whole kept (values-text values))))
 
@@ -198,23 +202,25 @@ impossible."
           (values-text result)))))
 
 (defun end-call (call end now result)
-  "Record that CALL ended by END at NOW, in nanoseconds, with RESULT, a text or a value of KEPT-VALUES."
+  "Record that CALL ended at NOW, in nanoseconds. END is the way in which it ended, such as :RETURNED. RESULT is a value of
+KEPT-VALUES, or a string."
   (declare (type (unsigned-byte 62) now))
   (setf (call-of-nanoseconds call) (max 0 (- now (call-of-start call) (call-of-overhead call)))
         (call-of-result call) result
         (call-of-end call) end))
 
 (defun note-overhead (parent call begun)
-  "Add to PARENT, a call or NIL, the time that it took to record CALL, beginning at BEGUN."
+  "Add the time spent on recording CALL to the overhead of PARENT, the recorded call around CALL or NIL. The recording began
+at BEGUN and ends now; the duration of CALL itself is not included."
   (declare (type (unsigned-byte 62) begun))
   (when parent
     (incf (call-of-overhead parent) (max 0 (- (nanoseconds) begun (call-of-nanoseconds call))))))
 
 (defun record-call (tracer name function arguments number depth parent)
-  "Call FUNCTION, the definition of NAME, with ARGUMENTS. Record this as call NUMBER of TRACER, at DEPTH among the recorded
-calls, within the call PARENT, if there is one."
+  "Call FUNCTION, the definition of NAME, with ARGUMENTS, and return its values. Record this as call NUMBER of TRACER. DEPTH
+is the number of recorded calls around it, and PARENT is the innermost of these calls, or NIL."
   (declare (type tracer tracer) (type function function) (type list arguments))
-  (let* (;; Recording may itself call traced functions. FUNCTION is called with this variable bound to NIL.
+  (let* (;; Recording may itself call traced functions. While FUNCTION runs, *RECORDING-CALL* is NIL again.
          (*recording-call* t)
          (begun (nanoseconds))
          (call (make-traced-call number depth sb-thread:*current-thread* name))
@@ -248,7 +254,8 @@ call, or NIL if it is not to be recorded."
                (values number depth))))))
 
 (defun call-traced (tracer name function arguments)
-  "Call FUNCTION, the definition of NAME, with ARGUMENTS. Record the call unless a limit of TRACER forbids it."
+  "Call FUNCTION, the definition of NAME, with ARGUMENTS, and return its values. Record the call unless TRACER is inactive or
+at one of its limits, or the call is part of recording another call."
   (declare (type tracer tracer) (type function function) (type list arguments))
   (if (or *recording-call* (not (tracer-active tracer)))
       (apply function arguments)
@@ -258,18 +265,21 @@ call, or NIL if it is not to be recorded."
               (record-call tracer name function arguments number depth parent)
               (apply function arguments))))))
 
-;;; Calls of local functions. These begin and end at breakpoints, so nothing can be bound around them.
+;;; Calls of local functions. Such calls begin and end at breakpoints, so variables such as *TRACED-CALL* cannot be bound
+;;; around them.
 
 (defstruct (activation (:copier nil) (:predicate nil) (:constructor make-activation (call recorded parent within begun)))
   "An activation of a local function that has not ended."
-  ;; The parent of calls that are made in this activation: its own call if that call is recorded, else PARENT.
+  ;; CALL is the parent of calls that are made in this activation: its own call if RECORDED is true, else PARENT, which is
+  ;; the innermost recorded call around the activation, or NIL.
   (call nil :read-only t)
   (recorded nil :read-only t)
   (parent nil :read-only t)
-  ;; The value of *TRACED-CALL* at the start.
+  ;; The value of *TRACED-CALL* when the activation began.
   (within nil :read-only t)
+  ;; The time in nanoseconds at which the recording of the call began.
   (begun 0 :type (unsigned-byte 62) :read-only t)
-  ;; SBCL's cookie for the call.
+  ;; The cookie by which SBCL identifies the call when it returns, or NIL before the cookie is known.
   (cookie nil))
 
 (defmacro activations (tracer)
@@ -277,14 +287,14 @@ call, or NIL if it is not to be recorded."
   `(the list (gethash sb-thread:*current-thread* (tracer-activations ,tracer))))
 
 (defun close-activation (activation end now result)
-  "Record that ACTIVATION's call ended by END at NOW with RESULT, as for END-CALL."
+  "Record the end of ACTIVATION's call, if that call is recorded. END, NOW and RESULT are as for END-CALL."
   (let ((call (activation-call activation)))
     (when (activation-recorded activation)
       (end-call call end now result)
       (note-overhead (activation-parent activation) call (activation-begun activation)))))
 
 (defun close-exited-calls (tracer frame)
-  "Record the end of local calls that a non-local exit has left: they are no longer on the stack at FRAME."
+  "Record the end of the local calls that a non-local exit has left. Such calls are no longer on the stack at FRAME."
   (loop for activation = (first (activations tracer))
         while (and activation
                    (not (and (activation-cookie activation)
@@ -293,7 +303,7 @@ call, or NIL if it is not to be recorded."
            (close-activation activation :left (nanoseconds) "")))
 
 (defun innermost-call (tracer)
-  "Return the innermost recorded call in this thread, or NIL."
+  "Return the innermost recorded call in this thread, whether of a local function or of another function; or NIL."
   (when (and (tracer-activations tracer) (activations tracer))
     (let ((*recording-call* t))
       (close-exited-calls tracer (sb-di:top-frame)))
@@ -336,16 +346,17 @@ call, or NIL if it is not to be recorded."
             finally (close-activation activation :returned now (kept-values values))))))
 
 (defun close-thread-activations (tracer)
-  "Close this thread's calls of local functions: the traced code has ended."
+  "Record the end of this thread's unfinished calls of local functions, after the traced code has ended."
   (when (tracer-activations tracer)
     (loop while (activations tracer)
           do (close-activation (pop (activations tracer)) :left (nanoseconds) ""))))
 
-;;; The result
+;;; Pushing the recorded calls
 
 (defun push-traced-calls (tracer functions shown)
-  "Push the calls that TRACER has recorded, at most SHOWN: this thread's calls first, and each thread's calls in order.
-FUNCTIONS is the number of traced functions. Printing and pushing a call takes several times as long as recording it."
+  "Push a record of the counts, then up to SHOWN of the calls that TRACER has recorded: this thread's calls first, and each
+thread's calls in order. FUNCTIONS is the number of traced functions. SHOWN is a limit of its own because printing and
+pushing a call takes several times as long as recording it."
   (let* ((calls (sort (copy-list (tracer-calls tracer)) #'< :key #'call-of-number))
          (threads (remove-duplicates (mapcar #'call-of-thread calls) :from-end t)))
     (push-record "trace" :functions functions :calls (tracer-count tracer)

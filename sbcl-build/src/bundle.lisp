@@ -9,7 +9,7 @@
 ;;;;   :diagnostics  the file for errors and warnings
 ;;;;   :core         the core to write
 ;;;;
-;;;; All names are native; directories end with a slash.
+;;;; File names are native namestrings. The names of directories end with a slash.
 
 (in-package "COMMON-LISP-USER")
 
@@ -32,7 +32,7 @@
 ;;; Diagnostics
 
 (defvar *reported-lines* '()
-  "The lines that were written to the file of diagnostics.")
+  "The lines written to the diagnostics file so far.")
 
 (defvar *errors* 0
   "The number of reported errors.")
@@ -42,7 +42,8 @@
   (sb-ext:parse-native-namestring namestring nil *default-pathname-defaults* :as-directory t))
 
 (defun own-file-p (namestring)
-  "Return true if the file NAMESTRING, absolute or relative to the working directory, belongs to the application itself."
+  "Return true if the file NAMESTRING, absolute or relative to the working directory, belongs to the application, not to a
+library."
   (let ((name (sb-ext:native-namestring (merge-pathnames (sb-ext:parse-native-namestring namestring)))))
     (flet ((below-p (directory)
              (eql (mismatch directory name) (length directory))))
@@ -56,8 +57,8 @@
           (remove "" (uiop:split-string text :separator '(#\Space #\Tab #\Newline #\Return #\Page)) :test #'string=)))
 
 (defun diagnostic-line (what condition file line column form)
-  "Return the line that reports CONDITION as WHAT, error or warning, at LINE and COLUMN of FILE, in the top-level form
-FORM."
+  "Return the line that reports CONDITION. WHAT is error or warning. FILE, or NIL if unknown, is where CONDITION arose;
+LINE and COLUMN are the position in FILE, or 0. FORM describes the top-level form at the position, or is NIL."
   (format nil "~A: ~@[~A:~]~@[~D:~]~@[~D:~]~:[~; ~]~A: ~A~@[ (in ~A)~]"
           what file (and (plusp line) line) (and (plusp column) column) file
           (cond ((typep condition 'style-warning) "STYLE-WARNING")
@@ -70,16 +71,16 @@ FORM."
           form))
 
 (defun source-position (condition)
-  "Return the file, line, column and form of CONDITION, as SBCL-HOST::WARNING-PLACE does. Return no position that is in
-bundle.lisp itself."
+  "Return the file, line, column and form of CONDITION, as SBCL-HOST::WARNING-PLACE does. If the position is in
+bundle.lisp itself, return NIL, 0, 0 and NIL."
   (multiple-value-bind (file line column form) (sbcl-host::warning-place condition)
     (if (and file (equal (probe-file file) *load-truename*))
         (values nil 0 0 nil)
         (values file line column form))))
 
 (defun report-condition (severity condition)
-  "Write a line about CONDITION, unless it was written before. SEVERITY is :ERROR, :WARNING, or :OWN for an error in the
-application's own files and a warning elsewhere."
+  "Append a line about CONDITION to the diagnostics file, unless the line was written before. SEVERITY is :ERROR,
+:WARNING, or :OWN, which means an error in the application's own files and a warning elsewhere."
   (multiple-value-bind (file line column form) (source-position condition)
     (let* ((errorp (or (eq severity :error)
                        (and (eq severity :own) (or (null file) (own-file-p file)))))
@@ -93,7 +94,7 @@ application's own files and a warning elsewhere."
           (write-line text out))))))
 
 (defun note-warning (condition)
-  "Report CONDITION, unless SBCL muffles it, or it only summarizes others."
+  "Report the warning CONDITION, unless SBCL muffles it or it only summarizes other warnings."
   (typecase condition
     ((or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p)
          uiop:compile-warned-warning uiop:compile-failed-warning))
@@ -101,11 +102,12 @@ application's own files and a warning elsewhere."
     (t (report-condition :own condition))))
 
 (defun note-compiler-error (condition)
-  "Report the original error that CONDITION, from the compiler, wraps."
+  "Report the original error that the compiler error CONDITION wraps."
   (report-condition :error (sb-int:encapsulated-condition condition)))
 
 (defun abort-compilation (condition hook)
-  "Leave CALL-WITH-DIAGNOSTICS because of the unhandled CONDITION. Report CONDITION if it is the first error."
+  "Leave CALL-WITH-DIAGNOSTICS because of the unhandled CONDITION. Report CONDITION if no error was reported
+before."
   (declare (ignore hook))
   (when (zerop *errors*)
     (report-condition :error condition))
@@ -151,7 +153,8 @@ of the system, which ends with NUMBER."
   (asdf:initialize-output-translations
    `(:output-translations (t (,(directory-pathname (getf *application* :fasls)) :implementation :**/ :*.*.*))
                           :ignore-inherited-configuration))
-  ;; REPORT-CONDITION decides which warnings are errors. Old fasls are deleted, because ASDF compares times in seconds.
+  ;; ASDF only warns, and REPORT-CONDITION decides which warnings are errors. Old fasls are deleted, since ASDF compares
+  ;; modification times in whole seconds and could load an outdated fasl.
   (uiop:delete-directory-tree (directory-pathname (getf *application* :fasls)) :validate t :if-does-not-exist :ignore)
   (setf uiop:*compile-file-warnings-behaviour* :warn
         uiop:*compile-file-failure-behaviour* :warn)
@@ -165,7 +168,7 @@ of the system, which ends with NUMBER."
 
 (sbcl-host::note-core-contents)
 (call-with-diagnostics #'load-application)
-;;; The machine that runs the program need not have the sources.
+;;; ASDF does not look for the files of an immutable system, so the machine that runs the program need not have them.
 (mapc #'asdf:register-immutable-system (asdf:already-loaded-systems))
 (let ((core (getf *application* :core)))
   (in-package "COMMON-LISP-USER")

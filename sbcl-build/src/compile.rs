@@ -13,17 +13,17 @@ use crate::error::Error;
 /// The Lisp program that SBCL loads.
 const PROGRAM: &str = include_str!("bundle.lisp");
 
-/// Number of the output's last lines that an error shows.
+/// Number of lines, from the end of SBCL's output, that an error shows.
 const LINES_SHOWN: usize = 40;
 
 /// The Lisp code of an application.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Application {
-    /// Names of ASDF systems, and the directories of their definitions.
+    /// ASDF systems: the name of each, and the directory of its definition.
     pub(crate) systems: Vec<(String, PathBuf)>,
     /// Directories whose files are compiled and loaded.
     pub(crate) directories: Vec<PathBuf>,
-    /// Directories that contain libraries at any depth.
+    /// Directories in which ASDF searches for libraries, at any depth.
     pub(crate) search: Vec<PathBuf>,
 }
 
@@ -33,8 +33,8 @@ impl Application {
         self.systems.iter().map(|(_, directory)| directory).chain(&self.directories).chain(&self.search)
     }
 
-    /// Compiles and loads the application in `bare`, with the compiled Lisp side `host`, and saves `core`. All other
-    /// files go to `out`, where fasls stay for the next build.
+    /// Runs the SBCL `bare`, which loads the compiled Lisp side from the file `host`, compiles and loads the
+    /// application, and saves the image as the file `core`. All other files go to the directory `out`.
     pub(crate) fn compile(
         &self,
         bare: &Bare,
@@ -52,7 +52,7 @@ impl Application {
         let errors = output.try_clone().map_err(io("making", &log))?;
         progress
             .say(format_args!("compiling the application's Lisp into a core, some seconds; log: {}", log.display()));
-        // Runs in the package's root, like the build script: file names are reported relative to it.
+        // SBCL runs in the package's root, like the build script, and reports file names relative to this directory.
         let mut command = bare.command();
         command.arg("--load").arg(&program).env("SBCL_BUILD_APPLICATION", &application);
         let status = command.stdin(Stdio::null()).stdout(output).stderr(errors).status();
@@ -97,14 +97,14 @@ impl Application {
     }
 }
 
-/// Returns the text as a Lisp string.
+/// Returns the text as a Lisp string literal.
 fn string(text: &OsStr) -> String {
     format!("\"{}\"", text.to_string_lossy().replace('\\', r"\\").replace('"', "\\\""))
 }
 
-/// Returns a directory's name as a Lisp string.
+/// Returns a directory's name as a Lisp string literal.
 fn directory(path: &Path) -> String {
-    // Lisp needs the trailing slash.
+    // Joining an empty path adds the trailing slash by which Lisp recognizes a directory.
     string(path.join("").as_os_str())
 }
 

@@ -3,17 +3,17 @@
 /// Maximum number of errors, and of warnings, passed to cargo.
 const MAX_LINES: usize = 100;
 
-/// The errors and warnings that `bundle.lisp` wrote, one per line, each with the prefix `error: ` or `warning: `.
+/// The errors and warnings that `bundle.lisp` wrote, one per line, with the prefix `error: ` or `warning: `.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Diagnostics {
-    /// Texts of the errors.
+    /// Texts of the errors, without the prefix.
     pub(crate) errors: Vec<String>,
-    /// Texts of the warnings.
+    /// Texts of the warnings, without the prefix.
     pub(crate) warnings: Vec<String>,
 }
 
 impl Diagnostics {
-    /// Parses the lines with one of these prefixes, and ignores all others.
+    /// Parses the lines that begin with `error: ` or `warning: `, and ignores all other lines.
     pub(crate) fn read(text: &str) -> Self {
         let mut read = Self::default();
         for line in text.lines() {

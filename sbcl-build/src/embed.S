@@ -1,4 +1,5 @@
-/* Embeds the core and the shared library in the program as data, each of them if its file is defined.
+/* Embeds the core (SBCL_CORE_FILE) and the shared library (SBCL_LIBRARY_FILE) in the program as data. A file whose
+ * macro is not defined is left out.
  *
  * SBCL's runtime looks for its core in a section named lisp.core of the running program's file and maps it from there,
  * so the section starts and ends at a multiple of 32 KiB, the runtime's largest unit. The library's symbols delimit

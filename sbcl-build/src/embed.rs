@@ -14,17 +14,17 @@ pub struct Contents<'a> {
     pub library: Option<&'a Path>,
 }
 
-/// Assembles the files into a static library of this name. Cargo links all of it into the targets of the package whose
+/// Assembles the files into a static library called `name`. Cargo links all of it into the targets of the package whose
 /// build script calls this function.
 ///
 /// # Panics
-/// When cargo's variables for build scripts are missing, or `OUT_DIR` is not writable.
+/// Panics if cargo's variables for build scripts are missing, `OUT_DIR` is not writable, or the assembler fails.
 pub fn embed(name: &str, contents: &Contents<'_>) {
     let source = PathBuf::from(crate::variable("OUT_DIR")).join(format!("{name}.S"));
     std::fs::write(&source, SOURCE).unwrap_or_else(|error| panic!("writing {}: {error}", source.display()));
     let mut assembler = cc::Build::new();
     assembler.file(&source).cargo_debug(false);
-    // Nothing refers to the core, which is found by the name of its section.
+    // No symbol refers to the core, which the runtime finds by the name of its section, so the linker would drop it.
     assembler.link_lib_modifier("+whole-archive");
     for (define, file) in [("SBCL_CORE_FILE", contents.core), ("SBCL_LIBRARY_FILE", contents.library)] {
         if let Some(file) = file {

@@ -55,7 +55,7 @@ pub enum Error {
     /// A file or directory could not be used.
     #[error("{action} {}: {source}", path.display())]
     Io {
-        /// The failed action.
+        /// The failed action, such as `writing`.
         action: &'static str,
         /// The file or directory.
         path: PathBuf,

@@ -28,9 +28,9 @@
 //!
 //! # Without building
 //!
-//! If [`SBCL_MCP_PREBUILT`](sbcl_core::settings::PREBUILT) is set, nothing is compiled. That directory holds
-//! `libsbcl.so` and, for a package `my-app`, `my-app.core`, which a build leaves in its `OUT_DIR`. On docs.rs nothing
-//! is done.
+//! If [`SBCL_MCP_PREBUILT`](sbcl_core::settings::PREBUILT) is set, nothing is compiled. The variable names a directory
+//! with `libsbcl.so` and, for a package `my-app`, `my-app.core`, which a build without the variable leaves in its
+//! `OUT_DIR`. On docs.rs nothing is done.
 //!
 //! Otherwise a build has the requirements of `sbcl-mcp`, and needs no network once SBCL is in the cache.
 #![forbid(unsafe_code)]
@@ -48,7 +48,7 @@ use crate::compile::Application;
 pub use crate::embed::{Contents, embed};
 pub use crate::error::Error;
 
-/// Returns the description of a core that contains only the plain core so far.
+/// Returns the description of a core, to which systems and directories of Lisp files can be added.
 pub fn core() -> Core {
     Core::default()
 }
@@ -85,11 +85,12 @@ impl Core {
     /// Builds the core and makes cargo link it into this package's programs.
     ///
     /// # Errors
-    /// Any problem that prevents the core from being built. Errors in the Lisp code have been reported to cargo by
-    /// then, line by line.
+    /// Returns an [`Error`] if the package does not depend on `sbcl-mcp`, its dependency has the feature `core`, the
+    /// prebuilt core is missing, the Lisp code has errors, or SBCL or a file cannot be used. Errors in the Lisp code
+    /// are passed to cargo first, line by line.
     ///
     /// # Panics
-    /// When cargo's variables for build scripts are missing. The panic makes the build fail.
+    /// Panics if cargo's variables for build scripts are missing. The panic makes the build fail.
     pub fn build(self) -> Result<(), Error> {
         if std::env::var_os("DOCS_RS").is_some() {
             return Ok(());
@@ -129,7 +130,7 @@ fn dependency(name: &str) -> Option<PathBuf> {
     std::env::var_os(format!("DEP_SBCL_{name}")).map(PathBuf::from)
 }
 
-/// Returns a variable that cargo sets for build scripts.
+/// Returns the environment variable `name`, which cargo sets for build scripts.
 fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("cargo sets {name} for a build script"))
 }

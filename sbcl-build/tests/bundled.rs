@@ -29,7 +29,7 @@ fn succeed(command: &mut Command) -> Output {
     output
 }
 
-/// Makes the contents of `to` those of `from`, but writes only files that differ. Packaged files all have the same
+/// Makes the directory `to` equal to `from`, but writes only the files that differ. Packaged files all have the same
 /// modification time, by which cargo decides what to rebuild.
 fn update(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
@@ -78,7 +78,8 @@ impl Program {
             let unpacked = format!("{name}-{}", env!("CARGO_PKG_VERSION"));
             let archive = packages.join("package").join(format!("{unpacked}.crate"));
             succeed(Command::new("tar").args(["-xzf"]).arg(archive).arg("-C").arg(&packages));
-            // A permanent directory, so that cargo need not rebuild everything the next time.
+            // The crates are unpacked into a permanent directory, so that cargo need not rebuild everything the next
+            // time.
             let crates = scratch.join("crates");
             update(&packages.join(&unpacked), &crates.join(&unpacked));
             patches.push("--config".to_owned());
@@ -115,14 +116,14 @@ impl Program {
         fs::write(self.directory.join(name), text).unwrap();
     }
 
-    /// Returns `cargo build`, without network access.
+    /// Returns a `cargo build` command that does not use the network.
     fn build(&self) -> Command {
         let mut build = cargo(&self.directory, &["build", "--offline", "--config", "profile.dev.strip=true"]);
         build.arg("--target-dir").arg(&self.target).args(&self.patches);
         build
     }
 
-    /// Returns cargo's output for a build that fails.
+    /// Runs a build that must fail, and returns cargo's stderr.
     fn build_failure(&self) -> String {
         let output = self.build().output().unwrap();
         assert!(!output.status.success());
@@ -155,7 +156,7 @@ impl Drop for Program {
     }
 }
 
-/// A single test, because the builds share a target directory and build on each other.
+/// This is a single test, because the builds share a target directory and build on each other.
 #[test]
 fn example_program_carries_its_compiled_lisp_and_reports_build_errors() {
     let program = Program::new();
@@ -166,7 +167,7 @@ fn example_program_carries_its_compiled_lisp_and_reports_build_errors() {
     assert!(size > core && size < core + (16 << 20), "{size} bytes, of which the core has {core}");
     let text = program.read("lisp/prices.lisp");
 
-    // A change of the Lisp code is in the next build.
+    // The next build contains a change of the Lisp code.
     program.write("lisp/prices.lisp", &text.replace("(\"pear\" . 60)", "(\"pear\" . 61)"));
     succeed(&mut program.build());
     assert_eq!(program.run(), "total: 283, compiled: true\n");
@@ -187,7 +188,7 @@ fn example_program_carries_its_compiled_lisp_and_reports_build_errors() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(stderr.contains("warning: bundled@0.1.0: lisp/prices.lisp:17:1: STYLE-WARNING: The variable"), "{stderr}");
 
-    // A library, which may have warnings, and a directory whose files are loaded in the order of their names.
+    // A library may have warnings. The files of a directory are loaded in the order of their names.
     fs::create_dir_all(program.directory.join("vendor/deep")).unwrap();
     program.write("vendor/deep/taxes.asd", "(defsystem \"taxes\" :components ((:file \"taxes\")))");
     program.write(

@@ -12,7 +12,7 @@ use crate::{pin, settings};
 pub struct Attempt {
     /// The provider that was tried.
     pub way: String,
-    /// The attempt in words, with the reason why it failed.
+    /// The reason why the attempt failed.
     pub outcome: String,
 }
 
@@ -26,7 +26,7 @@ impl fmt::Display for Attempt {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The prebuilt directory lacks a file.
+    /// The prebuilt directory cannot be used: its path is not absolute, or it lacks a file.
     #[error(
         "{variable} is {directory:?}, but {problem}. It must be the absolute path of a directory that holds \
          {library} and sbcl.core. Unset it to build SBCL {version} from source",
@@ -42,7 +42,7 @@ pub enum Error {
         library: &'static str,
     },
 
-    /// SBCL can only be built on the machine that it is for.
+    /// The requested platform is not that of this machine: SBCL can only be built on the platform that it is for.
     #[error(
         "SBCL cannot be built for {target} on {host}: build on such a machine, or set {variable} to a directory \
          with a libsbcl and an sbcl.core made there",
@@ -75,7 +75,7 @@ pub enum Error {
         help: String,
     },
 
-    /// The source that the user named is not the pinned one.
+    /// A source that the user named, or a fetched repository, cannot be used.
     #[error(
         "{way}: {reason}. Name a directory or archive of SBCL {version} ({archive}, SHA-256 {sha}), or unset \
          the variable",
@@ -104,11 +104,11 @@ pub enum Error {
     },
 
     /// A program that a step ran has failed.
-    #[error("{step} failed ({status}). The end of its output:\n{output}\nThe whole of it: {}", log.display())]
+    #[error("{step} failed ({status}). The end of its output:\n{output}\nThe full output is in {}", log.display())]
     Step {
         /// The step.
         step: String,
-        /// The program's exit status.
+        /// The program's exit status, or the reason why it could not be started.
         status: String,
         /// The last lines of the program's output.
         output: String,
@@ -130,7 +130,7 @@ pub enum Error {
     /// A file or directory could not be used.
     #[error("{action} {}: {source}", path.display())]
     Io {
-        /// The failed action.
+        /// The failed action, such as `reading`.
         action: &'static str,
         /// The file or directory.
         path: PathBuf,

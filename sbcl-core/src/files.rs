@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, IoContext};
 
-/// Lists the files under a directory, as sorted names relative to it. `wanted` decides about each name, of files and of
-/// directories to enter. Symbolic links are followed; broken ones are omitted.
+/// Lists the files under a directory, as sorted names relative to it. `wanted` returns true for the names of the files
+/// to list and of the directories to enter. Symbolic links are followed; broken ones are omitted.
 pub(crate) fn list(directory: &Path, wanted: impl Fn(&Path) -> bool) -> Result<Vec<PathBuf>, Error> {
     let mut names = Vec::new();
     let mut pending = vec![PathBuf::new()];

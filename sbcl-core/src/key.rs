@@ -12,7 +12,7 @@ use crate::error::{Error, IoContext};
 pub(crate) struct Key(String);
 
 impl Key {
-    /// Returns a number derived from the key, small enough for a date.
+    /// Returns a number derived from the key, small enough to be a date in seconds since 1970.
     pub(crate) fn number(&self) -> u32 {
         u32::from_str_radix(&self.0[..8], 16).expect("a key is hexadecimal")
     }
@@ -28,12 +28,12 @@ impl fmt::Display for Key {
 pub(crate) struct KeyBuilder(Sha256);
 
 impl KeyBuilder {
-    /// Starts the key of a stage of this name.
+    /// Starts the key of the stage called `stage`.
     pub(crate) fn new(stage: &str) -> Self {
         Self(Sha256::new()).text("stage", stage)
     }
 
-    /// Adds a text under a label.
+    /// Adds a string under a label.
     pub(crate) fn text(mut self, label: &str, text: &str) -> Self {
         self.part(label.as_bytes());
         self.part(text.as_bytes());

@@ -17,15 +17,15 @@
 //! | stage | build time | contents | rebuilt when |
 //! |---|---|---|---|
 //! | `sbcl-<key>` | minutes | SBCL itself, its contribs, its C objects | the pin, the features, the compiler or the platform change |
-//! | `library-<key>` | a second | `libsbcl.so` with the C shim linked in | also when the shim or one of its headers changes |
-//! | `core-<key>` | seconds | `sbcl.core` with the Lisp side loaded; the compiled Lisp side alone (`sbcl-host.fasl`) | a file of the Lisp side, or the header, changes |
+//! | `library-<key>` | a second | `libsbcl.so` with the C shim linked in | `sbcl-<key>`, the shim or one of its headers changes |
+//! | `core-<key>` | seconds | `sbcl.core` with the Lisp side loaded; the compiled Lisp side alone (`sbcl-host.fasl`) | `sbcl-<key>`, a file of the Lisp side or the header changes |
 //!
 //! # Environment variables
 //!
 //! | variable | meaning |
 //! |---|---|
 //! | `SBCL_MCP_PREBUILT` | an absolute directory with a prebuilt `libsbcl.so` (`libsbcl.dylib`) and `sbcl.core`: nothing is built |
-//! | `SBCL_MCP_SOURCE` | the absolute path of SBCL's source: the pinned archive, or a directory. Of a directory only the version can be checked; what is built from it is cached separately |
+//! | `SBCL_MCP_SOURCE` | the absolute path of SBCL's source: the pinned archive, or a directory. For a directory, only the version can be checked; its builds are cached separately |
 //! | `SBCL_MCP_BOOTSTRAP` | the command that starts the bootstrapping Lisp (default `sbcl`), split at spaces |
 //! | `CC` | the C compiler (default `cc`) |
 //! | `XDG_CACHE_HOME` | the location of the cache: `$XDG_CACHE_HOME/sbcl-mcp` (default `~/.cache/sbcl-mcp`) |

@@ -69,7 +69,7 @@ fn make(
     let runtime = sbcl.runtime();
     let flags = Flags::read(&runtime.join("sbcl.mk"))?;
     let object = context.scratch.join("shim.o");
-    // Compiled with the flags of SBCL's own shared library, so that the shim sees the same structures.
+    // The shim is compiled with the flags of SBCL's own shared library, so that it sees the same structures.
     let mut compile = toolchain.compile();
     compile.args(["-fPIC", "-c", "-I"]).arg(&runtime).arg("-I").arg(shim.include);
     compile.args(flags.words("CFLAGS").filter(|flag| *flag != "-fno-pie"));

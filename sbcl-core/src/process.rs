@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, IoContext};
 use crate::progress::Progress;
 
-/// Number of a failed program's last lines that an error shows.
+/// Number of lines, from the end of a failed program's output, that an error shows.
 const LINES_SHOWN: usize = 120;
 
 /// Interval at which a program without output is reported as still running.
@@ -69,7 +69,7 @@ impl Log {
         command.stdout(writer.try_clone().context("making a pipe for", path)?);
         command.stderr(writer);
         let spawned = command.spawn();
-        // The command still holds the pipe's write end; unless it is closed, reading never ends.
+        // `command` still holds the pipe's write end; until this end is closed, reading never ends.
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = spawned.map_err(|error| failed(error.to_string(), String::new()))?;
 
@@ -106,8 +106,8 @@ impl Log {
     }
 }
 
-/// Runs a command for at most `limit` and returns its output. The error is the output of a failed command, or the
-/// reason why it failed.
+/// Runs a command for at most `limit` and returns its output, including stderr. The error is the output of a failed
+/// command, or the reason why the command failed.
 pub(crate) fn output_within(limit: Duration, command: &mut Command) -> Result<String, String> {
     let (mut reader, writer) = std::io::pipe().map_err(|error| error.to_string())?;
     let errors = writer.try_clone().map_err(|error| error.to_string())?;

@@ -38,9 +38,9 @@ pub struct Built {
     pub library: PathBuf,
     /// The core that the library boots.
     pub core: PathBuf,
-    /// The SBCL that made both; `None` for prebuilt files.
+    /// The SBCL that made the library and the core; `None` for prebuilt files.
     pub bare: Option<Bare>,
-    /// The compiled Lisp side, as one fasl, for other cores made with that SBCL.
+    /// The compiled Lisp side, as one fasl, for other cores made with `bare`.
     pub host: Option<PathBuf>,
 }
 
@@ -65,7 +65,7 @@ impl Recipe {
     ///
     /// # Errors
     ///
-    /// Any problem that prevents the build; see [`Error`]. Each error says how to fix it.
+    /// Returns an [`Error`] if the build fails. Where possible, the message says how to fix the problem.
     pub fn build(&self) -> Result<Built, Error> {
         if let Some(directory) = &self.settings.prebuilt {
             return self.prebuilt(directory);
@@ -88,7 +88,7 @@ impl Recipe {
     ///
     /// # Errors
     ///
-    /// The errors of [`build`](Self::build).
+    /// Returns an [`Error`] in the same cases as [`build`](Self::build), if they concern SBCL alone.
     pub fn sbcl(&self) -> Result<Option<Bare>, Error> {
         if self.settings.prebuilt.is_some() {
             return Ok(None);

@@ -73,7 +73,7 @@ fn rust_type(name: &str) -> Option<&'static str> {
 /// Returns the invocation of the macro `records!` for a table of records.
 ///
 /// # Errors
-/// A sentence that describes what is wrong with the table.
+/// Returns a sentence that describes what is wrong with the table.
 pub fn rust(table: &str) -> Result<String, String> {
     let mut rust = String::from("records! {\n");
     for record in Form::read_all(table)? {

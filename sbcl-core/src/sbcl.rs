@@ -15,8 +15,8 @@ use crate::{files, pin, process, source};
 /// Revision of this recipe, incremented when it makes a different SBCL from the same source.
 const REVISION: &str = "1";
 
-/// Options of SBCL's build. Without compression it needs no library other than C's. Its default home is a directory
-/// that cannot exist, so that it never loads the contribs of another SBCL.
+/// Options of SBCL's build. Without compression, SBCL needs no library other than C's. The default home is a directory
+/// that cannot exist, so that SBCL never loads the contribs of another SBCL.
 const OPTIONS: [&str; 2] = ["--prefix=/nonexistent", "--with-sb-thread"];
 
 /// Flags for the C compiler. SBCL's signal handlers first read a thread local, on whichever thread receives the signal.
@@ -89,7 +89,7 @@ pub struct Bare {
 
 impl Bare {
     /// Returns a command that starts SBCL with the heap size that cores are saved under, and without any user's
-    /// configuration. An unhandled error makes it exit with a status other than 0. Lisp's own options, such as
+    /// configuration. An unhandled error makes SBCL exit with a status other than 0. Lisp's own options, such as
     /// `--load`, may be appended.
     #[must_use]
     pub fn command(&self) -> Command {
@@ -148,7 +148,7 @@ fn make(source: &source::Source, key: &Key, toolchain: &Toolchain, context: &Sta
     let mut build = script(&tree, "make.sh", key, toolchain);
     build.args(OPTIONS).arg(format!("--xc-host={}", toolchain.bootstrap));
     context.log.run(&step, &mut build, context.progress)?;
-    // This step is for its object files; the library is linked again, with the shim.
+    // This step makes the object files. Its library is not used: the library stage links another one, with the shim.
     let step = "building libsbcl";
     context.log.run(step, &mut script(&tree, "make-shared-library.sh", key, toolchain), context.progress)?;
     files::copy(&tree, &context.result, &files::list(&tree, is_needed)?)?;
@@ -168,7 +168,7 @@ fn script(tree: &Path, name: &str, key: &Key, toolchain: &Toolchain) -> Command 
     command.env("CC", toolchain.compiler.join(" ")).env("CFLAGS", CFLAGS);
     command.env("SBCL_MAKE_JOBS", format!("-j{}", toolchain.jobs));
     command.env("SBCL_CONTRIB_BLOCKLIST", CONTRIBS_LEFT_OUT);
-    // Makes SBCL's build identifier independent of machine and user, but different for each key.
+    // This date makes SBCL's build identifier independent of machine and user, but different for each key.
     command.env("SOURCE_DATE_EPOCH", key.number().to_string());
     command
 }

@@ -13,7 +13,7 @@ pub const BOOTSTRAP: &str = "SBCL_MCP_BOOTSTRAP";
 /// The variable with the C compiler's command.
 pub const COMPILER: &str = "CC";
 
-/// All variables that influence a build or the location of its results.
+/// The variables whose change requires another run of the recipe.
 pub const VARIABLES: [&str; 6] = [PREBUILT, SOURCE, BOOTSTRAP, COMPILER, "XDG_CACHE_HOME", "HOME"];
 
 /// The settings of a build.

@@ -8,7 +8,7 @@ use crate::error::{Error, IoContext};
 use crate::settings::Settings;
 use crate::{files, process};
 
-/// Time limit for a compiler to identify itself.
+/// Time limit for a command that tests the compiler.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Systems with known installation commands, in the order of [`Tool::packages`].
@@ -26,9 +26,9 @@ const XCODE: &str = "xcode-select --install";
 struct Tool {
     /// The program's name in messages.
     name: &'static str,
-    /// The alternative commands.
+    /// The alternative commands, one of which must exist.
     commands: Vec<String>,
-    /// The package that contains the program, for each system; empty if the system itself does.
+    /// The package that contains the program, for each system; empty if every system of this kind has the program.
     packages: [&'static str; 4],
 }
 
@@ -54,7 +54,7 @@ impl Toolchain {
             jobs: settings.jobs,
         };
         if !files::is_program(toolchain.compiler_program()) {
-            // Reports all missing tools at once, not the compiler now and the rest after its installation.
+            // This check reports all missing tools at once, not the compiler now and the rest after its installation.
             check(&toolchain.tools(), files::is_program)?;
         }
         Ok(toolchain)
@@ -86,7 +86,7 @@ impl Toolchain {
         self.compiler.first().map_or("cc", String::as_str)
     }
 
-    // A frequent problem is a compiler without the C library's headers.
+    // A frequent problem is a compiler without the C library's headers, so the probe includes one.
     fn try_compiler(&self, scratch: &Path) -> Result<(), Error> {
         let source = scratch.join("probe.c");
         let program = "#include <stdio.h>\nint main(void) { return puts(\"\") < 0; }\n";
@@ -126,7 +126,8 @@ fn tool(name: &'static str, commands: &[&str], packages: [&'static str; 4]) -> T
     Tool { name, commands: commands.iter().map(|&command| command.to_owned()).collect(), packages }
 }
 
-/// Completes the command of a plain SBCL so that it reads no init file and never waits for input.
+/// Adds options to the command of a plain SBCL, so that it reads no init file and never waits for input. Returns any
+/// other command unchanged.
 fn bootstrap_command(command: &str) -> String {
     let program = Path::new(command).file_name().unwrap_or_default().to_string_lossy();
     if program.starts_with("sbcl") && !command.contains(char::is_whitespace) {

@@ -17,8 +17,8 @@ use crate::recovery::checkpoint::store::Checkpoints;
 use crate::sandbox::Confinement;
 use crate::{ImageConfig, Limits, Session, mcp};
 
-/// Options of the command `sbcl` that `sbcl-mcp` does not have. A program that starts another Lisp by the name of its
-/// own runtime (`sb-ext:*runtime-pathname*`) passes these.
+/// Options of the command `sbcl` that `sbcl-mcp` does not have. A program passes them if it starts another Lisp with
+/// the path of its own runtime (`sb-ext:*runtime-pathname*`), which is `sbcl-mcp`.
 const SBCL_OPTIONS: [&str; 22] = [
     "--noinform",
     "--dynamic-space-size",
@@ -70,7 +70,7 @@ pub(super) enum Command {
         attach: Attach,
         #[command(flatten)]
         options: Options,
-        /// Lisp code; several arguments are read as one text, a line each. `-` reads stdin.
+        /// Lisp code; several arguments are joined with newlines. `-` reads stdin.
         #[arg(required = true, allow_negative_numbers = true)]
         code: Vec<String>,
     },
@@ -102,13 +102,13 @@ pub(super) enum Command {
     },
     /// Start a REPL for people, in a new image or in that of a running server.
     ///
-    /// It has multi-line editing, history, completion (Tab) and the debugger; `:help` lists its commands. Ctrl-C
+    /// The REPL has multi-line editing, history, completion (Tab) and the debugger; `:help` lists its commands. Ctrl-C
     /// interrupts an evaluation; pressed twice within a second it replaces the image and restores it. The defaults
     /// are for a person: --timeout 0 (600 for `:load`), --hold a day, --max-answer 1000000. When stdin is a pipe or a
     /// file there are no prompts, and each form's values are printed. Exit status: 1 if something failed, 2 for a
     /// wrong command line, 3 if there is no server.
     Repl {
-        /// Attach to a running server (`serve --socket`), the only one or the one named, and work in its image.
+        /// Attach to a running server (`serve --socket`): the only server, or the one named. Work in its image.
         #[arg(long, value_name = "NAME", num_args = 0..=1)]
         attach: Option<Option<String>>,
         #[command(flatten)]
@@ -122,32 +122,32 @@ pub(super) enum Command {
         #[command(subcommand)]
         action: Option<sessions::Action>,
     },
-    /// Wait for the child that saves a session, and make a checkpoint of that: what goes on when a server has ended.
+    /// Wait for the child process that saves a session, and make a checkpoint of its core. Runs when a server has ended.
     #[command(hide = true)]
     FinishSaving {
-        /// Where the session is.
+        /// Directory of the session.
         #[arg(long)]
         directory: PathBuf,
-        /// The core that is being saved there.
+        /// File name of the core that is being saved there.
         #[arg(long)]
         file: String,
-        /// What the image calls itself.
+        /// Name that the image identifies itself by.
         #[arg(long)]
         name: String,
-        /// The number of its last evaluation.
+        /// Number of the image's last evaluation.
         #[arg(long)]
         evaluation: u64,
-        /// The heap that it is booted with, in bytes.
+        /// Heap size to boot the image with, in bytes.
         #[arg(long)]
         heap: u64,
-        /// Its control stack, in bytes.
+        /// Control stack size to boot the image with, in bytes.
         #[arg(long)]
         control_stack: u64,
     },
-    /// Check that everything the server needs is there, and say how to fix what is not.
+    /// Check that the server has everything it needs, and say how to fix what is missing.
     ///
-    /// It checks versions, paths, limits, memory, directories, the start and an evaluation, with the options that the
-    /// server will have. Exit status: 0 if everything works, 1 if something does not, 2 for a wrong command line, 3
+    /// The checks cover versions, paths, limits, memory, directories, the start and an evaluation, with the options that
+    /// the server will have. Exit status: 0 if everything works, 1 if something does not, 2 for a wrong command line, 3
     /// if the checks could not be made.
     Doctor {
         #[command(flatten)]
@@ -165,7 +165,7 @@ pub(super) enum Command {
         #[arg(last = true)]
         options: Vec<OsString>,
     },
-    /// Boot an image and print what it calls itself: how a checkpoint is tried.
+    /// Boot an image and print its name and definitions. Tries out a checkpoint.
     #[command(hide = true)]
     Probe {
         #[command(flatten)]
@@ -173,12 +173,12 @@ pub(super) enum Command {
     },
     /// Report what the Lisp reader would reject in source files, without evaluating them.
     ///
-    /// It finds unbalanced parentheses (located by the indentation), strings, comments and wrong syntax. Each finding
-    /// is a line, `file:line:column: error: message`, or `note` for what depends on other code. Exit status: 0 if the
+    /// The findings are unbalanced parentheses (located by the indentation), strings and comments, and wrong syntax. Each
+    /// finding is a line, `file:line:column: error: message`, or `note` for what depends on other code. Exit status: 0 if the
     /// reader would accept all files (there may be notes), 1 if not, 2 for a wrong command line, 3 if a file cannot
     /// be read or written.
     Check {
-        /// Take the packages of a running server as known (`serve --socket`): the only one, or the one named
+        /// Treat the packages of a running server (`serve --socket`) as known: the only server, or the one named
         /// (--attach=NAME).
         #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
         attach: Option<Option<String>>,
@@ -190,51 +190,51 @@ pub(super) enum Command {
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
-    /// Print what completes the command line in a shell, for that shell to read.
+    /// Print a shell's completion script for the command line.
     #[command(hide = true)]
     Completions {
         /// The shell.
         shell: Shell,
     },
-    /// Write the manual pages, of the program and of each command, into a directory, which need not exist.
+    /// Write the manual pages of the program and of each command into a directory, which is created if necessary.
     #[command(hide = true)]
     Man {
         /// The directory.
         directory: PathBuf,
     },
-    /// Run tests for a session, in an image beside it: what is asked comes on stdin, what came of it goes to stdout.
+    /// Run tests for a server in a fresh image. Reads the request from stdin and writes the outcome to stdout.
     #[command(name = "beside", hide = true)]
     FreshImage {
         #[command(flatten)]
         serve: Serve,
-        /// As of the worker that asks: not for this one.
+        /// Accepted because the worker's arguments are passed on; ignored.
         #[arg(long)]
         status_fd: Option<i32>,
-        /// As of the worker that asks: not for this one.
+        /// Accepted because the worker's arguments are passed on; ignored.
         #[arg(long)]
         scratch: Option<PathBuf>,
-        /// As of the worker that asks: not for this one.
+        /// Accepted because the worker's arguments are passed on; ignored.
         #[arg(long)]
         checkpoint_directory: Option<PathBuf>,
-        /// As of the worker that asks: not for this one.
+        /// Accepted because the worker's arguments are passed on; ignored.
         #[arg(long)]
         lock_fd: Option<i32>,
     },
-    /// Serve Lisp to a supervisor: what `serve` starts, and starts again when Lisp dies.
+    /// Serve Lisp to a supervisor. `serve` starts this command, and again after Lisp dies.
     #[command(hide = true)]
     Worker {
         #[command(flatten)]
         serve: Serve,
-        /// The number of the open file of what is shared with the supervisor.
+        /// File descriptor of the status page shared with the supervisor.
         #[arg(long)]
         status_fd: i32,
-        /// What the supervisor removes at the end.
+        /// Directory for temporary files, which the supervisor removes at the end.
         #[arg(long)]
         scratch: PathBuf,
-        /// Where checkpoints are.
+        /// Directory of the checkpoints.
         #[arg(long)]
         checkpoint_directory: PathBuf,
-        /// The number of the open file that a persistent session is locked by.
+        /// File descriptor that holds the lock of a persistent session.
         #[arg(long)]
         lock_fd: Option<i32>,
     },
@@ -243,7 +243,7 @@ pub(super) enum Command {
 /// The option that selects the image of a running server.
 #[derive(Debug, Args)]
 pub(super) struct Attach {
-    /// Use the image of a running server (`serve --socket`): the only one, or the one named (--attach=NAME, with the
+    /// Use the image of a running server (`serve --socket`): the only server, or the one named (--attach=NAME, with the
     /// =).
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true)]
     pub(super) attach: Option<Option<String>>,
@@ -252,11 +252,11 @@ pub(super) struct Attach {
 /// The options and arguments of `test`.
 #[derive(Debug, Args)]
 pub(super) struct Tests {
-    /// First load what changed on disk; for --attach, whose image may have loaded it before.
+    /// First load files that changed on disk; useful with --attach, whose image may have older versions.
     #[arg(long)]
     pub(super) reload: bool,
-    /// Run the tests in a fresh image that loads the files only, and list those that end differently in the image of
-    /// --attach.
+    /// Run the tests in a fresh image that only loads the files. With --attach, list the tests whose result differs in
+    /// the attached image.
     #[arg(long)]
     pub(super) fresh: bool,
     /// For each failing test, list up to this many functions that few passing tests ran, with the lines. Runs the
@@ -283,7 +283,7 @@ pub(super) struct Serve {
     /// image is saved at the end, and from time to time. `sbcl-mcp sessions` lists sessions.
     #[arg(long, value_name = "NAME")]
     pub(super) session: Option<OsString>,
-    /// What is restored after the Lisp process dies.
+    /// State to restore after the Lisp process dies.
     #[arg(long, value_enum, default_value_t = Restore::Checkpoint)]
     pub(super) restore: Restore,
     /// When checkpoints are saved. They contain everything in memory, secrets included, and take disk space.
@@ -295,15 +295,15 @@ pub(super) struct Serve {
     /// Also send results as structured content, with a schema for each tool. Some clients then hide the text.
     #[arg(long)]
     pub(super) structured_content: bool,
-    /// Tools to offer: `all`, `core` (evaluate, load, test, inspect failures), or names separated by commas. Others
-    /// are not listed and cannot be called.
+    /// Tools to offer: `all`, `core` (evaluate, load, test, inspect failures), or names separated by commas. Other
+    /// tools are not listed and cannot be called.
     #[arg(long, value_name = "TOOLS", value_parser = mcp::ToolSet::parse, default_value = "all")]
     pub(super) tools: mcp::ToolSet,
-    /// Let other clients of this user attach through a Unix socket in XDG_RUNTIME_DIR, such as a person beside the
-    /// agent.
+    /// Let other clients of this user attach through a Unix socket in XDG_RUNTIME_DIR, for example a person's REPL
+    /// alongside the agent.
     #[arg(long)]
     pub(super) socket: bool,
-    /// Run Lisp in the server's own process: what ends Lisp then ends the server. Excludes --session and restoring
+    /// Run Lisp in the server's own process, so that a crash of Lisp ends the server. Excludes --session and restoring
     /// checkpoints.
     #[arg(long)]
     pub(super) no_supervisor: bool,
@@ -311,7 +311,7 @@ pub(super) struct Serve {
     /// owner can read it; at most 256 MiB.
     #[arg(long, value_name = "FILE")]
     pub(super) record: Option<PathBuf>,
-    /// Milliseconds between two looks at what the Lisp process does. Tests have no time for a second.
+    /// Milliseconds between two checks of the Lisp process; shorter in tests.
     #[arg(long, hide = true, value_name = "MS", default_value = "1000")]
     pub(super) watch_interval: u64,
 }
@@ -321,7 +321,7 @@ pub(super) struct Serve {
 pub(super) enum CheckpointTiming {
     /// Only when the client asks.
     Asked,
-    /// Also when the session is idle after work.
+    /// When the client asks, and when the session is idle after work.
     Auto,
 }
 
@@ -365,8 +365,8 @@ pub(super) struct Options {
     /// Size of each evaluation's control stack, such as 256M.
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256M")]
     pub(super) control_stack: u64,
-    /// Directory with an sbcl.core to boot in place of the built-in one. The built-in libsbcl.so is used: a directory
-    /// with another one is refused.
+    /// Directory with an sbcl.core to boot in place of the built-in core. A directory with another libsbcl.so is
+    /// refused.
     #[arg(long, value_name = "DIR")]
     pub(super) core: Option<PathBuf>,
     /// A core that an image of this program has saved.
@@ -375,7 +375,7 @@ pub(super) struct Options {
     /// Load ~/.sbclrc at startup.
     #[arg(long)]
     pub(super) user_init: bool,
-    /// What to log on stderr, such as "debug".
+    /// Log filter for stderr, such as "debug".
     #[arg(long, value_name = "FILTER", env = environment::LOG, default_value = "warn", value_parser = filter)]
     pub(super) log: EnvFilter,
     #[command(flatten)]
@@ -387,7 +387,7 @@ pub(super) struct Options {
 pub(super) struct Timeout(pub(super) Option<Duration>);
 
 impl Options {
-    /// Returns the checkpoints in `directory`, for images of this size.
+    /// Returns the checkpoints in `directory`, for images with this heap and control stack.
     pub(super) fn checkpoints(&self, directory: PathBuf) -> Checkpoints {
         Checkpoints::new(directory, self.heap, self.control_stack)
     }
@@ -407,7 +407,7 @@ impl Options {
     /// Boots Lisp, confined as requested.
     ///
     /// # Errors
-    /// A sentence: the process cannot be confined, or Lisp cannot be booted.
+    /// Returns a sentence if the process cannot be confined or Lisp cannot be booted.
     pub(super) fn session(&self, scratch: &Scratch, checkpoints: Option<&Checkpoints>) -> Result<Session, String> {
         self.confinement.apply(checkpoints)?;
         let limits = Limits {
@@ -422,7 +422,7 @@ impl Options {
     }
 }
 
-/// Returns the server options given to a command, for a server that this process starts.
+/// Returns the server options given to a command, each as `--name=value`, for a server that this process starts.
 pub(super) fn server_options(command_line: &ArgMatches) -> Vec<OsString> {
     let Some((_, given)) = command_line.subcommand() else { return Vec::new() };
     let server = Serve::augment_args(clap::Command::new("serve"));

@@ -155,7 +155,7 @@ fn collect_sources(directory: &Path, max_files: usize, files: &mut Vec<PathBuf>)
 struct PackageContext {
     /// Packages known to exist even if no file defines them.
     known: Vec<String>,
-    /// The packages found so far, by directory.
+    /// The packages found so far, by the directory that was searched.
     packages_by_directory: Vec<(PathBuf, Vec<String>)>,
 }
 
@@ -192,7 +192,8 @@ fn has_system(directory: &Path) -> bool {
     })
 }
 
-/// Replaces the contents of a file atomically. Keeps its permissions, and a symbolic link to it.
+/// Replaces the contents of a file atomically and keeps its permissions. If `file` is a symbolic link, its target
+/// changes.
 fn replace_contents(file: &Path, text: &str) -> io::Result<()> {
     let file = file.canonicalize()?;
     let directory = file.parent().unwrap_or(Path::new("/"));

@@ -93,7 +93,7 @@ impl Client {
     /// Starts a server with these arguments. Its stderr is collected for [`end`](Self::end).
     ///
     /// # Errors
-    /// The process cannot be started.
+    /// Returns an error if the process cannot be started.
     pub(super) fn start(arguments: impl IntoIterator<Item = OsString>) -> io::Result<Self> {
         Self::start_with(arguments, Stdio::piped())
     }
@@ -205,7 +205,7 @@ impl Client {
         self.send_line(message.to_string().as_bytes())
     }
 
-    /// Sends a line without checking it.
+    /// Sends a line, with a newline added, without checking it.
     pub(super) fn send_line(&mut self, line: &[u8]) -> Result<(), CallError> {
         let output = self.output.as_mut().ok_or(CallError::Closed)?;
         output.write_all(&[line, b"\n"].concat()).and_then(|()| output.flush()).map_err(|_| CallError::Closed)
@@ -262,7 +262,7 @@ impl Client {
         }
         let _ = process.wait();
         if !has_ended {
-            // Not joined: processes that the server started may hold its stderr open.
+            // The reading thread is not joined: processes that the server started may keep stderr open.
             return String::new();
         }
         stderr.and_then(|reader| reader.join().ok()).unwrap_or_default()
@@ -287,8 +287,8 @@ impl Answer {
     }
 }
 
-/// Returns the result that `message` has for request `id`. An error without an id also counts, since a server that
-/// refuses the client or the line does not know the id.
+/// Returns the result of request `id` if `message` is its response, otherwise `None`. An error without an id also
+/// counts, since a server that refuses the client or the line does not know the id.
 pub(super) fn response_to(mut message: Value, id: u64) -> Option<Result<Value, CallError>> {
     let is_refusal = message["id"].is_null() && message.get("error").is_some();
     if message["id"] != id && !is_refusal || message.get("method").is_some() {
@@ -319,7 +319,7 @@ fn read(from: impl Read, events: &Sender<ClientEvent>, notice_handler: &OnceLock
     let _ = events.send(ClientEvent::Closed);
 }
 
-/// Returns the beginning of a stream, once all of it is read.
+/// Reads a stream to its end and returns its first [`MAX_STDERR`] bytes.
 fn read_beginning(mut from: impl Read) -> String {
     let mut bytes = Vec::new();
     let _ = (&mut from).take(MAX_STDERR).read_to_end(&mut bytes);
@@ -327,7 +327,8 @@ fn read_beginning(mut from: impl Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Connects to a running server, or starts a new server with these arguments and defaults for a person.
+/// Connects to a running server if `attach` is given. Otherwise starts a server with `arguments` and defaults for a
+/// person.
 pub(super) fn connect_or_start(attach: Option<Option<String>>, arguments: Vec<OsString>) -> Result<Client, String> {
     match attach {
         None => Client::start_with(with_interactive_defaults(arguments), Stdio::inherit())
@@ -340,7 +341,7 @@ pub(super) fn connect_or_start(attach: Option<Option<String>>, arguments: Vec<Os
     }
 }
 
-/// Returns the packages of a running server, with their names in upper case as the reader has them.
+/// Returns the names of the packages in a running server, spelled as the reader knows them: usually in upper case.
 pub(super) fn packages_of(name: Option<&str>) -> Result<Vec<String>, String> {
     let mut client = connect_or_start(Some(name.map(str::to_owned)), Vec::new())?;
     let result = client.initialize(START_TIMEOUT);

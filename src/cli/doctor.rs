@@ -33,7 +33,7 @@ const FEW_DESCRIPTORS: u64 = 256;
 const MIN_FILE_SIZE: u64 = 64 << 20;
 /// Address space, in bytes, left free for malloc(3), which reserves 64 MiB for each thread if possible.
 const MARGIN: u64 = 512 << 20;
-/// The smallest heap to suggest, and the control stack sizes to try to make room for the heap, in bytes.
+/// Sizes to suggest, in bytes, if the heap does not fit: the smallest heap, and the control stacks to try.
 const MIN_HEAP: u64 = 256 << 20;
 const SMALL_STACKS: [u64; 3] = [64 << 20, 16 << 20, 4 << 20];
 /// Maximum number of directory entries whose sizes are added up.
@@ -85,8 +85,8 @@ impl Findings {
     }
 }
 
-/// Runs all checks and prints the report. `config` is the image that a server with `arguments` boots. Returns the exit
-/// status, or a sentence if the report cannot be written.
+/// Runs all checks and prints the report. `config` describes the image that a server with `arguments` boots. Returns
+/// the exit status, or a sentence if the report cannot be written.
 pub(super) fn run(config: &ImageConfig, arguments: Vec<OsString>, output: OwnedFd) -> Result<i32, String> {
     let mut findings = Findings::default();
     check_program(&mut findings, config);
@@ -181,18 +181,18 @@ fn check_limits(findings: &mut Findings, config: &ImageConfig) {
     } else {
         findings.fine("open files", &allowed);
     }
-    // Memory shared between processes is a file without a name, so the limit of the file size applies to it.
+    // Memory shared between processes is a file without a name (memfd), so the limit of the file size applies to it.
     if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < MIN_FILE_SIZE) {
         findings.problem("file size", &format!("at most {} each", size(limit)), "ulimit -f unlimited");
     }
 }
 
-/// Suggests options with which an image fits into `limit` bytes of address space.
+/// Returns a suggestion of options with which an image fits into `limit` bytes of address space.
 fn suggest_smaller(config: &ImageConfig, limit: u64) -> String {
     let stacks = std::iter::once(config.control_stack).chain(SMALL_STACKS);
     for control_stack in stacks.filter(|stack| *stack <= config.control_stack) {
         let besides = address_space(&ImageConfig { control_stack, heap: 0, ..config.clone() });
-        // Rounded down to 128 MiB.
+        // The heap is rounded down to a multiple of 128 MiB.
         let heap = limit.saturating_sub(besides + MARGIN) & !((128 << 20) - 1);
         if heap >= MIN_HEAP {
             let stack = match control_stack == config.control_stack {

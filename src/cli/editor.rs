@@ -90,14 +90,14 @@ impl Editor {
     /// Reads a form or a command.
     ///
     /// # Errors
-    /// The terminal cannot be read.
+    /// Returns an error if the terminal cannot be read.
     pub(super) fn read(&mut self, prompt: &str) -> io::Result<Input> {
         let typed = match self.0.read_line(&PromptText(prompt.to_owned()))? {
             Signal::Success(text) => Input::Text(text),
             Signal::CtrlD => Input::End,
             _ => Input::Cancelled,
         };
-        // Written after each line, so that the history survives if the process is killed.
+        // The history is written after each line, so that it survives if the process is killed.
         let _ = self.0.sync_history();
         Ok(typed)
     }
@@ -153,8 +153,8 @@ impl Validator for FormValidator {
     }
 }
 
-/// A highlighter of strings, keywords, and the partner of the parenthesis at the cursor. The field is false for no
-/// colours.
+/// A highlighter of strings, keywords, and the partner of the parenthesis at the cursor. The field is true if colours
+/// are shown.
 struct SyntaxHighlighter(bool);
 
 impl Highlighter for SyntaxHighlighter {
@@ -163,7 +163,7 @@ impl Highlighter for SyntaxHighlighter {
         let mut done = 0;
         if self.0 && text.len() <= MAX_TEXT {
             for (range, part) in parts(text) {
-                // At the cursor, or just before it.
+                // The cursor is on the parenthesis or just after it.
                 let is_at_cursor = |at: usize| at == cursor || at + 1 == cursor;
                 let style = match part {
                     Part::Text => Style::new().fg(Color::Green),
@@ -210,7 +210,8 @@ impl Completer for SymbolCompleter {
                 .map(|command| suggest(command.name.to_owned(), Some(command.summary.to_owned())))
                 .collect();
         }
-        // `find-symbols` would take the text as a pattern, or list everything.
+        // For empty text `find-symbols` would list all symbols, and in other text it would take `*` and `?` as
+        // wildcards.
         if typed.is_empty() || typed.contains(['*', '?']) && !typed.starts_with('*') {
             return Vec::new();
         }

@@ -12,14 +12,14 @@ pub(super) const NOT_TRIED: i32 = 2;
 /// Status of a command that could not start, read its input, or write its result.
 pub(super) const CANNOT_RUN: i32 = 3;
 
-/// An exit status of one command, as docs/reference/exit-statuses.md describes it.
+/// A row of the table in docs/reference/exit-statuses.md: an exit status of one command.
 #[derive(Debug, Clone, Copy)]
 pub struct ExitStatus {
     /// The command.
     pub command: &'static str,
     /// The status.
     pub status: i32,
-    /// The reason for the status.
+    /// The outcomes that the status stands for.
     pub meaning: &'static str,
 }
 

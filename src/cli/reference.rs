@@ -10,7 +10,7 @@ use clap::{Arg, Command};
 use super::manual::visible_command;
 use crate::ImageConfig;
 
-/// Numbers that make the parser report an error, which names the range of a numeric option.
+/// Values outside the range of any numeric option. The parser's error message for such a value names the range.
 const OUT_OF_RANGE: [&str; 2] = ["99999999999999", "0"];
 
 /// Returns the description of all options and commands in Markdown.
@@ -50,7 +50,7 @@ fn describe(text: &mut String, command: &Command, parent: &str, shared: &BTreeSe
     }
 }
 
-/// Appends the table of these arguments of a command.
+/// Appends a table of `arguments`, which belong to `command`.
 fn table<'a>(text: &mut String, command: &str, arguments: impl Iterator<Item = &'a Arg>) {
     text.push_str("| option | default | range | meaning |\n|---|---|---|---|\n");
     for argument in arguments.filter(|argument| !matches!(argument.get_id().as_str(), "help" | "version")) {

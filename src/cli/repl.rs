@@ -29,9 +29,10 @@ use lisp_syntax::is_unfinished;
 const DOUBLE_PRESS: Duration = Duration::from_secs(1);
 /// Time to wait for an interrupted evaluation to end before a message mentions the double press.
 const INTERRUPT_NOTICE: Duration = Duration::from_millis(200);
-/// Time to wait for an interrupted evaluation to unwind before the prompt returns without its end.
+/// Time to wait for an interrupted evaluation to unwind. Afterwards the prompt returns even if the evaluation still
+/// runs.
 const UNWIND_TIMEOUT: Duration = Duration::from_secs(15);
-/// The name of a checkpoint that the user did not name.
+/// The name of a checkpoint for which the user gave no name.
 const DEFAULT_CHECKPOINT: &str = "repl";
 /// Similarity, from 0 to 1, above which a command is suggested for an unknown name.
 const MIN_SIMILARITY: f64 = 0.75;
@@ -85,7 +86,7 @@ pub(super) struct ReplOptions {
 /// Runs the REPL on `client` until its input ends. Returns the exit status.
 ///
 /// # Errors
-/// A sentence: the server did not start, or stdout cannot be written.
+/// Returns a sentence if the server did not start or stdout cannot be written.
 pub(super) fn run(mut client: Client, options: &ReplOptions) -> Result<i32, String> {
     let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
     let is_dumb = std::env::var_os(environment::TERMINAL).is_none_or(|term| term == "dumb");
@@ -165,7 +166,7 @@ fn watch_interrupts(client: &Client) -> io::Result<()> {
 struct CtrlC(Instant);
 
 impl CtrlC {
-    /// Records another press. Returns true if it came within [`DOUBLE_PRESS`] of the previous one.
+    /// Records another press. Returns true if the press came within [`DOUBLE_PRESS`] of the previous one.
     fn record_press(&mut self, at: Instant) -> bool {
         let before = std::mem::replace(&mut self.0, at);
         at.saturating_duration_since(before) <= DOUBLE_PRESS
@@ -208,7 +209,8 @@ impl From<io::Error> for ReplError {
 /// The reply to a request.
 enum Reply {
     Answer(Box<Answer>),
-    /// The user interrupted the request. If the evaluation has not ended, its image is lost.
+    /// The user interrupted the request. `has_ended` is false if the image was lost, so that the new image must report
+    /// what it restored.
     Interrupted {
         has_ended: bool,
     },
@@ -237,7 +239,7 @@ struct Repl {
     notices: ExternalPrinter<String>,
     /// The debugger level: 1 while an evaluation is held, otherwise 0.
     level: usize,
-    /// The number of the held evaluation's frame in which code is evaluated.
+    /// The number of the frame, in the held evaluation, in which code is evaluated.
     frame: u64,
     package: Option<String>,
     failed: bool,
@@ -287,7 +289,8 @@ impl Repl {
 
     /// Handles one input: a restart number, a command or code. Returns true if the user wants to leave.
     fn handle_input(&mut self, text: &str) -> Result<bool, ReplError> {
-        // Accepted because other REPLs accept these forms. In a file, both are ordinary code, which the server refuses.
+        // Other REPLs accept these forms, so a person may type them. In a file, they are ordinary code, which the
+        // server refuses.
         if self.interactive && ["(exit)", "(quit)"].contains(&text.to_lowercase().as_str()) {
             return Ok(true);
         }
@@ -429,7 +432,7 @@ impl Repl {
             let Reply::Answer(answer) = &reply else { return self.finish_evaluation(reply) };
             let (read, is_error) = (answer.content["read"].as_u64(), answer.is_error);
             let Some(read) = read.and_then(|read| usize::try_from(read).ok()) else {
-                // Without an end of the form, either the code could not be read, or it contained no further form.
+                // `read`, the end of the form, is missing if the code could not be read or contained no further form.
                 return if is_error { self.finish_evaluation(reply) } else { self.show_notices(&answer.content) };
             };
             self.finish_evaluation(reply)?;
@@ -452,7 +455,7 @@ impl Repl {
         arguments
     }
 
-    /// Invokes a restart. The text has its number or name, then Lisp expressions for its arguments.
+    /// Invokes a restart. `text` has the restart's number or name, then Lisp expressions for its arguments.
     fn restart(&mut self, text: &str) -> Result<(), ReplError> {
         let (restart, values) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
         let mut arguments = json!({"restart": restart});
@@ -540,7 +543,7 @@ impl Repl {
         self.request("tools/call", json!({"name": tool, "arguments": arguments}))
     }
 
-    /// Sends any request that is answered like a tool call, shows output as it arrives, and waits for the reply.
+    /// Sends a request that is answered like a tool call, shows output as it arrives, and waits for the reply.
     fn request(&mut self, method: &str, params: Value) -> Result<Reply, ReplError> {
         let client = Arc::clone(&self.client);
         let mut client = client.lock().unwrap_or_else(PoisonError::into_inner);
@@ -680,7 +683,7 @@ impl Repl {
                         return self.show_notices(&answer.content);
                     }
                 }
-                // The answer may be delayed by other evaluations.
+                // Ctrl-C ends the wait for the answer, which other evaluations may delay.
                 ClientEvent::Interrupted(_) => return Ok(()),
                 ClientEvent::Closed => return Err(ReplError::ServerGone),
             }
@@ -733,7 +736,7 @@ impl Repl {
             let stderr = if stderr.ends_with('\n') { stderr.to_owned() } else { format!("{stderr}\n") };
             self.print_stderr(&stderr)?;
         }
-        // The following parts are taken from the text, in which escaping leaves only real markers.
+        // The following parts are taken from the text. Escaping makes sure that the markers in it are genuine.
         if content.get("loaded").is_some()
             && let Some(loaded) = text.split("\n\n").find(|part| !part.starts_with('['))
         {

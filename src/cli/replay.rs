@@ -9,10 +9,12 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use clap::CommandFactory;
 use once_cell::sync::Lazy;
 use regex::Regex;
 use serde_json::{Value, json};
 
+use super::arguments::Cli;
 use super::client::{Client, ClientEvent};
 use super::exit_status::{FAILED, SUCCEEDED};
 use crate::rpc::framing::MAX_LINE;
@@ -25,11 +27,11 @@ const MIN_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_GAP: Duration = Duration::from_secs(10);
 /// Maximum number of lines shown of each side of a difference.
 const MAX_DIFF_LINES: usize = 20;
-/// Maximum number of messages kept until the recording reaches them.
+/// Maximum number of the server's messages that are kept until the recording reaches them.
 const MAX_WAITING: usize = 100_000;
 
-/// Options of the recorded server that do not affect its answers. Each is dropped with the argument after it.
-const IGNORED_SERVER_OPTIONS: [&str; 3] = ["--record", "--session", "--socket"];
+/// Options of the recorded server that do not affect its answers, without the dashes.
+const IGNORED_SERVER_OPTIONS: [&str; 3] = ["record", "session", "socket"];
 
 /// Patterns of text that differs from run to run, each with its replacement for the comparison of answers.
 static VOLATILE: Lazy<Vec<(Regex, &str)>> = Lazy::new(|| {
@@ -87,18 +89,24 @@ pub(super) fn run(path: &Path, arguments: Vec<OsString>, output: OwnedFd) -> Res
     replay.finish()
 }
 
-/// Returns the arguments of the recorded server that affect its answers.
+/// Returns the arguments of the recorded server that affect its answers: all except the ignored options and their values.
 fn arguments_of(header: &Header) -> Vec<OsString> {
+    let command = Cli::command();
+    let takes_value = |name| {
+        let option = command.get_arguments().find(|option| option.get_long() == Some(name));
+        option.is_some_and(|option| option.get_action().takes_values())
+    };
     let mut arguments = Vec::new();
     let mut given = header.arguments.iter();
     while let Some(argument) = given.next() {
-        if IGNORED_SERVER_OPTIONS.contains(&argument.as_str()) {
-            given.next();
-        } else if !IGNORED_SERVER_OPTIONS
-            .iter()
-            .any(|own| argument.strip_prefix(own).is_some_and(|rest| rest.starts_with('=')))
-        {
-            arguments.push(argument.into());
+        let (name, has_value) = match argument.split_once('=') {
+            Some((name, _)) => (name, true),
+            None => (argument.as_str(), false),
+        };
+        match name.strip_prefix("--").filter(|name| IGNORED_SERVER_OPTIONS.contains(name)) {
+            None => arguments.push(argument.into()),
+            Some(name) if !has_value && takes_value(name) => _ = given.next(),
+            Some(_) => {}
         }
     }
     arguments
@@ -352,6 +360,19 @@ fn difference(recorded: &Value, now: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_options_that_affect_no_answer_are_dropped() {
+        let kept = |arguments: &[&str]| {
+            let (sbcl_mcp, sbcl, recorded) = Default::default();
+            let arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
+            arguments_of(&Header { sbcl_mcp, sbcl, recorded, arguments })
+        };
+        let all = ["serve", "--socket", "--heap", "1G", "--record", "a.jsonl", "--session=x", "--tools=core"];
+        assert_eq!(kept(&all), ["serve", "--heap", "1G", "--tools=core"]);
+        assert_eq!(kept(&["--session", "--timeout", "5"]), ["5"]);
+        assert_eq!(kept(&["--socket", "--structured-content"]), ["--structured-content"]);
+    }
 
     #[test]
     fn times_addresses_and_process_ids_do_not_differ() {

@@ -44,7 +44,7 @@ impl Serve {
     /// Starts the recording, if `--record` was given.
     ///
     /// # Errors
-    /// A sentence: the file cannot be used.
+    /// Returns a sentence if the file cannot be used.
     fn recorder(&self) -> Result<Option<Recorder>, String> {
         let Some(path) = &self.record else { return Ok(None) };
         let header = Header {
@@ -60,7 +60,7 @@ impl Serve {
     /// socket's name is the persistent session's name, or else the id of this process.
     ///
     /// # Errors
-    /// A sentence: the socket cannot be opened.
+    /// Returns a sentence if the socket was requested and cannot be opened.
     fn listener(&self, session: Option<&str>) -> Result<Option<Listener>, String> {
         if !self.socket && session.is_none() {
             return Ok(None);
@@ -200,13 +200,14 @@ pub(super) fn serve_as_worker(
     status
 }
 
-/// Waits until no process holds the other end of `input`, but not longer than `wait`. Returns true if no process does.
+/// Waits until no process holds the other end of `input`, at most as long as `wait` if it is given. Returns true if no
+/// process holds it.
 pub(super) fn has_hung_up(input: &OwnedFd, wait: Option<Duration>) -> bool {
     loop {
         let mut set = PollSet::new();
         set.hangup((), input);
         match set.wait(wait) {
-            // An unlimited wait without a ready descriptor was interrupted by a signal.
+            // If an unlimited wait ends without a ready descriptor, a signal has interrupted it.
             Ok(ready) if wait.is_none() && !ready.has(()) => {}
             Ok(ready) => return ready.is_closed(()),
             Err(_) => return false,
@@ -290,7 +291,7 @@ fn serve_in_process(serve: Serve, mut stdio: Stdio) -> Result<i32, Refusal> {
     Ok(status)
 }
 
-/// Ends the child processes of a process that exits with its image, and removes its scratch directory.
+/// Ends the child processes of this process, which exits together with its image, and removes its scratch directory.
 pub(super) fn clean_up(scratch: &Scratch) {
     // A process that is being killed may start another process, which is then adopted and killed too.
     processes::adopt_orphans();

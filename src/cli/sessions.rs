@@ -92,7 +92,7 @@ pub(super) fn run(action: Option<Action>, output: OwnedFd) -> Result<i32, String
 /// Opens a session and acquires its lock. Waits while the previous server still saves the session.
 ///
 /// # Errors
-/// A sentence: which process holds the session, or why the session cannot be used.
+/// Returns a sentence that says which process holds the session, or why the session cannot be used.
 pub(super) fn open(name: &OsStr, restore: Restore, input: &OwnedFd) -> Result<(PersistentSession, Lock), String> {
     if restore != Restore::Checkpoint {
         return Err("--session continues from the last checkpoint: it cannot be combined with --restore.".to_owned());
@@ -141,7 +141,7 @@ fn report_save_errors(session: &PersistentSession) {
 
 /// Returns the final save of a worker's persistent session, or `None` without the lock of a session.
 pub(super) fn final_save(lock_fd: Option<i32>, directory: &Path) -> Option<FinalSave> {
-    // Moved away from number 3 in particular, where the saving process will expect the lock.
+    // The lock moves to a high number. Number 3 must stay free, because the saving process expects the lock there.
     let lock = take_inherited(lock_fd?).and_then(to_private_number).ok()?;
     Some(final_save_with_lock(lock, directory))
 }

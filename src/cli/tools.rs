@@ -16,7 +16,7 @@ use super::exit_status::{FAILED, NOT_TRIED, SUCCEEDED};
 use crate::mcp::stdio::Stdio;
 use crate::rpc::attach;
 
-/// Options that load more than SBCL into a server's image when it boots.
+/// Server options that may bring further packages into the image when it boots.
 const OPTIONS_THAT_LOAD_CODE: [&str; 3] = ["--user-init", "--core", "--image"];
 
 /// Patterns of advice that names tools, each with its replacement for a reader at a shell.
@@ -51,7 +51,8 @@ impl ToolRequest {
         }
     }
 
-    /// Refuses to run tests of a package that a new image, booted with these server options, cannot have.
+    /// Returns an error for tests of a package if a new image, booted with these server options, cannot have this
+    /// package.
     fn check_for_new_image(&self, options: &[OsString]) -> Result<(), String> {
         let loads_code = |option: &OsString| {
             OPTIONS_THAT_LOAD_CODE
@@ -90,10 +91,10 @@ impl ToolRequest {
         Some(format!("sbcl-mcp {}: {name} is a running server: attach to it with --attach={name}.", self.command()))
     }
 
-    /// Returns the tool and its arguments.
+    /// Returns the name of the tool to call, and its arguments.
     ///
     /// # Errors
-    /// A sentence: the request cannot be made.
+    /// Returns a sentence if the request cannot be made.
     fn tool(&self) -> Result<(&'static str, Value), String> {
         match self {
             Self::Evaluate { code, timeout } => {
@@ -120,7 +121,7 @@ impl ToolRequest {
 /// Calls a tool of a running server, or of a new server with these options. Returns the exit status.
 pub(super) fn call(attach: Option<Option<String>>, options: Vec<OsString>, request: &ToolRequest, stdio: Stdio) -> i32 {
     let run_request = || {
-        // Checked first, so that no server is started for a request that cannot be made.
+        // The request is checked first, so that no server is started for a request that cannot be made.
         request.tool()?;
         if attach.is_none() {
             request.check_for_new_image(&options)?;
@@ -213,13 +214,13 @@ fn tests_by_system(content: &Value) -> Vec<Vec<&Value>> {
     systems.into_values().collect()
 }
 
-/// Returns true if no test of one of the systems could be run. Such a system is listed as a test with its own name.
+/// Returns true if none of the tests of some system could be run. The content then lists the system itself as a test.
 fn has_system_without_tests(content: &Value) -> bool {
     let is_system = |test: &&Value| test["system"].is_string() && test["system"] == test["name"];
     tests_by_system(content).iter().any(|tests| tests.iter().all(is_system))
 }
 
-/// Returns true if all tests of a system were skipped, so that nothing is known about it.
+/// Returns true if all tests of some system were skipped, so that nothing is known about this system.
 fn has_skipped_system(content: &Value) -> bool {
     tests_by_system(content).iter().any(|tests| tests.iter().all(|test| test["status"] == "skipped"))
 }
@@ -237,7 +238,7 @@ pub(super) fn load_arguments(what: &str) -> Value {
 /// Returns the arguments of the tool `run-tests` for systems, or for one test or package, whose name contains a colon.
 ///
 /// # Errors
-/// A sentence: several names were given, and one names a test or package.
+/// Returns a sentence if several names were given and one of them names a test or package.
 pub(super) fn test_arguments(names: &[&str]) -> Result<Value, String> {
     match names {
         [name] if name.ends_with(':') => Ok(json!({"test-package": name.trim_end_matches(':')})),

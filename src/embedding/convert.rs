@@ -27,7 +27,8 @@ pub struct ConversionError {
     pub expected: String,
     /// The object found instead, as printed and cut off if it is long.
     pub found: String,
-    /// The position of that object in the one being converted, outermost first, such as `element 3` or `the key`.
+    /// The position of the found object in the object that was to be converted, outermost part first, such as `element 3`
+    /// or `the key`.
     pub place: Vec<String>,
 }
 
@@ -67,8 +68,8 @@ impl ConversionError {
 /// Maximum number of positions in a [`ConversionError`].
 const MAX_PLACES: usize = 32;
 
-/// Maximum number of values that a function returns. SBCL puts them on the control stack; more values would overrun the
-/// guard pages at its end.
+/// Maximum number of values that a function returns. SBCL puts the values on the control stack; more values would overrun
+/// the guard pages at the end of the stack.
 const MAX_VALUES: usize = 10_000;
 
 /// Maximum nesting depth of messages: an object too deep for its message is read from a message of its own.
@@ -76,12 +77,13 @@ const MAX_FETCH_DEPTH: u32 = 10_000;
 
 /// The depth to which Lisp writes out an object for Rust, in levels of lists, vectors and hash tables.
 ///
-/// Below that depth, lists and instances become handles; with an opaque shape, so does every object that has an identity.
+/// Below that depth, lists and instances become handles. With an opaque shape, every object that has an identity becomes
+/// a handle there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape(u16);
 
 impl Shape {
-    /// The shape of objects without levels: numbers, characters, strings, symbols and vectors of octets.
+    /// The shape of objects that are written without levels: numbers, characters, strings, symbols and vectors of octets.
     pub const ATOM: Self = Self(0);
     /// The shape of a handle: the object itself is not written out.
     pub const OPAQUE: Self = Self(256);
@@ -107,7 +109,7 @@ impl Shape {
         }
     }
 
-    /// Returns the number that Lisp takes for this shape.
+    /// Returns the number that stands for this shape in calls of Lisp.
     pub(super) const fn code(self) -> u16 {
         self.0
     }
@@ -153,7 +155,7 @@ impl<'m> Reader<'m> {
     /// Reads the next object.
     ///
     /// # Errors
-    /// Fails if the object cannot be read as a `T`.
+    /// Returns an error if the object cannot be read as a `T`.
     #[inline]
     pub fn read<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
         self.check_room()?;
@@ -174,7 +176,7 @@ impl<'m> Reader<'m> {
         result
     }
 
-    /// Reads the next object, a handle, by having Lisp write the object itself in the shape of `T`.
+    /// Reads the object behind the next handle: makes Lisp write it out to the depth that `T` needs.
     fn fetch<T: FromLisp>(&mut self) -> Result<T, ConversionError> {
         let Token::Handle(handle) = self.token() else { return T::from_lisp(self) };
         let value = Value::from_handle(handle);
@@ -185,7 +187,7 @@ impl<'m> Reader<'m> {
         T::from_lisp(&mut reader)
     }
 
-    /// Makes Lisp write the object that `value` stands for in `shape`.
+    /// Makes Lisp write out the object behind `value` to the depth that `shape` gives. Returns the message.
     fn write_out(&self, value: &Value, shape: Shape) -> Result<MessageBuffer, ConversionError> {
         if self.fetch_depth == MAX_FETCH_DEPTH {
             return Err(ConversionError::too_deep());
@@ -216,7 +218,7 @@ impl<'m> Reader<'m> {
         if callee.is_nil() { None } else { Some(if callee.handle().is_some() { callee } else { value.clone() }) }
     }
 
-    /// Returns a reader for the message of an object inside this reader's object.
+    /// Returns a reader of `message`, which Lisp wrote for an object inside the object that this reader reads.
     pub(super) fn nested_reader<'w>(&'w self, message: &'w [u64]) -> Reader<'w> {
         Reader { fetch_depth: self.fetch_depth + 1, ..Reader::new(self.cx, message) }
     }
@@ -245,7 +247,7 @@ impl<'m> Reader<'m> {
         }
     }
 
-    /// Reads a name; surrogates in it are an error.
+    /// Reads a symbol's name. A surrogate in the name is an error.
     pub(super) fn name(&mut self) -> Result<String, ConversionError> {
         match self.token() {
             Token::String(characters) => Self::text_or_error(characters),
@@ -332,7 +334,7 @@ fn shortened(text: &str) -> String {
 /// ```
 ///
 /// If the closure of a list, vector or table fails or panics, nothing of the container is written. Each writer has its
-/// own lifetime, so none can be swapped for another:
+/// own lifetime, so a writer cannot be swapped for another writer:
 ///
 /// ```compile_fail
 /// use sbcl::{ConversionError, Writer};
@@ -367,7 +369,7 @@ impl Writer<'_> {
     /// Writes a list of the objects that `write` writes.
     ///
     /// # Errors
-    /// The errors of `write`; also fails if the stack has no room for one more level.
+    /// Returns the error of `write`, or an error if the stack has no room for one more level.
     pub fn list(
         &mut self,
         write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
@@ -379,7 +381,7 @@ impl Writer<'_> {
     /// Writes a hash table, with the test `equal`, of the keys and values that `write` writes alternately.
     ///
     /// # Errors
-    /// The errors of `write`; also fails if a key has no value, or the stack has no room for one more level.
+    /// Returns the error of `write`, or an error if a key has no value, or the stack has no room for one more level.
     pub fn table(
         &mut self,
         write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
@@ -405,7 +407,7 @@ impl Writer<'_> {
     /// Writes a simple vector of the objects that `write` writes.
     ///
     /// # Errors
-    /// The errors of `write`; also fails if the stack has no room for one more level.
+    /// Returns the error of `write`, or an error if the stack has no room for one more level.
     pub fn vector(
         &mut self,
         write: impl FnOnce(&mut Writer<'_>) -> Result<(), ConversionError>,
@@ -472,13 +474,13 @@ pub trait FromLisp: Sized {
     /// Reads the next object.
     ///
     /// # Errors
-    /// Fails if the object cannot be read as this type.
+    /// Returns an error if the object cannot be read as this type.
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError>;
 
     /// Reads as many of a call's `count` values as this type needs.
     ///
     /// # Errors
-    /// The errors of [`from_lisp`](Self::from_lisp).
+    /// Returns the errors of [`from_lisp`](Self::from_lisp).
     #[doc(hidden)]
     fn from_values(reader: &mut Reader<'_>, count: usize) -> Result<Self, ConversionError> {
         let _ = count;
@@ -486,7 +488,7 @@ pub trait FromLisp: Sized {
         reader.read()
     }
 
-    /// Converts the octets of a vector, if this type is `u8`.
+    /// Converts a vector of `count` octets, packed into words, if this type is `u8`.
     #[doc(hidden)]
     fn from_octets(_words: &[u64], _count: usize) -> Option<Vec<Self>> {
         None
@@ -497,7 +499,7 @@ pub trait FromLisp: Sized {
 ///
 /// | Rust | Lisp |
 /// |---|---|
-/// | `Vec<T>`, slices, arrays | a list; for octets (`u8`) a vector of them |
+/// | `Vec<T>`, slices, arrays | a list, or a vector of octets if the elements are `u8` |
 /// | tuples | a list |
 /// | `HashMap`, `BTreeMap` | a hash table with the test `equal` |
 /// | `None`, `false`, `()` | `nil` |
@@ -524,7 +526,7 @@ pub trait IntoLisp {
     /// Writes the value as one object.
     ///
     /// # Errors
-    /// Fails if the value has no Lisp counterpart. The call that the value was meant for is not made.
+    /// Returns an error if the value has no Lisp counterpart. The call that the value was meant for is not made.
     fn write(&self, writer: &mut Writer<'_>) -> Result<(), ConversionError>;
 
     /// Writes a slice of values as one sequence.
@@ -544,7 +546,7 @@ fn write_elements<T: IntoLisp>(elements: &[T], writer: &mut Writer<'_>) -> Resul
         .try_for_each(|(index, element)| element.write(writer).map_err(|e| e.within(|| format!("element {index}"))))
 }
 
-/// The arguments of a call: a tuple of up to eight, or an array, a slice or a vector of one type.
+/// The arguments of a call: a tuple of up to eight values, or an array, a slice or a vector of values of one type.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -870,7 +872,8 @@ impl<T: IntoLisp> IntoLisp for Option<T> {
     }
 }
 
-/// Reads an object that may or may not be a `T`: `Err` has a handle of an object that is not.
+/// Reads an object that may or may not be a `T`. If the object is not a `T`, the result is `Err` with a handle of the
+/// object.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -883,7 +886,7 @@ impl<T: IntoLisp> IntoLisp for Option<T> {
 /// # Ok::<(), sbcl::Error>(())
 /// ```
 impl<T: FromLisp> FromLisp for Result<T, Value> {
-    // A handle in any case, as `Err` returns the object itself.
+    // Lisp always writes a handle, because `Err` returns the object itself.
     const SHAPE: Shape = Shape::OPAQUE;
 
     fn from_lisp(reader: &mut Reader<'_>) -> Result<Self, ConversionError> {
@@ -921,7 +924,7 @@ impl<T: FromLisp> FromLisp for Vec<T> {
             }
             token => return Err(reader.unexpected("a list or a vector", token)),
         };
-        // A count from the message reserves no more memory than this before its elements are seen.
+        // The capacity is limited, because the count comes from the message and its elements have not been read yet.
         let mut items = Self::with_capacity(count.min(1 << 16));
         for index in 0..count {
             items.push(reader.read().map_err(|error| error.within(|| format!("element {index}")))?);
@@ -930,7 +933,7 @@ impl<T: FromLisp> FromLisp for Vec<T> {
     }
 }
 
-/// Reads each element of a specialised vector as a `T`.
+/// Reads each element of a specialised vector as a `T`. `write` writes an element into a message, from which it is read.
 fn read_elements<T: FromLisp, E>(
     reader: &Reader<'_>,
     elements: impl IntoIterator<Item = E>,
@@ -1071,7 +1074,7 @@ macro_rules! tuples {
                 let present = match reader.token() {
                     Token::List($count) | Token::Vector($count) => $count,
                     Token::Dotted(before) if before + 1 == $count => $count,
-                    // A list of one object is also a pair whose second half is NIL.
+                    // A list of one object is also a pair whose cdr is NIL.
                     Token::List(before) if before == 1 && $count == 2 => 1,
                     token => return Err(reader.unexpected(concat!("a sequence of ", $count, " objects"), token)),
                 };
@@ -1164,7 +1167,7 @@ impl<T: Arguments + ?Sized> Arguments for &T {
     }
 }
 
-/// A symbol, given by the names of its package and itself. Conversion to Lisp interns it.
+/// A symbol, given by its name and the name of its package. Conversion to Lisp interns the symbol.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -1183,7 +1186,7 @@ pub struct Symbol {
 }
 
 impl Symbol {
-    /// Makes a symbol from the exact names of its package and itself.
+    /// Makes a symbol from the name of its package and its own name. The case of the names counts.
     pub fn new(package: impl Into<String>, name: impl Into<String>) -> Self {
         Self { package: Some(package.into()), name: name.into() }
     }

@@ -82,7 +82,8 @@ pub struct Parameter {
 ///
 /// The closure returns a value that is [`IntoLisp`], or a `Result` of such a value and any error. A
 /// [defined](super::Lisp::define) function is called on any Lisp thread, on multiple threads at once, so its closure must
-/// be `Send + Sync`. A [local function](Cx::local_function) need not be. This does not compile:
+/// be `Send + Sync`. The closure of a [local function](Cx::local_function) need not be. The definition of this closure,
+/// which is not `Sync`, does not compile:
 ///
 /// ```compile_fail,E0277
 /// let lisp = sbcl::Lisp::get_or_boot().unwrap();
@@ -196,7 +197,7 @@ pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         }
         None => lambda_list_of(&parameters),
     };
-    // Contained, because the last owner to drop the closure may be a call that panics.
+    // A panic in the closure's destructor must be contained: the last owner to drop the closure may be a call that panics.
     let function = Contained::new(function);
     let closure = Arc::new(HostClosure {
         name: name.to_owned(),
@@ -207,7 +208,7 @@ pub(super) fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
     let result = pool::run_under(options, |cx| {
         cx.call_entry_with(Entry::DefineFunction, &(number, name, &lambda_list, documentation, &shapes))
     });
-    // Even if the call failed, Lisp may have installed the function before.
+    // The closure may be in use even if the call failed: Lisp may have installed the function before the failure.
     drop_unused(number);
     result
 }
@@ -220,8 +221,8 @@ fn register(closure: Arc<HostClosure>) -> u64 {
     number
 }
 
-/// Records that Lisp now calls one function in place of another. `reader` has the number of the new function, then the
-/// number of the old one, or 0.
+/// Records that Lisp now calls a new function, perhaps in place of an old function. `reader` has the number of the new
+/// function, then the number of the old function, or 0 if there is none.
 pub(super) fn note_installed(mut reader: Reader<'_>) -> Result<(), HostFailure> {
     let (installed, replaced): (u64, u64) = (reader.read().unwrap_or(0), reader.read().unwrap_or(0));
     let mut all = DEFINITIONS.write();
@@ -236,8 +237,8 @@ pub(super) fn note_installed(mut reader: Reader<'_>) -> Result<(), HostFailure> 
     Ok(())
 }
 
-/// Drops the closures that Lisp no longer calls after a definition: the replaced ones, or `number` itself if Lisp has not
-/// installed it.
+/// Drops the closures that Lisp does not call after the definition of function `number`: the closures that the definition
+/// replaced, or the function's own closure if Lisp has not installed the function.
 fn drop_unused(number: u64) {
     let unused = {
         let mut all = DEFINITIONS.write();
@@ -247,7 +248,7 @@ fn drop_unused(number: u64) {
         }
     };
     DEFINITIONS_VERSION.fetch_add(1, Ordering::AcqRel);
-    // Dropped without the lock: a closure's destructor may define or call other functions.
+    // The closures are dropped after the lock is released: a destructor may define or call other functions.
     drop(unused);
 }
 
@@ -275,7 +276,7 @@ fn find(function: u64) -> Option<Arc<HostClosure>> {
     CACHE.with_borrow_mut(|cache| {
         if cache.version != DEFINITIONS_VERSION.load(Ordering::Acquire) {
             let all = DEFINITIONS.read();
-            // The read lock excludes changes, so this version belongs to `all`.
+            // Every change is made before the version is increased, so `all` is at least as new as this version.
             cache.version = DEFINITIONS_VERSION.load(Ordering::Acquire);
             cache.closures =
                 all.iter().map(|(number, definition)| (*number, Arc::downgrade(&definition.closure))).collect();
@@ -285,7 +286,7 @@ fn find(function: u64) -> Option<Arc<HostClosure>> {
     })
 }
 
-/// Runs the host function of number `function` for Lisp.
+/// Runs the host function whose number is `function` for Lisp. `message` has the arguments; `writer` gets the values.
 pub(super) fn call(cx: &Cx, function: u64, message: &[u64], writer: &mut Writer<'_>) -> Result<(), HostFailure> {
     let mut reader = Reader::new(cx, message);
     let result = if function >= FIRST_LOCAL_NUMBER {
@@ -331,7 +332,7 @@ impl LocalFunction<'_> {
 
 impl Drop for LocalFunction<'_> {
     fn drop(&mut self) {
-        // Dropped after the borrow: the closure's destructor may use other local functions.
+        // The closure is dropped after the borrow has ended: its destructor may use other local functions.
         let closure = LOCAL_CLOSURES.with_borrow_mut(|local| local.remove(&self.number));
         drop(closure);
     }

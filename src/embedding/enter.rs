@@ -99,7 +99,7 @@ impl Cx {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`Lisp::eval`](super::Lisp::eval).
+    /// Returns the errors of [`Lisp::eval`](super::Lisp::eval).
     pub fn eval<T: FromLisp>(&self, code: &str) -> Result<T, Error> {
         self.call_entry(Entry::EvaluateText, |writer| code.write(writer))
     }
@@ -113,7 +113,7 @@ impl Cx {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`Lisp::call`](super::Lisp::call).
+    /// Returns the errors of [`Lisp::call`](super::Lisp::call).
     pub fn call<T: FromLisp>(&self, name: &str, arguments: impl Arguments) -> Result<T, Error> {
         let function: Value = self.call_entry(Entry::FindFunction, |writer| name.write(writer))?;
         self.apply(&function, &arguments)
@@ -129,7 +129,7 @@ impl Cx {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`Lisp::function`](super::Lisp::function).
+    /// Returns the errors of [`Lisp::function`](super::Lisp::function).
     pub fn function(&self, name: &str) -> Result<Function, Error> {
         self.call_entry(Entry::FindFunction, |writer| name.write(writer)).map(Function::from_value)
     }
@@ -144,8 +144,8 @@ impl Cx {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] if `object` names a package that does not exist; [`Error::Conversion`] if it has no Lisp
-    /// counterpart.
+    /// Returns [`Error::Condition`] if `object` names a package that does not exist; [`Error::Conversion`] if `object` has
+    /// no Lisp counterpart.
     pub fn value(&self, object: impl IntoLisp) -> Result<Value, Error> {
         self.call_entry(Entry::Objects, |writer| object.write(writer))
     }
@@ -181,7 +181,7 @@ impl Cx {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unwinding`] if Lisp is unwinding.
+    /// Returns [`Error::Unwinding`] if Lisp is unwinding.
     pub fn local_function<Arguments, F: HostFunction<Arguments>>(
         &self,
         function: F,
@@ -192,7 +192,7 @@ impl Cx {
     /// Returns the number of octets in a vector of octets (`(unsigned-byte 8)`).
     ///
     /// # Errors
-    /// A `type-error` if `octets` is not a vector of octets.
+    /// Returns [`Error::Condition`] with a `type-error` if `octets` is not a vector of octets.
     pub fn len(&self, octets: &Value) -> Result<usize, Error> {
         self.call_entry(Entry::OctetCount, |writer| octets.write(writer))
     }
@@ -212,8 +212,8 @@ impl Cx {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] if `octets` is not a vector of octets (`(unsigned-byte 8)`), or its length differs from that of
-    /// `target`.
+    /// Returns [`Error::Condition`] if `octets` is not a vector of octets (`(unsigned-byte 8)`), or its length differs from
+    /// the length of `target`.
     pub fn copy_bytes(&self, octets: &Value, target: &mut [u8]) -> Result<(), Error> {
         let Some(handle) = octets.handle() else {
             return self.call_entry(Entry::OctetCount, |writer| octets.write(writer)).map(|_: usize| ());
@@ -239,13 +239,14 @@ impl Cx {
     /// ```
     ///
     /// # Safety
-    /// Until `work` returns, nothing may write to the vector: neither this thread, through what `work` calls, nor any other
-    /// thread of Lisp or of the program. The vector itself is pinned: no garbage collection moves it meanwhile, and other
-    /// threads can collect as usual.
+    /// Until `work` returns, nothing may write to the vector: neither this thread, in functions that `work` calls, nor any
+    /// other thread of Lisp or of the program. The vector is pinned: garbage collections, which other threads may run as
+    /// usual, do not move it.
     ///
     /// # Errors
-    /// A `type-error` if `octets` is not a vector of octets (`(unsigned-byte 8)`); [`Error::Unwinding`] if Lisp unwinds in
-    /// what `work` calls. An interruption takes effect when `work` has returned.
+    /// Returns [`Error::Condition`] with a `type-error` if `octets` is not a vector of octets (`(unsigned-byte 8)`);
+    /// [`Error::Unwinding`] if a call that `work` makes starts to unwind. An interruption takes effect when `work` has
+    /// returned.
     ///
     /// # Panics
     /// Panics if `work` panics.
@@ -275,7 +276,7 @@ impl Cx {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unwinding`] if Lisp is unwinding.
+    /// Returns [`Error::Unwinding`] if Lisp is unwinding.
     pub fn print(&self, object: &Value, limit: usize) -> Result<String, Error> {
         self.call_entry_with(Entry::Print, &(object, limit, true)).map(|LossyText(text)| text)
     }
@@ -293,7 +294,7 @@ impl Cx {
     ) -> Result<T, Error> {
         match function.handle() {
             Some(handle) => self.call_handle(handle.number(), |writer| arguments.write_arguments(writer)),
-            // A value without a handle is no function: looking it up makes Lisp signal the fitting error.
+            // A value without a handle is not a function. Looking up its printed name makes Lisp signal the error.
             None => {
                 let function: Value =
                     self.call_entry(Entry::FindFunction, |writer| function.to_string().write(writer))?;
@@ -333,7 +334,7 @@ impl Cx {
     /// Makes Lisp release all or some of the objects whose handles were dropped. This call cannot be interrupted.
     #[cold]
     pub(super) fn release_handles(&self) {
-        // A call that fails would lose these handles; otherwise they stay queued for a later call.
+        // A call that failed would lose the handles that it had taken from the queue. They stay there for a later call.
         if self.context.is_unwinding() || !self.context.has_stack_room_for_lisp() {
             return;
         }
@@ -373,7 +374,7 @@ impl Cx {
         Condition::read(self, message).map_or_else(Error::from, Error::from)
     }
 
-    /// Makes Lisp write the object that `value` stands for in `shape`.
+    /// Makes Lisp write out the object behind `value` to the depth that `shape` gives. Returns the message.
     pub(super) fn write_out(&self, value: &Value, shape: Shape) -> Result<MessageBuffer, Error> {
         let mut message = message::MessageWriter::new();
         value.write_token(&mut message);
@@ -386,8 +387,8 @@ impl Cx {
         }
     }
 
-    /// Returns Lisp's own error if the control stack is nearly used up. Lisp needs more stack than Rust does, so any call of
-    /// Lisp then signals it.
+    /// Returns Lisp's own error if the control stack is nearly used up. The error comes from a call of Lisp that does
+    /// nothing: Lisp needs more stack than Rust does, so any call signals the error then.
     #[inline]
     pub(super) fn check_room(&self) -> Result<(), Error> {
         if self.context.has_stack_room() { Ok(()) } else { self.call_entry(Entry::Objects, |_| Ok(())) }

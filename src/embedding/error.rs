@@ -47,17 +47,19 @@ pub enum Error {
     /// Lisp is unwinding to an outer frame, by a `throw`, a `return-from` or a restart.
     ///
     /// The unwinding continues as soon as the Rust function that Lisp has called returns; until then every call fails
-    /// with this error. Return it to the caller.
+    /// with this error. Return the error to your own caller.
     #[error("Lisp is unwinding past this function")]
     Unwinding,
-    /// No Lisp thread is free: all of them are inside functions of the program, and none has come back for some seconds.
+    /// No Lisp thread is free: all are inside functions of the program, and none of these functions has returned for five
+    /// seconds.
     ///
-    /// They may be waiting for this call. [`Builder::spare_threads`](super::Builder::spare_threads) allows more threads.
+    /// The functions may be waiting for this call. [`Builder::spare_threads`](super::Builder::spare_threads) allows more
+    /// threads.
     #[error("no Lisp thread is free: all are inside the program's functions and none has returned")]
     NoThread,
     /// A stream or a warning hook of the [`Builder`](super::Builder) called Lisp.
     ///
-    /// Calls that print, read or warn wait for the stream, so the call might wait for itself.
+    /// Calls that print, read or warn wait for the stream, so a call made by the stream might wait for itself.
     #[error("a stream or warning hook called Lisp, which may be waiting for it")]
     CalledByStream,
     /// The image could not be saved, for example because the disk is full or the process could not be copied.
@@ -65,14 +67,14 @@ pub enum Error {
     Save {
         /// The file that the image was to be saved in. A previous file of that name is unchanged.
         path: PathBuf,
-        /// The message of the process that saves the image, or how it ended.
+        /// The message of the process that saves the image, or a description of how that process ended.
         reason: String,
     },
     /// SBCL could not be booted.
     #[error(transparent)]
     Boot(#[from] BootError),
     /// No image was booted with a [`Builder`](super::Builder). An image booted by
-    /// [`Session::start`](crate::Session::start) cannot serve these calls.
+    /// [`Session::start`](crate::Session::start) cannot run calls of [`Lisp`](super::Lisp).
     #[error("Lisp was not booted for this program: call Lisp::boot")]
     NotBooted,
     /// An operation of the operating system failed.
@@ -84,7 +86,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the Lisp condition, if this error is one.
+    /// Returns the Lisp condition if this error is [`Error::Condition`].
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -265,8 +267,8 @@ impl Condition {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] if there is no such slot or it is unbound; [`Error::Conversion`] if its value cannot be read
-    /// as a `T`.
+    /// Returns [`Error::Condition`] if there is no such slot or it is unbound; [`Error::Conversion`] if its value cannot be
+    /// read as a `T`.
     pub fn slot<T: FromLisp + Send>(&self, name: &str) -> Result<T, Error> {
         self.object.slot(name)
     }
@@ -274,7 +276,7 @@ impl Condition {
     /// Returns the names of the condition's bound slots with their printed values, at most 100 of them.
     ///
     /// # Errors
-    /// Errors of a call that cannot run or complete, such as [`Error::NoThread`].
+    /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].
     pub fn slots(&self) -> Result<Vec<(String, String)>, Error> {
         self.object.slots()
     }

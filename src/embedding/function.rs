@@ -11,8 +11,8 @@ use super::value::Value;
 
 /// A Lisp function that Rust can call.
 ///
-/// A function that was looked up by name follows its redefinition. Its calls have the options of the handle that looked
-/// it up: time limit, handler, package and variables.
+/// A function that was looked up by name follows its redefinition, and its calls have the options of the
+/// [`Lisp`](super::Lisp) handle that looked it up: time limit, handler, package and variables.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -50,8 +50,8 @@ impl Function {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] if the function fails; [`Error::Conversion`] if its values cannot be read as a `T`;
-    /// [`Error::Timeout`] or [`Error::Interrupted`] if the options or an interrupt handle end the call.
+    /// Returns [`Error::Condition`] if the function fails; [`Error::Conversion`] if its values cannot be read as a `T`;
+    /// [`Error::Timeout`] if the call exceeds its time limit; [`Error::Interrupted`] if an interrupt handle ends the call.
     pub fn call<T: FromLisp + Send>(&self, arguments: impl Arguments + Sync) -> Result<T, Error> {
         let work = |cx: &Cx| cx.apply(&self.value, &arguments);
         match &self.options {

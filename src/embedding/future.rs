@@ -19,13 +19,14 @@ use crate::os::panics;
 
 /// A future of a call that has been started. Dropping the future interrupts the call.
 ///
-/// The future's waker is called on the Lisp thread that ran the call, or on a thread of the library if the call ended
-/// before it began. A waker that blocks does not delay the time limits of other calls.
+/// The future's waker is called on the Lisp thread that ran the call; if that thread is unwinding or the call could not
+/// begin in time, on a helper thread of the library; if a waiting call was interrupted, on the thread that interrupted it.
+/// A waker that blocks does not delay the time limits of other calls.
 #[derive(Debug)]
 #[must_use = "dropping it interrupts the call"]
 pub struct Call<R> {
     state: Arc<Mutex<CallState<R>>>,
-    /// The number of the call. If it could not be submitted, the error, until `poll` has returned the error.
+    /// The number of the call, or the error that prevented the call from being submitted. `poll` returns this error once.
     call: Result<u64, Option<Error>>,
 }
 
@@ -70,7 +71,7 @@ where
         let waker = state.lock().end(pool::call_result(end, &mut self.result, self.limit));
         let (work, result) = (self.work.take(), self.result.take());
         Some(Box::new(move || {
-            // Caught one by one: a second panic during unwinding would end the process.
+            // Each panic is caught separately: a second panic during unwinding would end the process.
             panics::caught(|| waker.map(Waker::wake));
             panics::discard(work);
             panics::discard(result);

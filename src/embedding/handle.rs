@@ -89,8 +89,8 @@ impl Default for Builder {
 impl Builder {
     /// Sets the size of the heap in bytes: 128 MiB to 64 GiB.
     ///
-    /// The default is 8 GiB, or for a saved core the size that it was saved under. The heap is only address space until
-    /// it is used.
+    /// The default is 8 GiB, or for a saved core the heap size of the image that was saved. The heap is only address space
+    /// until it is used.
     pub fn heap(mut self, bytes: u64) -> Self {
         self.heap = Some(bytes);
         self
@@ -104,12 +104,12 @@ impl Builder {
         self
     }
 
-    /// Sets the core to boot in place of the one in this program: a file that [`Lisp::save`] wrote, or a directory with
+    /// Sets the core to boot in place of the core in this program: a file that [`Lisp::save`] wrote, or a directory with
     /// an `sbcl.core`.
     ///
-    /// The runtime is always the `libsbcl` that the program was built with. A different one in the directory is refused,
-    /// and so is a core from another build of SBCL, before any of their code runs. A core that is accepted is Lisp code
-    /// and can do what [evaluated code](crate::guide::safety) can: boot no core that you do not trust.
+    /// The runtime is always the `libsbcl` that the program was built with. A different `libsbcl` in the directory is
+    /// refused before any of its code runs, and so is a core from another build of SBCL. A core that is accepted is Lisp
+    /// code and can do what [evaluated code](crate::guide::safety) can: boot no core that you do not trust.
     pub fn core(mut self, path: impl Into<PathBuf>) -> Self {
         self.core = Some(path.into());
         self
@@ -127,9 +127,9 @@ impl Builder {
 
     /// Sets the maximum number of spare Lisp threads in addition to [`threads`](Self::threads): at most 256, 64 by default.
     ///
-    /// Spare threads run calls while other threads are inside Rust. A spare thread is started when it is needed and parks
-    /// when it is not. When no more threads are allowed, calls wait; when none of them has begun for five seconds, they
-    /// fail with [`Error::NoThread`].
+    /// Spare threads run calls while other threads are inside Rust. A spare thread is started when it is needed and parked
+    /// when it is not needed. When no more threads are allowed, calls wait; when no waiting call has begun for five seconds,
+    /// the waiting calls fail with [`Error::NoThread`].
     pub fn spare_threads(mut self, count: u32) -> Self {
         self.spare_threads = count;
         self
@@ -155,8 +155,8 @@ impl Builder {
     ///
     /// A thread of the library writes to the stream, and a Lisp thread that prints waits for it, so the output of a call
     /// has been written when the call returns. A call that is being interrupted, by its time limit or otherwise, does not
-    /// wait: what it prints from then on is written later, up to 1 MiB, and lost beyond that. Calls of Lisp from the
-    /// stream fail with [`Error::CalledByStream`].
+    /// wait: up to 1 MiB of its further output is written later, and the rest is lost. Calls of Lisp from the stream fail
+    /// with [`Error::CalledByStream`].
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::builder().stdout(std::fs::File::create("lisp.log")?).boot()?;
@@ -177,7 +177,7 @@ impl Builder {
 
     /// Turns each line that Lisp prints into a `tracing` event.
     ///
-    /// Lines of `*standard-output*` have the target `sbcl::stdout` and level `INFO`; those of `*error-output*` have the
+    /// Lines of `*standard-output*` have the target `sbcl::stdout` and level `INFO`; lines of `*error-output*` have the
     /// target `sbcl::stderr` and level `WARN`. An unfinished line is emitted when it is longer than 8 KiB. The subscriber
     /// runs on the thread that would write to [`stdout`](Self::stdout).
     ///
@@ -232,15 +232,16 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Boot`]: [`AlreadyBooted`](crate::BootError::AlreadyBooted) if this process has an image
-    /// ([`Lisp::get_or_boot`] returns it), or the reason why this one cannot be booted, such as a size out of range or no
-    /// usable core. A saved core can be refused with [`OtherBuild`](crate::BootError::OtherBuild),
-    /// [`OtherHeap`](crate::BootError::OtherHeap), or [`Core`](crate::BootError::Core) if it is no saved core or
-    /// incomplete. After an error about a size or the core, another boot may be tried.
+    /// Returns [`Error::Boot`] with [`AlreadyBooted`](crate::BootError::AlreadyBooted) if this process has an image
+    /// ([`Lisp::get_or_boot`] returns it), or with the reason why the new image cannot be booted, such as a size out of
+    /// range or no usable core. A saved core can be refused with [`OtherBuild`](crate::BootError::OtherBuild),
+    /// [`OtherHeap`](crate::BootError::OtherHeap), or [`Core`](crate::BootError::Core) if the file is not a saved core or
+    /// is incomplete. Returns [`Error::Io`] if the threads for the streams cannot be started. After an error about a size
+    /// or the core, another boot may be tried.
     pub fn boot(mut self) -> Result<Lisp, Error> {
         let booting = BOOTING.lock();
         let booted = self.boot_alone();
-        // Unlocked before the streams and the hook of a failed boot are dropped, as their destructors may use the image.
+        // Unlock before the streams and the hook of a failed boot are dropped, because their destructors may use the image.
         drop(booting);
         booted
     }
@@ -270,7 +271,7 @@ impl Builder {
         let limits = Limits { cleanup, ..Limits::default() };
         let stream_threads = StreamThreads::start(std::mem::take(&mut self.streams))?;
         let session = Session::start_with(&self.image, limits, Some((pool.clone(), threads)))?;
-        // Installed only now: after a failed start another boot may be tried.
+        // The streams and the pool are installed only after a successful start: after a failure, another boot may be tried.
         stream_threads.install();
         pool::install(pool);
         let options = Options { group: Options::new_group(), ..Options::default() };
@@ -288,14 +289,14 @@ impl Lisp {
     /// Boots an image with the default settings.
     ///
     /// # Errors
-    /// The errors of [`Builder::boot`].
+    /// Returns the errors of [`Builder::boot`].
     pub fn boot() -> Result<Self, Error> {
         Self::builder().boot()
     }
 
     /// Returns the image of this process, and boots it with the default settings if there is none.
     ///
-    /// Tests, and libraries that share one image, use this function.
+    /// This function is for tests, and for libraries that share one image.
     ///
     /// ```
     /// let (one, other) = (sbcl::Lisp::get_or_boot()?, sbcl::Lisp::get_or_boot()?);
@@ -305,7 +306,7 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`Builder::boot`].
+    /// Returns the errors of [`Builder::boot`].
     pub fn get_or_boot() -> Result<Self, Error> {
         let _booting = BOOTING.lock();
         match LISP.get() {
@@ -344,7 +345,8 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// The errors of `work`; [`Error::Timeout`], [`Error::Interrupted`] and the like if the call is ended or cannot
+    /// Returns the error of `work`; [`Error::Timeout`], [`Error::Interrupted`], [`Error::Aborted`] or [`Error::Unwinding`]
+    /// if the call is ended; [`Error::NoThread`], [`Error::CalledByStream`] or [`Error::Condition`] if the call cannot
     /// begin.
     ///
     /// # Panics
@@ -364,7 +366,7 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] if a form fails; [`Error::Conversion`] if the values cannot be read as a `T`.
+    /// Returns [`Error::Condition`] if a form fails; [`Error::Conversion`] if the values cannot be read as a `T`.
     pub fn eval<T: FromLisp + Send>(&self, code: &str) -> Result<T, Error> {
         self.enter(|cx| cx.eval(code))
     }
@@ -380,8 +382,8 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] if there is no such function or it fails; [`Error::Conversion`] if its values cannot be read
-    /// as a `T`.
+    /// Returns [`Error::Condition`] if there is no such function or it fails; [`Error::Conversion`] if its values cannot be
+    /// read as a `T`.
     pub fn call<T: FromLisp + Send>(&self, name: &str, arguments: impl Arguments + Sync) -> Result<T, Error> {
         self.enter(|cx| cx.call(name, &arguments))
     }
@@ -396,7 +398,7 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] if there is no such function.
+    /// Returns [`Error::Condition`] if there is no such function.
     pub fn function(&self, name: &str) -> Result<Function, Error> {
         self.enter(|cx| cx.function(name)).map(|function| function.with_options(&self.options))
     }
@@ -411,8 +413,8 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] if `object` names a package that does not exist; [`Error::Conversion`] if it has no Lisp
-    /// counterpart.
+    /// Returns [`Error::Condition`] if `object` names a package that does not exist; [`Error::Conversion`] if `object` has
+    /// no Lisp counterpart.
     pub fn value(&self, object: impl IntoLisp + Sync) -> Result<Value, Error> {
         self.enter(|cx| cx.value(&object))
     }
@@ -427,7 +429,7 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] if a form fails; the forms before it keep their effects.
+    /// Returns [`Error::Condition`] if a form fails; the forms before it keep their effects.
     pub fn load_str(&self, code: &str) -> Result<(), Error> {
         self.enter(|cx| cx.call_entry(Entry::LoadText, |writer| code.write(writer)))
     }
@@ -441,9 +443,10 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] if there is no such file or a form in it fails; [`Error::Io`] if the file name is not UTF-8.
+    /// Returns [`Error::Condition`] if there is no such file or a form in it fails; [`Error::Io`] if the file name is empty
+    /// or not UTF-8.
     pub fn load_file(&self, path: impl AsRef<Path>) -> Result<(), Error> {
-        // Relative to this process' directory now; Lisp would use the one that it was booted in.
+        // A relative name refers to this process' current directory; Lisp would use the directory that it was booted in.
         let path = std::path::absolute(path.as_ref())?;
         let name =
             path.to_str().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidFilename, "it is not valid UTF-8"))?;
@@ -452,7 +455,7 @@ impl Lisp {
 
     /// Defines the Lisp function `name` as a Rust closure.
     ///
-    /// A package that does not exist is created, and the name is exported from it. Lisp may call the function on any
+    /// The name is exported from its package, which is created if it does not exist. Lisp may call the function on any
     /// thread, on multiple threads at once. While the function runs, neither garbage collection nor other Lisp threads
     /// wait for it. A running function cannot be interrupted before it returns.
     ///
@@ -468,7 +471,7 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] if Lisp does not allow the name to be defined.
+    /// Returns [`Error::Condition`] if Lisp does not allow the name to be defined.
     pub fn define<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         &self,
         name: &str,
@@ -494,8 +497,8 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`define`](Self::define); also if `lambda_list` is no lambda list, or its variables do not match
-    /// the parameters in number. After an error, an existing function of that name is unchanged.
+    /// Returns the errors of [`define`](Self::define), and an error if `lambda_list` is not a lambda list, or the number of
+    /// its variables is not the number of parameters. After an error, an existing function of that name is unchanged.
     pub fn define_as<Arguments, F: HostFunction<Arguments> + Send + Sync>(
         &self,
         name: &str,
@@ -579,7 +582,7 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] if there is no such symbol.
+    /// Returns [`Error::Condition`] if there is no such symbol.
     pub fn with_bindings(&self, bindings: &[(&str, Value)]) -> Result<Self, Error> {
         let symbols: Vec<Symbol> = self.enter(|cx| {
             bindings.iter().map(|(name, _)| cx.call_entry(Entry::Symbol, |writer| name.write(writer))).collect()
@@ -607,7 +610,7 @@ impl Lisp {
     }
 }
 
-/// A handle that ends calls from any thread: they fail with [`Error::Interrupted`].
+/// A handle that interrupts calls from any thread: the calls fail with [`Error::Interrupted`].
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -636,6 +639,6 @@ impl InterruptHandle {
     }
 }
 
-// A panic leaves the image in a state that any other thread might see at any time.
+// `Lisp` is unwind-safe: a panic leaves the image in a state that any other thread might see at any time.
 impl std::panic::UnwindSafe for Lisp {}
 impl std::panic::RefUnwindSafe for Lisp {}

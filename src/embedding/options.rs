@@ -10,7 +10,7 @@ use super::error::Condition;
 use super::value::Value;
 use crate::os::panics::Contained;
 
-/// A function that is called with each unhandled error where it is signalled, and may choose a restart.
+/// A function that is called where an error is signalled, if nothing in Lisp handles the error. It may choose a restart.
 pub(super) type Handler = Arc<dyn Fn(&Condition) -> Option<Restart> + Send + Sync>;
 
 #[derive(Clone, Default)]
@@ -25,7 +25,7 @@ pub(super) struct Options {
 }
 
 impl Options {
-    /// Returns the empty options.
+    /// Returns options that change nothing about a call.
     pub(super) fn none() -> Arc<Self> {
         static NONE: LazyLock<Arc<Options>> = LazyLock::new(Arc::default);
         NONE.clone()
@@ -75,7 +75,7 @@ pub struct Restart {
     arguments: Vec<Argument>,
 }
 
-/// A restart's argument of any type, converted when the restart is written.
+/// A restart's argument of any type. It is converted when the restart is sent to Lisp.
 struct Argument(Contained<Box<dyn IntoLisp + Send>>);
 
 impl fmt::Debug for Argument {
@@ -85,7 +85,7 @@ impl fmt::Debug for Argument {
 }
 
 impl Restart {
-    /// Returns the choice of the innermost restart called `name`, in any case and package, with one argument.
+    /// Chooses the innermost restart whose name is `name`, in any case and package, and passes it one argument.
     ///
     /// If the argument cannot be converted, the call fails with a `rust:host-error` that says so.
     #[must_use]
@@ -93,7 +93,7 @@ impl Restart {
         Self { name: name.to_owned(), arguments: vec![Argument(Contained::new(Box::new(argument)))] }
     }
 
-    /// Returns the choice of the innermost restart called `name`, in any case and package, without arguments.
+    /// Chooses the innermost restart whose name is `name`, in any case and package, without arguments.
     #[must_use]
     pub fn named(name: &str) -> Self {
         Self { name: name.to_owned(), arguments: Vec::new() }

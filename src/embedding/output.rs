@@ -12,14 +12,16 @@ use crate::image::Event;
 use crate::os::panics;
 use crate::session::reentry::serve_stream;
 
-/// Maximum size of queued output, in bytes. If a call is being ended, its output beyond this limit is lost.
+/// Maximum size of queued output, in bytes. While the queue is full, calls that print wait, and calls that are to end lose
+/// their output.
 const MAX_QUEUED: usize = 1 << 20;
 
 type Sink = Box<dyn Write + Send>;
 /// A function that receives a warning's class and text.
 type WarningHook = Box<dyn Fn(&str, &str) + Send + Sync>;
 
-/// The program's streams and warning hook. Without a stream, output goes to the standard streams of the process.
+/// The program's streams and warning hook. If an output stream is not set, its output goes to the standard stream of the
+/// process. If the hook is not set, warnings become `tracing` events.
 #[derive(Default)]
 pub(super) struct Streams {
     pub(super) stdout: Option<Sink>,
@@ -35,7 +37,7 @@ pub(super) struct TracingWriter {
 }
 
 impl TracingWriter {
-    /// Maximum length of an unfinished line, in bytes. A longer one is emitted.
+    /// Maximum length of an unfinished line, in bytes. A longer unfinished line is emitted.
     const MAX_LINE: usize = 8192;
 
     pub(super) fn stdout() -> Self {
@@ -67,8 +69,8 @@ impl Write for TracingWriter {
 
 /// The threads that serve the program's streams.
 ///
-/// A stream of the program cannot be interrupted, but a Lisp thread that waits for one of these threads can. The threads
-/// end if this value is dropped before it is installed.
+/// Lisp threads do not call the streams themselves: a stream that blocks cannot be interrupted, but the wait for one of
+/// these threads can. The threads end if this value is dropped before it is installed.
 pub(super) struct StreamThreads {
     output: Arc<Output>,
     input: Option<Arc<Input>>,
@@ -86,10 +88,10 @@ impl StreamThreads {
     /// Starts one thread for output, and one for input if the program has set a source.
     ///
     /// # Errors
-    /// The system cannot start a thread.
+    /// Returns the error if the system cannot start a thread.
     pub(super) fn start(mut streams: Streams) -> io::Result<Self> {
         let stdin = streams.stdin.take();
-        // If a thread cannot be started, dropping this value ends the other one.
+        // If the second thread cannot be started, dropping `threads` ends the first thread.
         let threads = Self { output: Arc::default(), input: stdin.is_some().then(Arc::default) };
         let output = threads.output.clone();
         std::thread::Builder::new().name("sbcl-output".to_owned()).spawn(move || output.serve(streams))?;
@@ -167,7 +169,7 @@ impl Output {
             };
             let lost = std::mem::take(&mut state.lost);
             drop(state);
-            // A panic of the stream ends here: no caller is left to receive it.
+            // A panic of the stream or the hook is caught, because this thread must write the next chunks.
             panics::caught(|| write(&mut streams, &chunk));
             if lost > 0 {
                 panics::caught(|| {
@@ -184,7 +186,8 @@ impl Output {
         }
     }
 
-    /// Queues a chunk and waits until it is written, or `is_ending` says that the caller's call is to end.
+    /// Queues a chunk and waits until it is written. Stops waiting if `is_ending` returns true because the caller's call
+    /// is to end; the chunk is lost if the queue had no room for it.
     fn write(&self, chunk: Chunk, is_ending: &dyn Fn() -> bool) {
         let size = chunk.len();
         let mut state = self.state.lock();
@@ -224,7 +227,8 @@ fn write(streams: &mut Streams, chunk: &Chunk) {
     }
 }
 
-/// Writes a thread's output or warning. Waits until it is written, or `is_ending` says that the thread's call is to end.
+/// Passes a Lisp thread's output, warning or notice to the program. Waits until output or a warning is written, or until
+/// `is_ending` returns true because the thread's call is to end. Other events are ignored.
 pub(super) fn write_event(event: Event<'_>, is_ending: &dyn Fn() -> bool) {
     let chunk = match event {
         Event::Stdout(text) => Chunk::Stdout(text.to_owned()),
@@ -244,7 +248,7 @@ pub(super) fn write_event(event: Event<'_>, is_ending: &dyn Fn() -> bool) {
 /// Makes threads that wait for a stream check whether their call is to end.
 pub(super) fn recheck_waiting_calls() {
     let Some(threads) = STREAM_THREADS.get() else { return };
-    // Taking the lock ensures that a thread which has just checked is waiting, and so receives the notification.
+    // Taking the lock ensures that a thread which has just checked now waits, and so receives the notification.
     drop(threads.output.state.lock());
     threads.output.changed.notify_all();
     if let Some(input) = &threads.input {
@@ -259,20 +263,20 @@ struct Input {
     changed: Condvar,
 }
 
-/// The result of one read: a chunk of input, `None` at its end, or the panic of the stream.
+/// The result of one read: a chunk of input, `None` at the end of the input or after an error, or the stream's panic.
 type ReadResult = std::thread::Result<Option<String>>;
 
 #[derive(Default)]
 struct InputState {
-    /// True when a thread waits for input.
+    /// True if a Lisp thread wants input and no read has begun since.
     wanted: bool,
-    /// The result that no thread has taken yet.
+    /// The result of the last read, until a Lisp thread takes it.
     result: Option<ReadResult>,
     closed: bool,
 }
 
 impl Input {
-    /// Reads a chunk each time one is wanted, until the input is closed.
+    /// Reads a chunk whenever a Lisp thread wants input, until the input is closed.
     fn serve(&self, mut stdin: Box<dyn Read + Send>) {
         serve_stream();
         let mut state = self.state.lock();
@@ -307,8 +311,8 @@ impl Input {
     }
 }
 
-/// Returns the next chunk of input, or `None` if the input has ended or there is no source. The chunk is empty if
-/// `is_ending` says that the thread's call is to end.
+/// Returns the next chunk of input, or `None` if the input has ended or failed, or there is no source. Returns an empty
+/// chunk if `is_ending` returns true because the thread's call is to end. Resumes a panic of the stream.
 pub(super) fn read(is_ending: &dyn Fn() -> bool) -> Option<String> {
     match STREAM_THREADS.get()?.input.as_ref()?.read(is_ending) {
         None => Some(String::new()),
@@ -333,7 +337,7 @@ fn read_chunk(stdin: &mut dyn Read) -> Option<String> {
     }
 }
 
-/// Returns true if `octets` end within a character.
+/// Returns true if `octets` end in the middle of a UTF-8 character.
 fn is_unfinished(octets: &[u8]) -> bool {
     let last = octets.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
     std::str::from_utf8(last).is_err_and(|error| error.error_len().is_none())

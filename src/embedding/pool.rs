@@ -1,7 +1,7 @@
 //! The pool: the Lisp threads that run the program's calls.
 //!
-//! Pool threads take requests from a queue, any number of them in parallel. The monitor, Lisp thread number 0, interrupts
-//! calls and starts spare threads; it runs no code of the program.
+//! Pool threads take requests from a queue and run them in parallel. The monitor, Lisp thread number 0, interrupts calls
+//! and starts spare threads; it runs no code of the program.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -32,16 +32,16 @@ use crate::os::panics::{self, Contained};
 use crate::os::thread_supply::ThreadSupply;
 use crate::session::reentry::serves_stream;
 
-/// Number of checks for work that an idle thread makes before it yields the processor. All of them together take about
-/// as long as a short call.
+/// Number of checks for work that an idle thread makes before it yields the processor. Together the checks take about as
+/// long as a short call.
 const CHECKS_PER_YIELD: u32 = 25;
 /// The time that a request waits before the monitor checks whether there are too few threads, and the time between
 /// checks.
 const THREAD_CHECK_INTERVAL: Duration = Duration::from_millis(10);
-/// The time after which a waiting request fails if no pool thread becomes free and no more can be started.
+/// The time after which a waiting request fails if no pool thread becomes free and no more threads can be started.
 const NO_THREAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// Number of scheduled checks, in addition to twice the number after the last sweep, that triggers the next sweep. A
-/// sweep removes the checks of finished calls.
+/// The next sweep, which removes the checks of finished calls, runs when there are more scheduled checks than this number
+/// plus twice the number that the last sweep left.
 const MAX_STALE_CHECKS: usize = 1024;
 /// The pool of the image in this process.
 static POOL: OnceCell<Arc<Pool>> = OnceCell::new();
@@ -66,8 +66,8 @@ struct Request {
 }
 
 impl Request {
-    /// Reports the end of the request to its caller. Wakers and destructors of the program do not run here but in
-    /// [`Completion::run`].
+    /// Reports the end of the request to its caller. Returns the code of the program that remains to run, such as a waker
+    /// or a destructor, if any.
     fn settle(self, end: End) -> Option<Completion> {
         let Self { mut task, options, .. } = self;
         let Some(followup) = task.settle(end) else {
@@ -107,7 +107,7 @@ struct RunningCall {
     next_check: Option<Instant>,
 }
 
-/// The reason for ending a call. Lisp receives its number, and passes it back.
+/// The reason for ending a call. Lisp receives the reason's number, and passes the number back when the call has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum EndReason {
     Interrupted = 1,
@@ -141,7 +141,8 @@ pub(super) struct Pool {
     idle: AtomicUsize,
     /// The number of requests ever taken by a pool thread.
     taken: AtomicUsize,
-    /// The number of Lisp threads that may run in parallel; `spare_threads` more may exist while threads are inside Rust.
+    /// The number of Lisp threads that may run in parallel. While threads are inside Rust, up to `spare_threads` more may
+    /// exist.
     threads: u32,
     spare_threads: u32,
     /// The grace period of an interrupted call's cleanup forms.
@@ -157,10 +158,10 @@ pub(super) struct Pool {
 struct PoolState {
     requests: VecDeque<Request>,
     running: Vec<RunningCall>,
-    /// Interruptions that were still under way when their calls ended, as pairs of the call and the thread that has not
-    /// taken the interruption yet.
+    /// Interruptions that were still under way when their calls ended. Each pair is the call's number and the
+    /// [`ThreadId`] of the thread that has not taken the interruption yet.
     orphaned_interruptions: Vec<(u64, u64)>,
-    /// The number of idle threads that check for requests. Each takes a request, if there is one, before it sleeps.
+    /// The number of idle threads that check for requests. Such a thread takes a request, if there is one, before it sleeps.
     awake: usize,
     asleep: usize,
     /// The number of parked spare threads.
@@ -175,7 +176,7 @@ impl PoolState {
         self.asleep > 0 && self.requests.len() > self.awake
     }
 
-    /// Unparks a spare thread. Returns false if none is parked.
+    /// Unparks a spare thread. Returns false if all parked threads have been unparked already, or none is parked.
     fn unpark_spare(&mut self) -> bool {
         let can_unpark = self.unpark_requests < self.parked;
         self.unpark_requests += usize::from(can_unpark);
@@ -210,7 +211,7 @@ impl PoolState {
         self.running.iter_mut().find(|running| running.call == call)
     }
 
-    /// Returns true while an interruption is under way to a thread, for any of its calls.
+    /// Returns true if an interruption was sent to the thread, for any of its calls, and the thread has not taken it yet.
     fn is_interrupting(&self, thread_id: u64) -> bool {
         self.orphaned_interruptions.iter().any(|(_, thread)| *thread == thread_id)
             || self.running.iter().any(|running| running.thread_id == thread_id && running.interruption.is_under_way())
@@ -225,19 +226,20 @@ impl PoolState {
 /// The monitor's schedule.
 #[derive(Default)]
 struct MonitorState {
-    /// Scheduled checks of calls: time, call and reason. Checks of finished calls stay until they are swept out.
+    /// Scheduled checks of calls: the time, the call's number and the reason. Checks of finished calls stay until a sweep
+    /// removes them.
     checks: BinaryHeap<Reverse<(Instant, u64, CheckReason)>>,
     /// The number of checks that the last sweep left.
     kept_by_sweep: usize,
     /// The time of the next check for too few threads.
     thread_check: Option<Instant>,
-    /// The value of [`Pool::taken`], and the time, when requests were first found waiting for a thread.
+    /// The state when requests were first found waiting for a thread: the value of [`Pool::taken`], and the time.
     stalled: Option<(usize, Instant)>,
     supply: ThreadSupply,
 }
 
 impl MonitorState {
-    /// Schedules a check of a call that is being interrupted.
+    /// Schedules a check of a call that is being interrupted, for the time `at`.
     fn schedule_check(&mut self, running: &mut RunningCall, at: Instant) {
         running.next_check = Some(at);
         self.checks.push(Reverse((at, running.call, CheckReason::Interruption)));
@@ -255,7 +257,7 @@ enum CheckReason {
 
 /// An action of the monitor.
 enum MonitorAction {
-    /// Interrupt a call.
+    /// Interrupt a call, given its thread and its number, for this reason.
     Interrupt(CallThread, u64, EndReason),
     /// Start a spare thread with this number.
     StartThread(u32),
@@ -280,7 +282,7 @@ impl IntoLisp for CallThread {
 }
 
 thread_local! {
-    /// Tasks that Lisp is to call back on this thread, by number.
+    /// Tasks that Lisp is to call back on this thread, indexed by their numbers; `None` while a task runs.
     static TASKS: RefCell<Vec<Option<Box<dyn Task<Error>>>>> = const { RefCell::new(Vec::new()) };
     /// The options of the calls that this thread is in, innermost last.
     static OPTIONS: RefCell<Vec<Arc<Options>>> = const { RefCell::new(Vec::new()) };
@@ -323,7 +325,8 @@ pub(super) fn install(pool: Arc<Pool>) {
     let _ = POOL.set(pool);
 }
 
-/// Returns the pool. Fails on a thread that serves a stream, because pool threads may be waiting for it.
+/// Returns the pool of this process. Fails if no image has booted, and on a thread that serves a stream, because pool
+/// threads may be waiting for that thread.
 fn pool() -> Result<&'static Arc<Pool>, Error> {
     if serves_stream() {
         return Err(Error::CalledByStream);
@@ -331,7 +334,8 @@ fn pool() -> Result<&'static Arc<Pool>, Error> {
     POOL.get().ok_or(Error::NotBooted)
 }
 
-/// Runs `work` on a Lisp thread: the current one if it is a Lisp thread that has called Rust.
+/// Runs `work` on a Lisp thread: on the current thread if it is a Lisp thread that has called Rust, otherwise on a pool
+/// thread.
 pub(super) fn run<R: Send>(work: impl FnOnce(&Cx) -> Result<R, Error> + Send) -> Result<R, Error> {
     match Cx::current() {
         Some(cx) => cx.check_room().and_then(|()| work(&cx)),
@@ -355,7 +359,8 @@ fn is_in_group(group: u64) -> bool {
     OPTIONS.with_borrow(|all| all.iter().any(|options| options.group == group))
 }
 
-/// A closure and its result, both owned by the caller, which waits for the call and then drops what remains of them.
+/// The task of a blocking call: a closure and its result. Both belong to the caller, which waits for the end of the call
+/// and then drops them.
 struct BlockingTask<F, R> {
     work: Option<F>,
     result: Option<std::thread::Result<Result<R, Error>>>,
@@ -376,8 +381,8 @@ impl<F: FnOnce(&Cx) -> Result<R, Error> + Send, R: Send> Task<Error> for &mut Bl
     }
 }
 
-/// Returns the result of a call that ended with `end`: the closure's own `result` if it completed or panicked,
-/// otherwise an error.
+/// Returns the result of a call that ended with `end`: the closure's own `result` if the closure completed or panicked,
+/// otherwise an error. `limit` is the time limit that [`Error::Timeout`] reports.
 pub(super) fn call_result<R>(
     end: End,
     result: &mut Option<std::thread::Result<Result<R, Error>>>,
@@ -407,13 +412,13 @@ fn run_request<R: Send>(options: &Arc<Options>, work: impl FnOnce(&Cx) -> Result
             None => pool.push(request),
         }
     });
-    // Without an end, the threads of the pool have ended and the task was dropped.
+    // If the task has no end, the threads of the pool have ended and the task was dropped.
     let result = call_result(task.end.unwrap_or(End::Aborted), &mut task.result, options.timeout);
     result.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// Settles a request that has not begun, on the monitor. Code of the program runs on a helper thread, never on the
-/// monitor.
+/// Settles a waiting request on the monitor thread. The code of the program that remains to run is passed to a helper
+/// thread, because it might block the monitor.
 fn settle_from_monitor(request: Request, end: End) {
     if let Some(completion) = request.settle(end) {
         helper_threads::run(|| completion.run());
@@ -429,8 +434,8 @@ pub(super) fn submit(options: &Arc<Options>, task: Box<dyn Task<Error>>) -> Resu
     Ok(call)
 }
 
-/// Makes Lisp pin a vector and run `task` while the vector is pinned. `write` writes the vector, and the place that
-/// receives its address.
+/// Makes Lisp pin a vector and run `task` while the vector is pinned. `write` writes the vector, and then the place that
+/// receives the vector's address.
 pub(super) fn call_with_task(
     cx: &Cx,
     task: Box<dyn Task<Error>>,
@@ -535,7 +540,7 @@ impl Pool {
             }
         }
         self.idle.fetch_sub(1, Ordering::SeqCst);
-        // This thread counted as idle, so a check may not have been scheduled.
+        // While this thread counted as idle, `push` may not have scheduled a check for too few threads.
         self.schedule_thread_check();
         next
     }
@@ -591,7 +596,7 @@ impl Pool {
     }
 
     /// Parks this spare thread until it is needed. The thread does not end instead, because thread-local destructors of the
-    /// program may block or call Lisp, and starting a thread in Lisp waits for those that are ending (SBCL's
+    /// program may block or call Lisp, and starting a thread in Lisp waits for threads that are ending (SBCL's
     /// `allocate-thread-memory`).
     fn park(&self) {
         let mut state = self.state.lock();
@@ -603,7 +608,8 @@ impl Pool {
         state.parked -= 1;
     }
 
-    /// Ends the calls for which `matches` returns true, given their number and group.
+    /// Interrupts the running calls, and fails the waiting calls, for which `matches` returns true. `matches` receives the
+    /// number of a call and the number of the call's group.
     fn end_calls(&self, matches: impl Fn(u64, u64) -> bool) {
         let now = Instant::now();
         let mut monitor = self.monitor.lock();
@@ -672,8 +678,8 @@ impl Pool {
         self.perform(cx.context(), request, false);
     }
 
-    /// Runs a request that was recorded as begun. `is_outermost` is true if the current thread is a pool thread in no
-    /// other call.
+    /// Runs a request that [`PoolState::begin`] has recorded. `is_outermost` is true if the current thread is a pool thread
+    /// that is in no other call.
     fn perform(&self, context: &CallContext, request: Request, is_outermost: bool) {
         let Request { call, task, options } = request;
         let cx = Cx::new(*context);
@@ -710,7 +716,7 @@ impl Pool {
         }
     }
 
-    /// Runs the monitor: interrupts calls when they are due and starts threads when there are too few, for ever.
+    /// Runs the monitor, for ever: interrupts calls that are to end, and starts threads when there are too few.
     fn run_monitor(&self, cx: &Cx) {
         loop {
             let result: Result<(), Error> = match self.next_action() {
@@ -783,7 +789,8 @@ impl Pool {
         }
     }
 
-    /// Checks a running call for `reason`, and returns the interruption to be sent now, if any.
+    /// Checks a running call for `reason`, and returns the interruption to be sent now, if any. `at` is the time for which
+    /// the check was scheduled.
     fn check_call(
         &self,
         monitor: &mut MonitorState,
@@ -835,8 +842,8 @@ impl Pool {
         ThreadState::count_in_lisp() >= self.threads as usize
     }
 
-    /// Unparks a spare thread if requests wait because too many threads are inside Rust. If none is parked, returns the
-    /// number of a thread to start, or a request that has waited too long.
+    /// Unparks a spare thread if requests wait because too many threads are inside Rust. If no spare thread is parked,
+    /// returns the number of a thread to start, or a request that has waited too long.
     fn check_threads(&self, monitor: &mut MonitorState, now: Instant) -> (Option<u32>, Option<Request>) {
         if self.waiting.load(Ordering::SeqCst) == 0 {
             (monitor.thread_check, monitor.stalled) = (None, None);
@@ -849,7 +856,8 @@ impl Pool {
         }
         let taken = self.taken.load(Ordering::Relaxed);
         let Some((_, since)) = monitor.stalled.filter(|(before, _)| *before == taken) else {
-            // A thread may be about to take a request: the pool is stalled only if none is taken until the next check.
+            // A thread may be about to take a request: the pool is stalled only if no request is taken until the next
+            // check.
             monitor.stalled = Some((taken, now));
             return (None, None);
         };
@@ -944,7 +952,8 @@ impl Program for Pool {
     }
 }
 
-/// Number of the built-in function that runs a task. The constants below number the others (`enum sbcl_program_function`).
+/// Number of the built-in function that runs a task. The constants below are the numbers of the other built-in functions
+/// (`enum sbcl_program_function`).
 const RUN: u64 = sbcl_program_function::SBCL_PROGRAM_RUN as u64;
 const ASK: u64 = sbcl_program_function::SBCL_PROGRAM_ASK as u64;
 const READ_INPUT: u64 = sbcl_program_function::SBCL_PROGRAM_READ_INPUT as u64;
@@ -952,7 +961,8 @@ const DEFINED: u64 = sbcl_program_function::SBCL_PROGRAM_DEFINED as u64;
 
 /// The reason why a host function returned no values.
 pub(super) enum HostFailure {
-    /// The function returned an error: the condition, or nil with the function's name and the error's text.
+    /// The function returned an error. The fields are the condition, or nil if the error is not a condition; the name of
+    /// the function; and the text of an error that is not a condition.
     Error(Value, String, String),
     /// Lisp is unwinding.
     Unwinding,
@@ -961,8 +971,8 @@ pub(super) enum HostFailure {
 }
 
 impl HostFailure {
-    /// Makes the failure of a function that returned `error`. The caller has checked that Lisp is not unwinding, so an
-    /// [`Error::Unwinding`] is an error like any other.
+    /// Makes the failure of the function `name`, which returned `error`. The caller has checked that Lisp is not unwinding,
+    /// so an [`Error::Unwinding`] is an error like any other.
     pub(super) fn from_error(name: String, error: Box<dyn std::error::Error + Send + Sync>) -> Self {
         match error.downcast::<Error>() {
             Ok(error) => match *error {

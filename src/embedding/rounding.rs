@@ -5,8 +5,8 @@ const QUOTIENT_BITS: i64 = 66;
 /// The binary exponent of the smallest positive float.
 const MIN_EXPONENT: i64 = -1074;
 
-/// Divides two integers, given in two's complement with the lowest word first, and rounds to the nearest float, ties to
-/// even.
+/// Divides two integers, given in two's complement with the lowest word first. Rounds the quotient to the nearest float,
+/// ties to even.
 ///
 /// The divisor must not be 0.
 pub(super) fn quotient(dividend: &[u64], divisor: &[u64]) -> f64 {
@@ -15,7 +15,7 @@ pub(super) fn quotient(dividend: &[u64], divisor: &[u64]) -> f64 {
     let sign = if negative == other { 1.0 } else { -1.0 };
     let shift = bit_length(&dividend) - bit_length(&divisor);
     shift_left(if shift < 0 { &mut dividend } else { &mut divisor }, shift.unsigned_abs());
-    // An extra word, because each step doubles the remainder.
+    // The operands get an extra word, because each step doubles the remainder.
     let size = dividend.len().max(divisor.len()) + 1;
     dividend.resize(size, 0);
     divisor.resize(size, 0);
@@ -33,7 +33,8 @@ pub(super) fn quotient(dividend: &[u64], divisor: &[u64]) -> f64 {
     sign * rounded(quotient, is_exact, shift - QUOTIENT_BITS + 1)
 }
 
-/// Returns `quotient` × 2^`exponent` as a float. Unless `is_exact`, the true value is larger by less than 2^`exponent`.
+/// Returns `quotient` × 2^`exponent` as a float. If `is_exact` is false, the true value is larger than this product, by
+/// less than 2^`exponent`.
 fn rounded(quotient: u128, is_exact: bool, exponent: i64) -> f64 {
     let length = i64::from(u128::BITS - quotient.leading_zeros());
     // Subnormal floats have fewer mantissa bits.

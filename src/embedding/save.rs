@@ -21,12 +21,12 @@ use crate::error::BootError;
 use crate::image::fingerprint::Fingerprint;
 use crate::os::poll_set::PollSet;
 
-/// Time limit of the saving process, slightly longer than its own limit (`**saving-seconds**` of
-/// `lisp/core/checkpoint.lisp`).
+/// The time after which the host kills the saving process. It is slightly longer than the limit that the saving process
+/// sets itself (`**saving-seconds**` of `lisp/core/checkpoint.lisp`).
 const SAVE_TIMEOUT: Duration = Duration::from_secs(310);
 /// Maximum size of the saving process' message, in bytes.
 const MAX_REPORT_BYTES: usize = 2000;
-/// The last eight bytes of a saved core, after eight bytes with the length of the trailer.
+/// The last eight bytes of a saved core. The eight bytes before them have the length of the trailer.
 const MAGIC: &[u8; 8] = b"SBCLHOST";
 /// The last word of a core as SBCL writes it: `CORE_MAGIC` of its `core.h`.
 const CORE_MAGIC: u64 = 0x5342_434C;
@@ -36,9 +36,9 @@ const MAX_TRAILER: u64 = 4096;
 /// The description that is appended to a saved core.
 #[derive(Debug, Serialize, Deserialize)]
 struct CoreTrailer {
-    /// The [build](crate::build_id) that saved the core; no other may boot it.
+    /// The [build](crate::build_id) that saved the core; no other build may boot it.
     build: String,
-    /// The size in bytes of the heap that the core was saved under, and must be booted under.
+    /// The heap size in bytes of the image that was saved. The core must be booted with the same heap size.
     heap: u64,
     /// The length of the core in bytes, without the trailer.
     bytes: u64,
@@ -77,8 +77,8 @@ impl CoreTrailer {
     }
 }
 
-/// Checks that this program can boot the core `path`, under a heap of `asked` bytes if a size is given. Returns the size
-/// of the heap to boot it under.
+/// Checks that this program can boot the core `path`, and with a heap of `asked` bytes if `asked` is given. Returns the
+/// heap size to boot the core with.
 pub(super) fn check(path: &Path, asked: Option<u64>) -> Result<u64, BootError> {
     let unusable = |reason: String| BootError::Core { path: path.to_owned(), reason };
     let mut file = File::open(path).map_err(|error| unusable(error.to_string()))?;
@@ -112,7 +112,7 @@ impl<'path> Draft<'path> {
     fn new(target: &'path Path) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let name = target.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
-        // A directory could not be replaced in the end, and a device must not be.
+        // The final rename could not replace a directory, and must not replace a device.
         if fs::metadata(target).is_ok_and(|existing| !existing.is_file()) {
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is not a regular file"));
         }
@@ -120,7 +120,7 @@ impl<'path> Draft<'path> {
         let mut draft = name.to_owned();
         draft.push(format!(".{}-{number}.draft", std::process::id()));
         let draft = Self { path: std::path::absolute(target)?.with_file_name(draft), target };
-        // A file that cannot be written is reported before the process is copied.
+        // Creating the file here reports a directory without write access before the process is copied.
         File::create_new(&draft.path)?;
         Ok(draft)
     }
@@ -139,7 +139,7 @@ impl<'path> Draft<'path> {
         let modified = jiff::Timestamp::now().round(jiff::Unit::Second).map_err(io::Error::other)?;
         let fingerprint = Fingerprint::of(&mut file, bytes)?.with_modified(modified);
         CoreTrailer { build: crate::build_id(), heap, bytes, fingerprint }.write(&mut file)?;
-        // The fingerprint contains this time.
+        // The file must have the modification time that the fingerprint contains.
         file.set_modified(modified.into())?;
         file.sync_all()?;
         fs::rename(&self.path, self.target)?;
@@ -158,19 +158,19 @@ impl Lisp {
     /// Saves the image as a core in the file `path`, which another process of the same program boots with
     /// [`Builder::core`](super::Builder::core).
     ///
-    /// Saving takes 0.9 s with 40 MB of objects and 11 s with 1 GB, while Lisp continues to run. Lisp is stopped for only
-    /// 3 to 10 ms or so, while this process is copied (`fork`); the copy does the saving. The calling thread, which may be
-    /// any thread, waits until the file is complete. This function works on Linux only.
+    /// Saving takes 0.9 s with 40 MB of objects and 11 s with 1 GB, while Lisp continues to run. Lisp is stopped only while
+    /// this process is copied (`fork`), for about 3 to 10 ms; the copy does the saving. The calling thread, which may be any
+    /// thread, waits until the file is complete. This function works on Linux only.
     ///
     /// The core contains what was in memory at the time of the copy: packages, variables, functions and closures, tables,
     /// classes and instances, loaded systems. It does not contain threads, open files and sockets, foreign memory,
     /// timers, or objects that only Rust kept alive. A [`Value`](super::Value) or a [`Function`](super::Function) has no
     /// meaning in another process, so keep in a variable what you want to find again.
     ///
-    /// Functions [defined](Self::define) in Rust are in the core by name. Calling one signals a `rust:host-error`, with
-    /// the restart `use-value`, until the program that booted the core has defined it as well; older references to it
-    /// then work again, too. `sb-ext:*save-hooks*` run in the copy, where functions of the program are not available
-    /// either.
+    /// Functions [defined](Self::define) in Rust are in the core by name. Calling such a function signals a
+    /// `rust:host-error`, with the restart `use-value`, until the program that booted the core has defined the function as
+    /// well; older references to the function then work again. `sb-ext:*save-hooks*` run in the copy, where functions of
+    /// the program are not available either.
     ///
     /// Calls on other threads continue in this process. In the core they are cut off where they were, without their
     /// cleanup forms, and the locks that they held are free. Saving waits for collections, compilations, class
@@ -181,17 +181,17 @@ impl Lisp {
     ///
     /// Threads of the host, including those inside a function that Lisp has called, are not restricted. No code of the
     /// host runs in the copy: none of its threads, no signal handler, no `atexit` or `pthread_atfork` function, no
-    /// destructor. The copy has none of the host's files open. It is a child of the host: a host that waits for all its
-    /// children may see it end (`SIGCHLD`, `waitpid`), which does no harm.
+    /// destructor. The copy has none of the host's files open. The copy is a child of the host: a host that waits for all
+    /// its children may see the copy end (`SIGCHLD`, `waitpid`), which does no harm.
     ///
     /// Only the file's owner can read it (0600), as memory may contain secrets. The file appears complete or not at all,
-    /// and replaces a previous one. A host that ends earlier leaves `PATH.…-….draft` behind. The core boots only
-    /// under a heap of the same size, and only in a program with exactly the same build of this crate and SBCL.
+    /// and replaces a previous one. If the host ends before the file is complete, a file `PATH.…-….draft` remains. The core
+    /// boots only with the same heap size, and only in a program with exactly the same build of this crate and SBCL.
     ///
     /// An image cannot be saved without a copy of the process: SBCL saves by moving every object and ends the process,
-    /// which neither the host's own threads nor Rust frames on the stacks of Lisp threads would survive. Where the system
+    /// which neither the host's own threads nor Rust frames on the stacks of Lisp threads would survive. If the system
     /// refuses to copy the process (with `vm.overcommit_memory=2`, or under a seccomp filter), this function fails and
-    /// nothing else happens.
+    /// changes nothing.
     ///
     /// ```no_run
     /// let lisp = sbcl::Lisp::boot()?;
@@ -204,11 +204,11 @@ impl Lisp {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Io`] if no file can be created at `path`. [`Error::Save`] if the copy did not save, for example on a full
-    /// disk, or took longer than 300 seconds. [`Error::Condition`] if the process cannot be copied, or if for 30 seconds
-    /// other threads compile, intern symbols or define classes without a pause, or one stays in `without-interrupts`.
-    /// [`Error::Timeout`] if the handle's [limit](Self::with_timeout) passes before the copy is made. After an error, a
-    /// previous file at `path` is unchanged.
+    /// Returns [`Error::Io`] if no file can be created at `path`; [`Error::Save`] if the copy did not save, for example on
+    /// a full disk, or took longer than 300 seconds; [`Error::Condition`] if the process cannot be copied, or if for 30
+    /// seconds other threads compile, intern symbols or define classes without a pause, or a thread stays in
+    /// `without-interrupts`; [`Error::Timeout`] if the handle's [limit](Self::with_timeout) passes before the copy is made.
+    /// After an error, a previous file at `path` is unchanged.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
         let at_path = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
@@ -220,7 +220,7 @@ impl Lisp {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from)?;
         let process = self.enter(|cx| cx.call_entry_with::<i32>(Entry::Save, &(file, writer.as_raw_fd())));
         drop(writer);
-        // After an error there is no copy, or the interruption has ended it: the read returns at once.
+        // After an error there is no copy, or the interruption has ended the copy, so this read returns at once.
         let process = process.inspect_err(|_| drop(read_report(&reader, None)))?;
         // The host may already have waited for the process, as it may for any of its children.
         let process = Pid::from_raw(process).and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
@@ -236,7 +236,7 @@ impl Lisp {
 }
 
 /// Waits for the report of `save-and-report`: the saving process' message and exit status. Kills `process`, which sends
-/// the report, if that takes too long.
+/// the report, if the report takes too long. Returns the reason, worded as a clause, if the process did not save.
 fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String> {
     let end = Instant::now() + SAVE_TIMEOUT;
     let mut report = Vec::new();
@@ -249,7 +249,7 @@ fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String
         if set.wait(Some(left)).is_ok_and(|ready| !ready.has(())) {
             if left.is_zero() {
                 let _ = process.map(|process| pidfd_send_signal(process, Signal::KILL));
-                return Err("the process that saves it did not end in time".to_owned());
+                return Err("the process that was saving it did not end in time".to_owned());
             }
             continue;
         }
@@ -267,7 +267,7 @@ fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String
         }
     }
     let Some((message, status)) = report.split_last_chunk::<4>() else {
-        return Err("the process that saves it was killed or took too long".to_owned());
+        return Err("the process that was saving it was killed or took too long".to_owned());
     };
     let message = String::from_utf8_lossy(message).trim().to_owned();
     let status = i32::from_le_bytes(*status);
@@ -277,5 +277,5 @@ fn read_report(reader: &OwnedFd, process: Option<&OwnedFd>) -> Result<(), String
         (_, true) => format!("was killed by signal {}", libc::WTERMSIG(status)),
         _ => "could not be started".to_owned(),
     };
-    Err(format!("the process that saves it {how}{}{message}", if message.is_empty() { "" } else { ": " }))
+    Err(format!("the process that was saving it {how}{}{message}", if message.is_empty() { "" } else { ": " }))
 }

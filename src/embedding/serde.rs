@@ -18,9 +18,9 @@ use crate::image::message::{self, Token};
 /// | enum variant | a keyword, `:in-stock`, or a list of a keyword and the variant's values |
 /// | `None`, `()`, `false` | `nil` |
 ///
-/// Underscores and capitals in names become hyphens in Lisp. Some types look at an object before they know what it is:
-/// enums with `#[serde(tag)]` or `#[serde(untagged)]`, and `serde_json::Value`. They take `nil` for a unit and a property
-/// list for a list, so they cannot read back everything that they write.
+/// Underscores and capitals in names become hyphens in Lisp. Some types choose their variant by the object that they
+/// read: enums with `#[serde(tag)]` or `#[serde(untagged)]`, and `serde_json::Value`. These types read `nil` as a unit and
+/// a property list as a list, so they cannot read back everything that they write.
 ///
 /// ```
 /// use sbcl::Serde;
@@ -92,7 +92,8 @@ fn lisp_name(name: &str) -> String {
     lisp
 }
 
-/// Returns the element of `names` that `lisp` spells; if none matches, `lisp` in Rust's spelling.
+/// Returns the element of `names` whose Lisp spelling is `lisp`, in any case. If there is none, returns `lisp` in Rust's
+/// spelling: in lower case, with underscores.
 fn rust_name(lisp: &str, names: &'static [&'static str]) -> String {
     names
         .iter()
@@ -371,7 +372,7 @@ impl<'de> de::Deserializer<'de> for KeyDeserializer {
     }
 }
 
-/// A variant with values, written as a list.
+/// An enum variant with values, which in Lisp is a list of the variant's name and the values.
 struct Variant<'r, 'm> {
     name: String,
     reader: &'r mut Reader<'m>,

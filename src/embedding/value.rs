@@ -14,8 +14,8 @@ use crate::image::message::{self, Handle, Token};
 /// A `Value` may be stored, sent to other threads and dropped anywhere: dropping it neither blocks nor calls Lisp. A
 /// clone stands for the same object.
 ///
-/// Its methods may be called from any thread. They have no time limit, and may run for ever if a `print-object` method
-/// does not return; within [`enter`](super::Lisp::enter) they share the limit of that call.
+/// The methods of a `Value` may be called from any thread. They have no time limit, and may run for ever if a
+/// `print-object` method does not return; within [`enter`](super::Lisp::enter) they share the limit of that call.
 ///
 /// ```
 /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -31,8 +31,8 @@ use crate::image::message::{self, Handle, Token};
 #[derive(Clone)]
 pub struct Value(Repr);
 
-/// The representation of an object in Rust: a handle, or a copy if the object is a number, a character or a constant,
-/// whose copies are EQL to the original.
+/// The representation of an object in Rust: a handle, or a copy if the object is NIL, T, a 64-bit integer, a float or a
+/// character. Such a copy is EQL to the original.
 #[derive(Clone)]
 enum Repr {
     Nil,
@@ -99,7 +99,7 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Conversion`] if the object cannot be read as a `T`.
+    /// Returns [`Error::Conversion`] if the object cannot be read as a `T`.
     pub fn to<T: FromLisp + Send>(&self) -> Result<T, Error> {
         pool::run(|cx| cx.call_entry(Entry::Objects, |writer| self.write(writer)))
     }
@@ -113,7 +113,7 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// Errors of a call that cannot run or complete, such as [`Error::NoThread`].
+    /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].
     pub fn type_of(&self) -> Result<String, Error> {
         pool::run(|cx| cx.call_entry(Entry::TypeOf, |writer| self.write(writer))).map(|LossyText(text)| text)
     }
@@ -129,8 +129,8 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// Errors of a call that cannot run or complete, such as [`Error::NoThread`]. If the object cannot be printed, the
-    /// text says so.
+    /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`]. An object that cannot be printed
+    /// is not an error: the text says so.
     pub fn print(&self, limit: usize) -> Result<String, Error> {
         pool::run(|cx| cx.print(self, limit))
     }
@@ -146,7 +146,7 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// Errors of a call that cannot run or complete, such as [`Error::NoThread`].
+    /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].
     pub fn eql(&self, other: &Self) -> Result<bool, Error> {
         self.same(0, other)
     }
@@ -154,7 +154,7 @@ impl Value {
     /// Returns true if both values are `equal`.
     ///
     /// # Errors
-    /// Errors of a call that cannot run or complete, such as [`Error::NoThread`].
+    /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].
     pub fn equal(&self, other: &Self) -> Result<bool, Error> {
         self.same(1, other)
     }
@@ -162,7 +162,7 @@ impl Value {
     /// Returns true if both values are `equalp`.
     ///
     /// # Errors
-    /// Errors of a call that cannot run or complete, such as [`Error::NoThread`].
+    /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].
     pub fn equalp(&self, other: &Self) -> Result<bool, Error> {
         self.same(2, other)
     }
@@ -180,15 +180,15 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// A `type-error` if the object is neither a sequence nor a hash table.
+    /// Returns [`Error::Condition`] with a `type-error` if the object is neither a sequence nor a hash table.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> Result<usize, Error> {
         pool::run(|cx| cx.call_entry(Entry::Size, |writer| self.write(writer)))
     }
 
-    /// Looks up `key` in a hash table, an association list or a property list, or an index in a sequence.
+    /// Looks up the entry for a key of a hash table, an association list or a property list, or for an index of a sequence.
     ///
-    /// Returns `None` if there is no such entry. An entry whose value is `nil` is read as a `T`.
+    /// Returns `None` if there is no such entry. An entry whose value is `nil` exists: the `nil` is read as a `T`.
     ///
     /// ```
     /// # let lisp = sbcl::Lisp::get_or_boot()?;
@@ -199,8 +199,8 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] if the object has no keys or indices; [`Error::Conversion`] if the entry cannot be read as
-    /// a `T`.
+    /// Returns [`Error::Condition`] if the object has no keys or indices; [`Error::Conversion`] if the entry cannot be read
+    /// as a `T`, or `key` has no Lisp counterpart.
     pub fn get<T: FromLisp + Send>(&self, key: impl IntoLisp + Sync) -> Result<Option<T>, Error> {
         let (value, found): (Value, bool) = pool::run(|cx| cx.call_entry_with(Entry::Element, &(self, &key)))?;
         found.then(|| value.to()).transpose()
@@ -217,8 +217,8 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Condition`] if there is no such slot or it is unbound; [`Error::Conversion`] if its value cannot be read
-    /// as a `T`.
+    /// Returns [`Error::Condition`] if there is no such slot or it is unbound; [`Error::Conversion`] if its value cannot be
+    /// read as a `T`.
     pub fn slot<T: FromLisp + Send>(&self, name: &str) -> Result<T, Error> {
         pool::run(|cx| cx.call_entry_with(Entry::Slot, &(self, name)))
     }
@@ -226,7 +226,7 @@ impl Value {
     /// Returns the names of the bound slots with their printed values, at most 100 of them.
     ///
     /// # Errors
-    /// Errors of a call that cannot run or complete, such as [`Error::NoThread`].
+    /// Returns an error if the call cannot run or complete, such as [`Error::NoThread`].
     pub fn slots(&self) -> Result<Vec<(String, String)>, Error> {
         let slots: Vec<(LossyText, LossyText)> =
             pool::run(|cx| cx.call_entry(Entry::Slots, |writer| self.write(writer)))?;
@@ -243,7 +243,7 @@ impl Value {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Conversion`] if the object is no list or vector.
+    /// Returns [`Error::Conversion`] if the object is neither a list nor a vector.
     pub fn elements(&self) -> Result<Vec<Self>, Error> {
         self.to()
     }
@@ -292,7 +292,7 @@ impl fmt::Debug for Value {
 
 /// Prints the object as `prin1` does, cut off after 10,000 characters.
 ///
-/// This calls Lisp. If the call fails, the text is `#<object>`; [`Value::print`] returns the error.
+/// Printing calls Lisp. If the call fails, the text is `#<object>`; [`Value::print`] returns the error.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.print(10_000) {
@@ -302,7 +302,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// Prints `value` in at most 60 characters, for error messages.
+/// Returns `value` as printed, cut off after 60 characters, for error messages.
 pub(super) fn describe(cx: &Cx, value: &Value) -> String {
     cx.print(value, 60).unwrap_or_else(|_| "an object".to_owned())
 }

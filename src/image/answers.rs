@@ -2,8 +2,8 @@
 //!
 //! Reading an answer can run arbitrary Lisp code: interning a symbol in a locked package signals an error, and the
 //! handler may call a host function again before the rest is read. So each thread keeps a stack of answers, one per
-//! nested read. Lisp counts the depth in a variable that it binds while it reads, so a non-local exit restores the
-//! depth too.
+//! nested read. Lisp counts the depth of the stack in a variable that it binds while it reads, so a non-local exit
+//! restores the depth.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ thread_local! {
 }
 
 /// Stores `message` until Lisp has read it. Lisp is still reading the first `being_read` answers of this thread; later
-/// ones are discarded.
+/// answers are discarded.
 pub(super) fn store(being_read: u64, message: MessageWriter) -> sbcl_message {
     let (words, handles) = message.into_parts();
     let store = |answers: &RefCell<Vec<Answer>>| {
@@ -40,12 +40,13 @@ pub(super) fn store(being_read: u64, message: MessageWriter) -> sbcl_message {
         answer.handles = handles;
         sbcl_message { words: answer.words.as_ptr(), count: answer.words.len() as u64 }
     };
-    // A thread that is ending has already destroyed its answers: the message is empty then.
+    // A thread that is ending has already destroyed its answers. It returns an empty message.
     ANSWERS.try_with(store).unwrap_or_default()
 }
 
-/// Returns the error for a host function called in a process that C code forked. Such a process has none of the other
-/// threads and may have copied any lock while it was held, so this neither allocates nor uses a thread local.
+/// Returns the error for a host function called in a process that C code forked. Only the forking thread exists there,
+/// and any lock may have been copied while another thread held it, so this function neither allocates nor uses a thread
+/// local.
 pub(super) fn in_forked_process() -> sbcl_message {
     const TEXTS: [&str; 2] =
         ["a Rust function", "it was called in a forked copy of its process, where Rust functions cannot be called"];

@@ -20,13 +20,13 @@ use crate::error::BootError;
 /// initialised may be retried.
 static STATE: AtomicU8 = AtomicU8::new(State::Fresh as u8);
 
-/// Number of threads with a control stack before the user starts any: one per lane, and SBCL's own.
+/// Number of threads with a control stack before the user starts any: one for each of the four lanes, and two of SBCL's.
 const THREADS: u64 = 6;
 /// Address space used besides heap and stacks, in bytes. A worker with a heap of 1 GiB was measured at 920 MiB, most of
 /// it reserved by malloc, 64 MiB per thread.
 const BASE_BYTES: u64 = 1 << 30;
-/// Heap size divided by the size of SBCL's bookkeeping for the heap: page tables, cards (2 MiB per GiB) and reserves.
-/// With a heap of 8 GiB, 1116 MiB were measured besides the heap.
+/// SBCL's bookkeeping for the heap is as large as the heap divided by this number: page tables, cards (2 MiB per GiB) and
+/// reserves. With a heap of 8 GiB, 1116 MiB were measured besides the heap.
 const HEAP_OVERHEAD_DIVISOR: u64 = 64;
 
 #[repr(u8)]
@@ -56,7 +56,7 @@ pub(crate) fn boot(config: &ImageConfig, host: Arc<dyn Host>, program: Option<Em
     super::process::detect_forks();
     let runtime = Runtime::load(config).inspect_err(|_| STATE.store(State::Fresh as u8, Ordering::Release))?;
     let config = config.clone();
-    // SBCL changes the signal mask of the thread that initialises it, so that thread is a separate one.
+    // SBCL changes the signal mask of the thread that initialises it, so a separate thread does.
     let result = std::thread::Builder::new()
         .name("sbcl-boot".to_owned())
         .stack_size(16 << 20)
@@ -89,7 +89,8 @@ fn start(
     program: Option<Embedding>,
 ) -> Result<(), BootError> {
     let signals = BootPhase::begin(runtime.is_lisp_thread()?, runtime.catch_stack_loss()?);
-    // SAFETY: STATE admits one boot per process, and this thread was started for it.
+    // SAFETY: STATE admits one boot per process. `signals` is its boot phase, and this thread was started for the boot, so
+    // its signal mask may change.
     let status = unsafe { runtime.initialize(&arguments(runtime, config)) }?;
     signals.end();
     if status != 0 {
@@ -144,7 +145,7 @@ fn path_argument(path: &Path) -> CString {
     CString::new(path.as_os_str().as_bytes()).expect("paths hold no NUL")
 }
 
-/// Returns a number that differs between starts; the standard library seeds `RandomState` from the system's randomness.
+/// Returns a random number: the standard library seeds `RandomState` from the system's randomness.
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::time::SystemTime::now())

@@ -6,24 +6,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::program::{CallContext, Followup, Task, TaskEnd, scoped};
 
-/// A task that applies `work` to the octets and stores its result.
+/// A task that applies `work` to the octets and stores the result of `work`.
 struct Borrow<'b, F, R> {
-    /// Address and number of the octets, once Lisp has written them.
+    /// Address and count of the octets, both 0 until Lisp has written them.
     location: &'b [AtomicU64; 2],
     work: Option<F>,
     result: &'b mut Option<std::thread::Result<R>>,
 }
 
-// SAFETY: the task does not leave the thread that made it: `pin` keeps it in a variable of that thread, and runs it
-// there.
+// SAFETY: the task stays on the thread that made it: `pin` keeps the task in a thread local, from which the host function
+// that Lisp calls back takes it, and runs it there.
 unsafe impl<F, R> Send for Borrow<'_, F, R> {}
 
 impl<E, F: FnOnce(&[u8]) -> R, R> Task<E> for Borrow<'_, F, R> {
     fn run(&mut self, _: &CallContext) {
         let Some(work) = self.work.take() else { return };
         let [address, count] = self.location.each_ref().map(|word| word.load(Ordering::Relaxed) as usize);
-        // SAFETY: Lisp has pinned a vector with this many octets at this address until this function returns. The
-        // caller of `borrow_octets` guarantees that nothing writes to them.
+        // SAFETY: Lisp has pinned a vector with `count` octets at `address` until this function returns. The caller of
+        // `borrow_octets` guarantees that nothing writes to them.
         let octets = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), count) };
         *self.result = Some(catch_unwind(AssertUnwindSafe(|| work(octets))));
     }

@@ -27,17 +27,17 @@ thread_local! {
     static CURRENT_JOB: RefCell<Option<Job>> = const { RefCell::new(None) };
     /// The host's number for this thread.
     static THREAD_NUMBER: u64 = NEXT_THREAD.fetch_add(1, Ordering::Relaxed);
-    /// The lane that this thread pulls jobs for, and the number of its last job, or 0.
+    /// The lane that this thread pulls jobs for, and the number of the thread's last job (0 before its first job).
     static LANE_AND_JOB_ID: Cell<Option<(Lane, u64)>> = const { Cell::new(None) };
 }
 
-/// Returns the lane that this thread serves and the number of the job that it works on, 0 before its first job. `None`
-/// on threads that pull no jobs.
+/// Returns the lane that this thread serves, and the number of the job that it works on or worked on last (0 before its
+/// first job). Returns `None` on threads that pull no jobs.
 pub(crate) fn current_job() -> Option<(Lane, u64)> {
     LANE_AND_JOB_ID.get()
 }
 
-/// Pause before the next attempt when the host panicked, so that the thread does not spin.
+/// Pause before the next attempt to get a job after the host panicked, so that the thread does not spin.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Lisp's reason for refusing to start.
@@ -51,7 +51,7 @@ pub(super) fn start_refusal() -> String {
 /// Installs `host`, whose functions Lisp then calls, and returns its function table.
 ///
 /// # Panics
-/// When called twice: there is one image per process.
+/// Panics if called twice, because a process has only one image.
 pub(super) fn install(
     host: Arc<dyn Host>,
     seed: u64,
@@ -94,7 +94,7 @@ unsafe extern "C" fn next_job(lane: u32, out: *mut sbcl_job) -> i32 {
         match panics::caught(|| host.next_job(lane, THREAD_NUMBER.with(|number| *number), held)) {
             Some(Some(job)) => break job,
             Some(None) => return 0,
-            // If this lane ended, no later request on it would be answered.
+            // If this thread ended, later requests on its lane might never be answered.
             None => {
                 panics::caught(|| {
                     tracing::error!(?lane, "looking for the next job panicked; this Lisp thread tries again");
@@ -117,8 +117,8 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
     let text = match usize::try_from(length) {
         Ok(length) if length > 0 && !text.is_null() => {
             // SAFETY: by the contract Lisp passes `length` characters in a pinned string, aligned as `u32`, which is
-            // neither moved nor freed during the call. Another Lisp thread may write to it, hence atomics: each
-            // character read was there at some time.
+            // neither moved nor freed during the call. Another Lisp thread may write to the string, so its characters
+            // are read as atomics.
             unsafe { std::slice::from_raw_parts(text.cast::<AtomicU32>(), length) }
         }
         _ => &[],
@@ -152,8 +152,8 @@ unsafe extern "C" fn event(job: u64, kind: u32, number: i64, text: *const u32, l
     )
 }
 
-/// Ends a child that C code forked. It lacks the other threads, which may have held any lock, and must work neither on
-/// the job in which it was forked nor on another job.
+/// Ends this process, which C code forked. The process lacks its parent's other threads, which may have held any lock, and
+/// must not work on its parent's jobs.
 fn exit_forked() -> ! {
     signals::exit_now(0)
 }

@@ -1,8 +1,8 @@
-//! Fingerprints of saved cores, to check that a core is still what was written.
+//! Fingerprints of saved cores, to check that a core has not changed since it was saved.
 //!
 //! Reading a core takes longer than booting it, so a file with the original device, inode and modification time counts
-//! as unchanged. A core that was copied or unpacked is read and its checksum compared. This guards against accidents
-//! only: whoever can write a core can write its fingerprint.
+//! as unchanged. A core that was copied or unpacked is read, and its checksum is compared. Fingerprints guard against
+//! accidents only: whoever can write a core can also write its fingerprint.
 
 use std::fs::{File, Metadata};
 use std::hash::Hasher;
@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-/// Bytes of a file read at a time.
+/// Number of bytes of a file that are read at a time.
 const CHUNK_SIZE: usize = 1 << 20;
 
 /// Identity and content of a file: device, inode, modification time, and a checksum (XXH3) of its beginning.
@@ -20,21 +20,21 @@ const CHUNK_SIZE: usize = 1 << 20;
 pub(crate) struct Fingerprint {
     device: u64,
     inode: u64,
-    /// Seconds and nanoseconds since 1970.
+    /// The modification time: seconds since 1970, and nanoseconds within the second.
     modified: (i64, i64),
     checksum: u64,
 }
 
 impl Fingerprint {
-    /// Computes the fingerprint of a file's first `bytes`, which must no longer change.
+    /// Computes the fingerprint of a file's first `bytes` bytes, which must no longer change.
     ///
     /// # Errors
-    /// The file cannot be read, or is shorter.
+    /// Returns an error if the file cannot be read, or has fewer than `bytes` bytes.
     pub(crate) fn of(file: &mut File, bytes: u64) -> io::Result<Self> {
         Ok(Self { checksum: checksum(file, bytes)?, ..Self::unhashed(&file.metadata()?) })
     }
 
-    /// Returns the fingerprint with another modification time, which the caller then sets on the file.
+    /// Returns the fingerprint with the modification time `modified`, which the caller then sets on the file.
     pub(crate) fn with_modified(self, modified: jiff::Timestamp) -> Self {
         Self { modified: (modified.as_second(), i64::from(modified.subsec_nanosecond())), ..self }
     }
@@ -54,10 +54,10 @@ impl Fingerprint {
         *self == self.for_copy(metadata)
     }
 
-    /// Returns true if the first `bytes` of `file` have this checksum, even if `file` is a copy.
+    /// Returns true if the first `bytes` bytes of `file` have the fingerprint's checksum. `file` may be a copy.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the file cannot be read. A file that is too short is no error, but does not match.
     pub(crate) fn matches(&self, file: &mut File, bytes: u64) -> io::Result<bool> {
         match checksum(file, bytes) {
             Ok(checksum) => Ok(checksum == self.checksum),
@@ -67,7 +67,7 @@ impl Fingerprint {
     }
 }
 
-/// Computes the checksum of a file's first `bytes`.
+/// Computes the checksum of a file's first `bytes` bytes.
 fn checksum(file: &mut File, bytes: u64) -> io::Result<u64> {
     file.rewind()?;
     let mut hasher = XxHash3_64::new();
@@ -102,7 +102,7 @@ mod tests {
         assert!(is_unchanged(&path) && matches(&path));
         fs::copy(&path, &copy).unwrap();
         assert!(!is_unchanged(&copy) && matches(&copy));
-        // Bytes beyond the fingerprinted ones may change.
+        // Bytes after the fingerprinted bytes may change.
         let change = |at: u64| {
             let mut file = File::options().write(true).open(&copy).unwrap();
             file.seek(SeekFrom::Start(at)).unwrap();
@@ -114,7 +114,7 @@ mod tests {
         assert!(!matches(&copy));
         fs::write(&copy, "short").unwrap();
         assert!(!matches(&copy));
-        // Writing the original file again changes its modification time.
+        // With another modification time, the original file no longer counts as unchanged.
         let later = jiff::Timestamp::UNIX_EPOCH;
         File::options().write(true).open(&path).unwrap().set_modified(later.into()).unwrap();
         assert!(!is_unchanged(&path));

@@ -1,4 +1,4 @@
-//! Floating-point modes: traps that Lisp enables would fault in the host's code.
+//! Floating-point modes: with the traps that Lisp enables, the host's code would fault.
 #![allow(unsafe_code)]
 
 /// A guard: while it lives, all floating-point traps are masked in this thread, as Rust code expects. On processors
@@ -44,7 +44,7 @@ mod x86_64 {
     }
 
     impl super::Modes {
-        /// Makes these modes apply again, until the guard is dropped.
+        /// Makes these modes apply again until the returned guard is dropped.
         pub(in crate::image) fn restore(self) -> super::LispModes {
             load(self.lisp);
             super::LispModes { host: DEFAULT }
@@ -65,9 +65,9 @@ mod x86_64 {
     }
 
     fn load(modes: u32) {
-        // SAFETY: LDMXCSR reads 32 bits, from a variable of that size, without reserved bits: the value is the default
-        // or comes from STMXCSR. While Rust code runs, the modes are those that it assumes; Lisp's apply only while
-        // Lisp runs.
+        // SAFETY: LDMXCSR reads 32 bits, from a variable of that size. The value sets no reserved bits, since it is the
+        // default or comes from STMXCSR. Lisp's modes apply only while Lisp runs; Rust code runs with the default modes,
+        // which it assumes.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const modes, options(nostack, preserves_flags)) };
     }
 }

@@ -13,7 +13,7 @@ pub(super) struct HeapVariables {
     pub(super) size: &'static AtomicUsize,
     /// `auto_gc_trigger`: the usage at which the next collection starts.
     pub(super) trigger: &'static AtomicUsize,
-    /// `bytes_consed_between_gcs`: the distance of `auto_gc_trigger` above the usage after the last collection.
+    /// `bytes_consed_between_gcs`: the bytes by which `auto_gc_trigger` exceeds the usage after the last collection.
     pub(super) bytes_between_collections: &'static AtomicUsize,
     /// `gc_active_p`: nonzero during a collection.
     pub(super) collecting: &'static AtomicU8,
@@ -31,7 +31,7 @@ pub(super) fn set_variables(variables: HeapVariables) {
 pub(crate) struct Usage {
     /// Bytes in use, including garbage.
     pub(crate) used: usize,
-    /// Bytes that the last collection left, which hold hardly any garbage.
+    /// Bytes that were in use after the last collection, hardly any of them garbage.
     pub(crate) kept: usize,
     /// Size of the heap.
     pub(crate) size: usize,
@@ -56,9 +56,9 @@ pub(crate) const EXIT_LOST: i32 = 86;
 /// Exit status of a process in which SBCL could not continue because the heap was full.
 pub(crate) const EXIT_HEAP_EXHAUSTED: i32 = 87;
 
-/// SBCL's lossage handler: called, after the reason was written to stderr, when SBCL cannot continue.
+/// SBCL's lossage handler, called when SBCL cannot continue and has written the reason to stderr.
 pub(super) unsafe extern "C" fn on_lossage() {
-    // A collection copies objects, in blocks as large as they are, so it can fail at half the heap.
+    // A collection copies the live objects, each into contiguous free memory, so it can fail when half the heap is in use.
     let tenths = if is_collecting() { 5 } else { 9 };
     let is_full = usage().is_some_and(|usage| usage.used > usage.size / 10 * tenths);
     super::signals::exit_now(if is_full { EXIT_HEAP_EXHAUSTED } else { EXIT_LOST });

@@ -1,30 +1,30 @@
-//! Interruption of the code that a Lisp thread runs: at most one is under way per thread, and cleanup forms have a
-//! grace period.
+//! Interruption of the code that a Lisp thread runs: at most one interruption is under way per thread, and cleanup forms
+//! have a grace period.
 //!
-//! SBCL queues interruptions of a thread that has interrupts disabled, and ends the process when nine are queued. So
-//! the next one is sent only after the thread has taken the last, that is, begun to run it. An interruption unwinds the
-//! code. Its cleanup forms have a grace period, after which they are interrupted, too.
+//! SBCL queues interruptions of a thread that has interrupts disabled, and ends the process when nine are queued. So the
+//! next interruption is sent only after the thread has taken the last one, that is, has begun to run it. An interruption
+//! unwinds the code. The code's cleanup forms have a grace period, after which they are interrupted, too.
 
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// Time within which interrupted code must begin to unwind, and must end after its grace period. Code that exceeds it
-/// is stuck, and cannot be ended from inside the process.
+/// Time within which interrupted code must begin to unwind, and within which it must end after its grace period. Code that
+/// takes longer is stuck, and cannot be ended from inside the process.
 pub(crate) const REACTION_TIME: Duration = Duration::from_secs(2);
 
-/// Interval between taking one interruption and sending the next, while the code does not end.
+/// Interval between taking an interruption and sending the next one, while the code does not end.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The longest grace period: one day, like the longest time limit. With a longer one a deadline might overflow the
-/// clock.
+/// The longest grace period: one day, like the longest time limit. With a longer grace period, a deadline might overflow
+/// the clock.
 const MAX_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The reason why interrupted code did not end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Stuck {
     /// The code never began to unwind.
-    // The name in recovery logs.
+    // Recovery logs contain the variant under this name.
     #[serde(rename = "Unmoved")]
     Unresponsive,
     /// The code began to unwind, but cleanup forms keep running.
@@ -61,7 +61,7 @@ struct InterruptRequest<R> {
     since: Instant,
     /// Time that cleanup forms may take.
     grace: Duration,
-    /// Earliest time of the next interruption, unless one is under way.
+    /// Earliest time at which the next interruption may be sent.
     next: Instant,
     /// Time at which the code began to unwind.
     unwinding: Option<Instant>,
@@ -85,7 +85,7 @@ impl<R> Default for Interruption<R> {
 }
 
 impl<R: Copy> Interruption<R> {
-    /// Requests an interruption of the code. Returns false if one was requested before, whose reason then stays.
+    /// Requests an interruption of the code. Returns false, and changes nothing, if an interruption was already requested.
     pub(crate) fn request(&mut self, reason: R, grace: Duration, now: Instant) -> bool {
         if self.request.is_some() {
             return false;
@@ -113,17 +113,17 @@ impl<R: Copy> Interruption<R> {
         }
     }
 
-    /// Returns the reason of the first request, if there is one.
+    /// Returns the reason for the request, if there is a request.
     pub(crate) fn reason(&self) -> Option<R> {
         self.request.as_ref().map(|request| request.reason)
     }
 
-    /// Returns the time of the request.
+    /// Returns the time of the request, if there is a request.
     pub(crate) fn since(&self) -> Option<Instant> {
         self.request.as_ref().map(|request| request.since)
     }
 
-    /// Returns true while an interruption is under way, so that no other may be sent to the thread.
+    /// Returns true while an interruption is under way. Until the thread takes it, no other interruption may be sent.
     pub(crate) fn is_under_way(&self) -> bool {
         self.sent
     }
@@ -150,7 +150,7 @@ impl<R: Copy> Interruption<R> {
         }
     }
 
-    /// Records that the code begins to unwind. The first time, the grace period of its cleanup forms starts.
+    /// Records that the code begins to unwind. The first such call for a request starts the grace period.
     pub(crate) fn note_unwinding(&mut self, now: Instant) {
         if let Some(request) = &mut self.request
             && request.unwinding.is_none()

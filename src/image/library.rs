@@ -19,7 +19,7 @@ use crate::config::ImageConfig;
 use crate::error::BootError;
 
 unsafe extern "C" {
-    // Defined in sbcl-build/src/embed.S.
+    // These symbols are defined in sbcl-build/src/embed.S.
     static sbcl_embedded_core: usize;
     static sbcl_embedded_library_start: u8;
     static sbcl_embedded_library_end: u8;
@@ -29,14 +29,14 @@ type InitializeLisp = unsafe extern "C" fn(c_int, *const *const c_char, *const *
 type InterceptAction = unsafe extern "C" fn(i32, *const c_void) -> i32;
 type HostStart = unsafe extern "C" fn(*const sbcl_host) -> u32;
 
-/// The only libsbcl of this process. A second copy, loaded by another boot, would resolve to the variables of the
-/// first.
+/// The only libsbcl of this process. If another attempt to boot loaded a second copy, the copy's symbols would resolve to
+/// the variables of the first copy.
 static LIBRARY: OnceCell<&'static Library> = OnceCell::new();
 
 /// The location of a core.
 #[derive(Debug)]
 pub(super) enum Core {
-    /// A file of its own.
+    /// A separate core file.
     File(PathBuf),
     /// The ELF section `lisp.core` of this file, which SBCL maps in place.
     Section(PathBuf),
@@ -49,8 +49,8 @@ pub(super) struct Runtime {
 }
 
 impl Runtime {
-    /// Loads the libsbcl that this program was built with. Another build is refused before it is loaded, because
-    /// loading it would run its code.
+    /// Finds the core, and loads the libsbcl that this program was built with. A libsbcl of another build is refused before
+    /// it is loaded, because loading a library runs its constructors.
     pub(super) fn load(config: &ImageConfig) -> Result<Self, BootError> {
         let (path, core) = match &config.core_dir {
             Some(directory) => {
@@ -75,13 +75,13 @@ impl Runtime {
             // looks up its variables with dlsym(RTLD_DEFAULT, …).
             let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }
                 .map_err(|error| BootError::Library { path: path.clone(), reason: error.to_string() })?;
-            // Never unloaded, because Lisp's threads run its code.
+            // Leaked: the library is never unloaded, because Lisp's threads run its code.
             Ok::<&Library, BootError>(Box::leak(Box::new(library)))
         })?;
         let runtime = Self { library, core };
         if let Core::File(path) = &runtime.core {
-            // A core that an image of this program saved may have a trailer after its end, and its fingerprint tells
-            // whether it is complete.
+            // The end of a saved image (`config.image`) is not checked: a trailer may follow it, and the image's
+            // fingerprint shows whether the core is complete.
             runtime.check_core(path, config.image.is_none())?;
         }
         Ok(runtime)
@@ -121,8 +121,8 @@ impl Runtime {
         Ok(*self.symbol("sbcl_host_catch_stack_loss")?)
     }
 
-    /// Makes the heap's variables available to [`heap`], and makes the process's exit status report that SBCL could not
-    /// continue.
+    /// Passes SBCL's variables about the heap to [`heap`], and installs the lossage handler, which ends the process with an
+    /// exit status of its own when SBCL cannot continue.
     pub(super) fn install_heap_hooks(&self) -> Result<(), BootError> {
         let word = |name| {
             let variable: Symbol<*mut usize> = self.symbol(name)?;
@@ -136,19 +136,21 @@ impl Runtime {
             size: word("dynamic_space_size")?,
             trigger: word("auto_gc_trigger")?,
             bytes_between_collections: word("bytes_consed_between_gcs")?,
-            // SAFETY: as above, but the variable is a C `bool`.
+            // SAFETY: the symbol is a C `bool` of the runtime, as wide as u8, and the runtime is never unloaded.
             collecting: unsafe { AtomicU8::from_ptr(*collecting) },
         });
         let set_handler: Symbol<unsafe extern "C" fn(unsafe extern "C" fn())> = self.symbol("set_lossage_handler")?;
-        // SAFETY: the function stores the pointer, which stays valid.
+        // SAFETY: the function only stores the pointer, and this program's code stays loaded.
         unsafe { set_handler(heap::on_lossage) };
         Ok(())
     }
 
-    /// Lets processes that C code forks allocate in Lisp, whatever other threads were doing at the fork.
+    /// Makes it possible to allocate Lisp objects in processes that C code forks, whatever other threads were doing at the
+    /// fork.
     pub(super) fn guard_forks(&self) -> Result<(), BootError> {
         let guard: Symbol<unsafe extern "C" fn() -> i32> = self.symbol("sbcl_host_guard_forks")?;
-        // SAFETY: the registered functions take statically initialised locks of a library that is never unloaded.
+        // SAFETY: the call registers functions that take and release statically initialised locks of a library that is
+        // never unloaded.
         match unsafe { guard() } {
             0 => Ok(()),
             error => Err(BootError::Os { what: "guard forks", source: io::Error::from_raw_os_error(error) }),
@@ -158,18 +160,18 @@ impl Runtime {
     /// Runs `initialize_lisp` with these arguments and returns its status.
     ///
     /// # Safety
-    /// Call it once per process, within a [`BootPhase`](super::signals::BootPhase), on a thread whose signal mask may
-    /// change.
+    /// Must be called once per process, within a [`BootPhase`](super::signals::BootPhase), on a thread whose signal mask
+    /// may change.
     pub(super) unsafe fn initialize(&self, arguments: &[CString]) -> Result<c_int, BootError> {
         let initialize: Symbol<InitializeLisp> = self.symbol("initialize_lisp")?;
         let set_path: Symbol<unsafe extern "C" fn(*const c_char)> = self.symbol("sbcl_host_set_runtime_path")?;
         let give_actions: Symbol<unsafe extern "C" fn(InterceptAction)> = self.symbol("sbcl_host_give_actions")?;
-        // SBCL keeps pointers into both arrays.
+        // Leaked: SBCL keeps pointers to argv and to its strings.
         let argv: &mut Vec<*const c_char> =
             Box::leak(Box::new(arguments.to_vec().leak().iter().map(|a| a.as_ptr()).collect()));
         let argc = c_int::try_from(argv.len()).expect("a few arguments");
         argv.push(std::ptr::null());
-        // SAFETY: `environ` is the C library's own array, which SBCL reads during the call. The path and argv are
+        // SAFETY: `environ` is the C library's own array, which SBCL reads during the call. `argv` and its strings are
         // leaked, null-terminated and never change. The caller guarantees the rest.
         unsafe {
             set_path(argv[0]);
@@ -178,16 +180,16 @@ impl Runtime {
         }
     }
 
-    /// Calls the core's `sbcl_host_start` and returns its contract version; `None` if the core exports no such
-    /// function.
+    /// Calls the core's `sbcl_host_start`. Returns the version of the core's contract, 0 if Lisp could not start, and `None`
+    /// if the core exports no such function.
     ///
     /// # Safety
     /// [`initialize`](Self::initialize) must have returned.
     pub(super) unsafe fn start(&self, host: &'static sbcl_host) -> Result<Option<u32>, BootError> {
         let start: Symbol<*mut Option<HostStart>> = self.symbol("sbcl_host_start")?;
-        // SAFETY: the symbol is a variable of this type, set while SBCL started.
+        // SAFETY: the symbol is a variable of this type, which SBCL set while it was initialised, if at all.
         let start = unsafe { **start };
-        // SAFETY: guaranteed by the caller; the table is `'static`.
+        // SAFETY: the caller guarantees that SBCL is initialised, and the table is `'static`.
         Ok(start.map(|start| unsafe { start(host) }))
     }
 }
@@ -198,7 +200,7 @@ unsafe extern "C" {
 
 /// Returns the address of the embedded core, if this program has one.
 fn embedded_core() -> Option<NonZero<usize>> {
-    // SAFETY: an aligned word of this program's data, which nothing writes to.
+    // SAFETY: the symbol is an aligned word of this program's data, which nothing writes to.
     NonZero::new(unsafe { sbcl_embedded_core })
 }
 
@@ -207,15 +209,15 @@ const CORE_MAGIC: u64 = 0x5342_434c;
 /// Number of words read from the beginning of a core to find its build identifier.
 const HEADER_WORDS: usize = 64;
 
-/// Reads the build identifier in a core's header (`src/runtime/coreparse.c`). Returns `None` if the file is no core or,
-/// with `check_end`, an incomplete one.
+/// Reads the build identifier in a core's header (`src/runtime/coreparse.c`). Returns `None` if the file is not a core or,
+/// with `check_end`, is an incomplete core.
 fn core_build_id(path: &Path, check_end: bool) -> io::Result<Option<Vec<u8>>> {
     const BUILD_ID_ENTRY: u64 = 3860;
     let mut file = File::open(path)?;
     let mut header = Vec::new();
     Read::by_ref(&mut file).take(8 * HEADER_WORDS as u64).read_to_end(&mut header)?;
     let words: Vec<u64> = header.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-    // The magic number, then an entry: its type, its length, three numbers, the length of the text, and the text.
+    // The magic number is followed by an entry: its type, its length, three numbers, the length of its text, and the text.
     let [CORE_MAGIC, BUILD_ID_ENTRY, _, _, _, _, length, ..] = words[..] else { return Ok(None) };
     let text = usize::try_from(length).ok().and_then(|length| header.get(56..)?.get(..length));
     if check_end {
@@ -229,7 +231,7 @@ fn core_build_id(path: &Path, check_end: bool) -> io::Result<Option<Vec<u8>>> {
     Ok(text.map(<[u8]>::to_vec))
 }
 
-/// Returns the content of the libsbcl that this program was built with.
+/// Returns the bytes of the libsbcl that this program was built with.
 fn embedded_library_bytes() -> &'static [u8] {
     // SAFETY: the symbols delimit bytes that sbcl-build/src/embed.S put into this program.
     unsafe {
@@ -238,8 +240,8 @@ fn embedded_library_bytes() -> &'static [u8] {
     }
 }
 
-/// Returns the library to use with the core in `directory`. A library there must be the one that this program was built
-/// with.
+/// Returns the path of the libsbcl to use with the core in `directory`. A libsbcl in `directory` must be the one that this
+/// program was built with. On Linux, `directory` need not contain a libsbcl.
 fn library_in(directory: &Path) -> Result<PathBuf, BootError> {
     let path = directory.join(format!("libsbcl{}", std::env::consts::DLL_SUFFIX));
     let refused = |reason: String| BootError::Library { path: path.clone(), reason };
@@ -249,7 +251,7 @@ fn library_in(directory: &Path) -> Result<PathBuf, BootError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound && cfg!(target_os = "linux") => {}
         Err(error) => return Err(refused(error.to_string())),
     }
-    // On Linux the embedded library is loaded, so that a change of the file after the comparison has no effect.
+    // On Linux the embedded library is loaded, so a change of the file after the comparison has no effect.
     if cfg!(target_os = "linux") { embedded_library() } else { Ok(path) }
 }
 
@@ -263,7 +265,7 @@ fn embedded_library() -> Result<PathBuf, BootError> {
     let file = rustix::fs::memfd_create(c"libsbcl.so", rustix::fs::MemfdFlags::CLOEXEC);
     let mut file = File::from(file.map_err(|error| os(error.into()))?);
     file.write_all(embedded_library_bytes()).map_err(os)?;
-    // The mapping outlives the descriptor, but the descriptor must stay open until the library is loaded.
+    // Leaked: the descriptor must stay open until the loader has opened this path.
     Ok(PathBuf::from(format!("/proc/self/fd/{}", file.into_raw_fd())))
 }
 
@@ -277,7 +279,7 @@ fn embedded_library() -> Result<PathBuf, BootError> {
 
 /// Returns the file that contains this address: the program, or the shared object that this crate is linked into.
 fn containing_file(address: NonZero<usize>) -> Result<PathBuf, BootError> {
-    // SAFETY: Dl_info is plain data for which zero is valid, and nothing is read at the address.
+    // SAFETY: Dl_info is plain data for which zero is valid, and dladdr reads nothing at the address.
     let (found, info) = unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
         (libc::dladdr(address.get() as *const c_void, &raw mut info), info)

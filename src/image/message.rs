@@ -35,8 +35,8 @@ mod tag {
     pub(super) const VALUES: u64 = 19;
 }
 
-/// A reference that keeps a Lisp object alive. Dropping it neither blocks nor calls Lisp: the image releases the object
-/// later.
+/// A reference that keeps a Lisp object alive. Dropping the reference neither blocks nor calls Lisp: the image releases
+/// the object later.
 #[derive(Debug)]
 pub(crate) struct Handle(u64);
 
@@ -57,24 +57,25 @@ static RELEASE_QUEUE: LazyLock<ReleaseQueue> = LazyLock::new(|| {
     ReleaseQueue { sender, receiver: Mutex::new(receiver) }
 });
 
-/// Number of dropped handles that Lisp still has in its table.
+/// Number of dropped handles that no thread has taken from the queue yet.
 static RELEASED_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// The function that wakes a sleeping Lisp thread to release handles.
 static WAKE_LISP: OnceLock<Box<dyn Fn() + Send + Sync>> = OnceLock::new();
 
-/// Number of dropped handles at which a sleeping thread is woken.
+/// Number of waiting handles at which a sleeping thread is woken, and again at each multiple. A thread takes at most this
+/// many handles at a time.
 const WAKE_THRESHOLD: usize = 1024;
 
-/// Number of dropped handles at which even a running call releases them, since the objects may be large.
+/// Number of waiting handles at which even a running call releases them, since their objects may be large.
 const RELEASE_THRESHOLD_IN_CALL: usize = 16;
 
 impl Drop for Handle {
     fn drop(&mut self) {
         let queue = &*RELEASE_QUEUE;
-        // Count before sending: the thread that takes the number subtracts it again.
+        // The handle is counted before it is sent, because a thread that takes it from the queue lowers the count.
         let count = RELEASED_COUNT.fetch_add(1, Ordering::AcqRel) + 1;
-        // Cannot fail: the receiver is never dropped.
+        // Sending cannot fail: the receiver is never dropped.
         let _ = queue.sender.send(self.0);
         if count.is_multiple_of(WAKE_THRESHOLD)
             && let Some(wake) = WAKE_LISP.get()
@@ -94,13 +95,13 @@ pub(crate) fn has_released() -> bool {
     RELEASED_COUNT.load(Ordering::Acquire) > 0
 }
 
-/// Returns true if so many handles wait that a running call should release them.
+/// Returns true if so many handles wait to be released that a running call should release them.
 #[inline]
 pub(crate) fn has_many_released() -> bool {
     RELEASED_COUNT.load(Ordering::Relaxed) >= RELEASE_THRESHOLD_IN_CALL
 }
 
-/// Takes up to [`WAKE_THRESHOLD`] handles to release; none while another thread is taking some.
+/// Takes the numbers of up to [`WAKE_THRESHOLD`] dropped handles from the queue; none while another thread takes handles.
 pub(crate) fn take_released() -> Vec<u64> {
     let queue = &*RELEASE_QUEUE;
     let Some(receiver) = queue.receiver.try_lock() else { return Vec::new() };
@@ -112,7 +113,7 @@ pub(crate) fn take_released() -> Vec<u64> {
 /// The message that consists of NIL.
 pub(crate) const NIL: &[u64] = &[tag::NIL];
 
-/// A writer of a message. The message is well-formed after any sequence of calls, even if one panics: an incomplete
+/// A writer of a message. The message is well-formed after any sequence of calls, even if a call panics: an incomplete
 /// container is removed.
 #[derive(Debug, Default)]
 pub(crate) struct MessageWriter {
@@ -133,8 +134,9 @@ struct Container<'w> {
     tag: u64,
     /// Index of the container's own token.
     start: usize,
-    /// Numbers of objects at the enclosing level, and of handles, before the container began.
+    /// Number of objects at the enclosing level before the container began.
     objects: usize,
+    /// Number of handles in the message before the container began.
     handles: usize,
 }
 
@@ -206,7 +208,7 @@ impl MessageWriter {
         self.words.push(value.cast_unsigned());
     }
 
-    /// Writes an integer in two's complement, lowest word first, of at least one word.
+    /// Writes an integer. `words` is its two's complement, lowest word first, and must not be empty.
     pub(crate) fn bignum(&mut self, words: &[u64]) {
         self.objects += 1;
         self.token(tag::BIGNUM, words.len() as u64);
@@ -244,7 +246,7 @@ impl MessageWriter {
         self.text(text);
     }
 
-    /// Writes a symbol: interned in `package`, a keyword if `package` is `KEYWORD`, uninterned if it is `None`.
+    /// Writes a symbol: interned in `package`, a keyword if `package` is `KEYWORD`, or uninterned if `package` is `None`.
     pub(crate) fn symbol(&mut self, package: Option<&str>, name: &str) {
         self.objects += 1;
         match package {
@@ -258,7 +260,7 @@ impl MessageWriter {
         self.text(name);
     }
 
-    /// Writes an integer of one word or two.
+    /// Writes an integer that may need two words.
     pub(crate) fn long_integer(&mut self, value: i128) {
         match i64::try_from(value) {
             Ok(value) => self.integer(value),
@@ -315,17 +317,18 @@ impl MessageWriter {
         self.container(tag::VECTOR, write)
     }
 
-    /// Returns the number of objects at this level.
+    /// Returns the number of objects written at the current nesting level.
     pub(crate) fn count(&self) -> usize {
         self.objects
     }
 
-    /// Writes multiple values, which only an answer may have.
+    /// Writes multiple values. Only an answer may contain them.
     pub(crate) fn values<E>(&mut self, write: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<(), E> {
         self.container(tag::VALUES, write)
     }
 
-    /// Writes a hash table (EQUAL) of the keys and values that `write` writes alternately.
+    /// Writes a hash table (EQUAL) of the keys and values that `write` writes alternately. A last key without a value is an
+    /// error.
     pub(crate) fn table<E: From<KeyWithoutValue>>(
         &mut self,
         write: impl FnOnce(&mut Self) -> Result<(), E>,
@@ -369,12 +372,12 @@ impl MessageWriter {
     }
 }
 
-/// Returns the token of `handle`.
+/// Returns the token for the object of `handle`.
 pub(crate) fn handle_token(handle: &Handle) -> u64 {
     tag::HANDLE | handle.number() << 8
 }
 
-/// Builds, at compile time, the message for a list of ASCII strings. `COUNT` is its length in words.
+/// Builds, at compile time, a message that consists of a list of ASCII strings. `COUNT` is the message's length in words.
 pub(super) const fn fixed_strings<const TEXTS: usize, const COUNT: usize>(texts: [&str; TEXTS]) -> [u64; COUNT] {
     let mut words = [0; COUNT];
     words[0] = tag::LIST | (TEXTS as u64) << 8;
@@ -386,7 +389,7 @@ pub(super) const fn fixed_strings<const TEXTS: usize, const COUNT: usize>(texts:
         let mut index = 0;
         while index < octets.len() {
             assert!(octets[index].is_ascii(), "a code of its own for each character");
-            // Lisp's characters have 32 bits; the first of a pair is at the lower address.
+            // Each word holds two characters of 32 bits, the first at the lower address.
             let first_half = (index % 2 == 0) == cfg!(target_endian = "little");
             words[place + index / 2] |= (octets[index] as u64) << if first_half { 0 } else { 32 };
             index += 1;
@@ -400,7 +403,7 @@ pub(super) const fn fixed_strings<const TEXTS: usize, const COUNT: usize>(texts:
 
 /// Returns the character codes in `words`, two to a word.
 fn codes(words: &[u64]) -> &[u32] {
-    // SAFETY: every bit pattern is a valid u32, a word has the size of two of them, and its alignment is larger.
+    // SAFETY: every bit pattern is a valid u32. A word has the size of two u32, and at least their alignment.
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len() * 2) }
 }
 
@@ -417,7 +420,7 @@ impl Characters<'_> {
         &codes[..self.length.min(codes.len())]
     }
 
-    /// Returns the text, or the code of its first surrogate, which a Rust string cannot hold.
+    /// Returns the text, or the first code that a Rust string cannot hold, such as a surrogate's.
     pub(crate) fn to_text(self) -> Result<String, u32> {
         let codes = self.codes();
         if codes.iter().fold(0, |seen, code| seen | code) < 0x80 {
@@ -426,7 +429,7 @@ impl Characters<'_> {
         codes.iter().map(|&code| char::from_u32(code).ok_or(code)).collect()
     }
 
-    /// Returns the text, with surrogates replaced by U+FFFD.
+    /// Returns the text, with U+FFFD for each code that a Rust string cannot hold, such as a surrogate's.
     pub(crate) fn to_text_lossy(self) -> String {
         self.codes().iter().map(|&code| char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
     }
@@ -445,7 +448,7 @@ pub(crate) enum Token<'m> {
     /// A character's code, which may be a surrogate.
     Character(u32),
     String(Characters<'m>),
-    /// A symbol; its name follows as a string, after its package's name if this is true.
+    /// A symbol. Its name follows as a string; if this is true, the name of its package comes before.
     Symbol(bool),
     /// A keyword; its name follows as a string.
     Keyword,
@@ -457,7 +460,7 @@ pub(crate) enum Token<'m> {
     /// A dotted list of this many elements; the elements and the last CDR follow.
     Dotted(usize),
     Vector(usize),
-    /// Octets, packed in words, and their number.
+    /// Octets packed in words, and the number of octets.
     Octets(&'m [u64], usize),
     /// A hash table of this many pairs; keys and values follow alternately.
     Table(usize),
@@ -598,7 +601,7 @@ mod tests {
 
     type Infallible = std::convert::Infallible;
 
-    /// Handles that were read belong to the reader; the others are released, each once.
+    /// The caller owns handles that were read; each of the others is released once.
     #[test]
     fn handles_in_a_partly_read_object_are_released_once() {
         let (first, second, after) = (900_001, 900_002, 900_003);

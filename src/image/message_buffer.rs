@@ -1,4 +1,4 @@
-//! The buffer that a message is written into, or copied into from Lisp.
+//! The buffer for a message that Rust code writes, or that is copied from Lisp's memory.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -15,11 +15,11 @@ const MAX_SPARE_BUFFERS: usize = 8;
 pub(super) const MAX_SPARE_WORDS: usize = 1 << 16;
 
 thread_local! {
-    /// Buffers of dropped messages, for reuse by the next large ones.
+    /// Buffers of dropped messages, for reuse by the next large messages.
     static SPARE: RefCell<Vec<Vec<u64>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The words of a message. A small message, such as a call with a few numbers, stays on the stack; a large one reuses
+/// The words of a message. A small message, such as a call with a few numbers, stays on the stack; a large message reuses
 /// the buffer of an earlier message.
 #[derive(Debug, Default)]
 pub(crate) struct MessageBuffer(SmallVec<[u64; INLINE_WORDS]>);
@@ -62,8 +62,8 @@ impl MessageBuffer {
         let words = count.div_ceil(2);
         self.reserve(words + 1);
         let length = self.0.len();
-        // SAFETY: `reserve` made room for `words` more words, and one. All of them are initialised before `set_len`
-        // includes them: the zip writes at most `count` halves, and the loop fills the rest.
+        // SAFETY: `reserve` made room for more than `words` further words. Before `set_len` includes those words, all of
+        // their halves are initialised: the first loop writes at most `count` halves, and the second fills the rest.
         unsafe {
             let start = self.0.as_mut_ptr().add(length).cast::<MaybeUninit<u32>>();
             let target = std::slice::from_raw_parts_mut(start, words * 2);

@@ -1,7 +1,7 @@
 //! The memory in which Lisp reads the messages that it receives.
 //!
-//! With the feature `guarded-messages`, for tests, each message has pages of its own. An inaccessible page follows its
-//! last word, and the message itself becomes inaccessible when it is retired, so that a read beyond the message's end
+//! With the feature `guarded-messages`, for tests, each message has pages of its own. An inaccessible guard follows the
+//! message's last word, and the message itself becomes inaccessible when it is retired, so a read beyond the message's end
 //! or after its lifetime faults.
 #![allow(unsafe_code)]
 
@@ -48,7 +48,7 @@ mod guarded {
 
     /// Size of the guard, in bytes: a multiple of the page size on every platform.
     const PAGE: usize = 1 << 16;
-    /// Number of retired messages whose addresses stay reserved.
+    /// Maximum number of retired messages whose addresses stay reserved.
     const MAX_RETIRED: usize = 1024;
 
     /// Addresses and sizes of retired messages, oldest first.
@@ -68,8 +68,8 @@ mod guarded {
         pub(in crate::image) fn of(words: &[u64]) -> Self {
             let bytes = size_of_val(words);
             let size = bytes.next_multiple_of(PAGE) + PAGE;
-            // SAFETY: the mapping is new and has `size` bytes: the guard is its last page unit, and the words, which
-            // end where the guard begins, fit before it.
+            // SAFETY: the mapping is new and has `size` bytes. The guard is its last `PAGE` bytes. The words end where the
+            // guard begins, and the bytes before the guard suffice for them.
             let pages = unsafe {
                 let access = ProtFlags::READ | ProtFlags::WRITE;
                 let pages = mmap_anonymous(std::ptr::null_mut(), size, access, MapFlags::PRIVATE).expect("memory");

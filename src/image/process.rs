@@ -12,16 +12,17 @@ pub(crate) type SharedPage = &'static [AtomicU64; 512];
 /// Maps the first page of the file that the parent process left open as descriptor `number`, and closes the descriptor.
 ///
 /// # Errors
-/// The descriptor is not open, is a standard one, or its file is shorter than a page.
+/// Returns an error if the descriptor is not open or is that of stdin, stdout or stderr, or if its file is shorter than a
+/// page or cannot be mapped.
 #[cfg(feature = "mcp")]
 pub(crate) fn map_shared_page(number: i32) -> io::Result<SharedPage> {
     use rustix::mm::{MapFlags, ProtFlags};
     if number <= 2 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: the parent opened the descriptor, and this runs before any code that could use it. The mapping is new,
-    // page-aligned, at least a page long (checked: memory beyond the end of a file must not be touched) and never
-    // unmapped; atomics may be shared with another process.
+    // SAFETY: the parent opened the descriptor, and this function runs before any code that could use the descriptor. The
+    // mapping is new, page-aligned and never unmapped, and atomics may be shared with another process. Memory beyond the
+    // end of a file must not be touched, so the file's length is checked.
     unsafe {
         if rustix::fs::fstat(std::os::fd::BorrowedFd::borrow_raw(number))?.st_size < 4096 {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -42,13 +43,13 @@ pub(crate) fn map_shared_page(number: i32) -> io::Result<SharedPage> {
 /// Takes the file that the parent process left open as descriptor `number`, and marks it close-on-exec.
 ///
 /// # Errors
-/// The descriptor is not open, or is a standard one.
+/// Returns an error if the descriptor is not open, or is that of stdin, stdout or stderr.
 #[cfg(feature = "mcp")]
 pub(crate) fn take_inherited(number: i32) -> io::Result<std::os::fd::OwnedFd> {
     if number <= 2 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: the parent opened the descriptor, and this runs before any code that could use it.
+    // SAFETY: the parent opened the descriptor, and this function runs before any code that could use the descriptor.
     let file = unsafe {
         rustix::fs::fstat(std::os::fd::BorrowedFd::borrow_raw(number))?;
         std::os::fd::OwnedFd::from_raw_fd(number)
@@ -69,7 +70,8 @@ pub(crate) fn detect_forks() {
     unsafe { libc::pthread_atfork(None, None, Some(note_fork)) };
 }
 
-/// Returns true in a child that C code forked: it has a copy of this process's memory, but must not act for it.
+/// Returns true in a child that C code forked. The child has a copy of its parent's memory, but must not act for its
+/// parent.
 pub(crate) fn is_forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }

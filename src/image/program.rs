@@ -27,7 +27,7 @@ pub(crate) enum CallStatus {
     Failed,
     /// The host function panicked; the message has the panic's payload as text.
     Panicked,
-    /// A non-local exit in Lisp passes the caller, which must return as soon as possible.
+    /// A non-local exit in Lisp unwinds past the caller, which must return as soon as possible.
     Unwinding,
     /// The program no longer has a host function of this number.
     Missing,
@@ -35,11 +35,12 @@ pub(crate) enum CallStatus {
 
 /// The embedding program's side of the contract. Any Lisp thread may call it at any time.
 pub(crate) trait Program: Send + Sync + 'static {
-    /// Works on this Lisp thread until the thread must end; thread 0 interrupts the others. Returns true when a
-    /// non-local exit is pending.
+    /// Works on this Lisp thread, whose number is `thread`. Thread 0 interrupts the others. Returns true if a non-local
+    /// exit is pending, and false if the thread must end.
     fn serve(&self, context: &CallContext, thread: u32) -> bool;
 
-    /// Calls the host function of this number, which writes its answer.
+    /// Calls the host function with the number `function` on the objects in `message`. The function writes its values or
+    /// its error to `answer`.
     fn call(&self, context: &CallContext, function: u64, message: &[u64], answer: &mut MessageWriter) -> CallStatus;
 
     /// Receives the output and warnings of a thread that works for the program.
@@ -49,7 +50,7 @@ pub(crate) trait Program: Send + Sync + 'static {
 /// Passes an event of [`SBCL_JOB_PROGRAM`](super::bindings::SBCL_JOB_PROGRAM) to the program.
 pub(super) fn event(event: Event<'_>) {
     if let Some(program) = PROGRAM.get() {
-        // Nobody waits for an event, so a panic is not reported.
+        // No caller waits for an event, so a panic is not reported.
         panics::caught(|| program.event(event));
     }
 }
@@ -58,8 +59,8 @@ static PROGRAM: OnceCell<Arc<dyn Program>> = OnceCell::new();
 
 type CallLisp = unsafe extern "C" fn(u64, u64, *const u64, u64, *mut sbcl_message) -> i32;
 
-/// The context of a host function that Lisp has called on this thread. Its existence proves that the thread may call
-/// Lisp back.
+/// The context of a host function that Lisp has called on this thread. The existence of a context proves that the thread
+/// may call Lisp back.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CallContext {
     call_lisp: CallLisp,
@@ -72,11 +73,11 @@ pub(crate) struct CallContext {
     not_send: PhantomData<*mut ()>,
 }
 
-/// Bytes of stack that must be left before a recursion in Rust goes one level deeper, SBCL's guard pages included. Less
-/// than Lisp requires when it is called (`+room-for-program+` in `lisp/embedding/calls.lisp`).
+/// Bytes of stack that must be left before a recursion in Rust goes one level deeper, SBCL's guard pages included. A call
+/// of Lisp requires more (`+room-for-program+` in `lisp/embedding/calls.lisp`).
 const MIN_STACK_ROOM: usize = 192 * 1024;
 
-/// Returns the lowest address of this thread's stack, or 0 if unknown. On x86-64 this is Lisp's control stack.
+/// Returns the lowest address of this thread's stack, or 0 if unknown. On x86-64, Lisp's control stack is the same stack.
 fn stack_end() -> usize {
     thread_local! {
         static END: Cell<Option<usize>> = const { Cell::new(None) };
@@ -92,7 +93,8 @@ fn stack_end() -> usize {
 fn find_stack_end() -> usize {
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let (mut start, mut size) = (std::ptr::null_mut(), 0);
-    // SAFETY: pthread_getattr_np(3) initialises the attributes if it returns 0; they are then read, and destroyed once.
+    // SAFETY: pthread_getattr_np(3) initialises the attributes if it returns 0. Only then are they read, and destroyed
+    // once.
     unsafe {
         if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
             return 0;
@@ -105,7 +107,7 @@ fn find_stack_end() -> usize {
 
 #[cfg(target_os = "macos")]
 fn find_stack_end() -> usize {
-    // SAFETY: both calls only read data of this thread. macOS reports the highest address and the size.
+    // SAFETY: the functions only read data of this thread. macOS reports the stack's highest address and its size.
     unsafe {
         let thread = libc::pthread_self();
         libc::pthread_get_stackaddr_np(thread).addr().saturating_sub(libc::pthread_get_stacksize_np(thread))
@@ -139,7 +141,7 @@ impl ThreadState {
         THREAD_STATES.get(thread as usize)
     }
 
-    /// Returns true if no thread has this number: none was started with it, or it has ended.
+    /// Returns true if no thread has this number: no thread was started with it, or the thread has ended.
     pub(crate) fn is_free(number: u32) -> bool {
         Self::of(number).is_some_and(|state| state.0.load(Ordering::Acquire) == Self::UNUSED)
     }
@@ -185,7 +187,8 @@ thread_local! {
 /// Copies a message that Lisp has written.
 ///
 /// # Safety
-/// `count` words at `address` must be readable.
+/// Unless `address` is null, it must be aligned, and the `count` words there must be readable and not change during the
+/// copy.
 #[inline]
 unsafe fn copy(address: *const u64, count: u64) -> MessageBuffer {
     let mut words = MessageBuffer::new();
@@ -193,7 +196,7 @@ unsafe fn copy(address: *const u64, count: u64) -> MessageBuffer {
         && count > 0
         && !address.is_null()
     {
-        // SAFETY: guaranteed by the caller. Only this thread writes there, so nothing changes during the copy.
+        // SAFETY: the caller guarantees that the words are readable and do not change, and `address` is not null.
         words.extend_from_slice(unsafe { std::slice::from_raw_parts(address, count) });
     }
     words
@@ -218,8 +221,8 @@ impl CallContext {
         CURRENT.get()
     }
 
-    /// Calls the Lisp function with the handle `function` on the objects in `message`. `shape`, a number that
-    /// `embedding/convert.rs` assigns, is the depth to which Lisp writes out the returned values.
+    /// Calls the Lisp function with the handle `function` on the objects in `message`. `shape` is the depth to which Lisp
+    /// writes out the returned values, as a number of `Shape` in `embedding/convert.rs`.
     #[inline]
     pub(crate) fn call(&self, function: u64, shape: u16, message: &[u64]) -> (CallStatus, MessageBuffer) {
         let mut answer = sbcl_message::default();
@@ -227,10 +230,9 @@ impl CallContext {
         let message = super::outgoing::OutgoingBuffer::of(message);
         let status = {
             let _lisp = (self.modes.restore(), signals::enter_lisp(), InLisp::new(self.state));
-            // SAFETY: this thread is a Lisp thread that has called the program, as the existence of CallContext proves,
-            // which is not Send. The message is well-formed, because only `message::MessageWriter` writes messages, and
-            // lives until the call returns. No non-local exit leaves the call: the Lisp function behind it catches them
-            // all.
+            // SAFETY: a CallContext exists only on a Lisp thread that has called the program, and is not Send. The message
+            // is well-formed, because a `message::MessageWriter` or `call_with_buffer` wrote it, and it lives until the call
+            // returns. The Lisp function behind `call_lisp` catches all non-local exits, so none leaves the call.
             unsafe {
                 (self.call_lisp)(function, u64::from(shape), message.as_ptr(), message.len() as u64, &raw mut answer)
             }
@@ -243,53 +245,53 @@ impl CallContext {
                 return (CallStatus::Unwinding, MessageBuffer::new());
             }
         };
-        // SAFETY: by the contract Lisp keeps its answer there until this thread's next call.
+        // SAFETY: by the contract Lisp keeps its answer at this address, unchanged, until this thread's next call.
         (status, unsafe { copy(answer.words, answer.count) })
     }
 
-    /// Returns true if the stack has room, as [`has_stack_room`] determines, or this context
-    /// [ignores](Self::without_stack_limit) the limit.
+    /// Returns true if the stack has room for one more level of a recursion in Rust, as [`has_stack_room`] does, or if this
+    /// context [ignores](Self::without_stack_limit) the limit.
     #[inline]
     pub(crate) fn has_stack_room(&self) -> bool {
         stack_room_above(self.stack_end) >= MIN_STACK_ROOM
     }
 
-    /// Returns true if a call of Lisp would not be refused for lack of stack.
+    /// Returns true if the stack has so much room that Lisp does not refuse a call for lack of stack.
     pub(crate) fn has_stack_room_for_lisp(&self) -> bool {
         stack_room_above(self.stack_end) >= 2 * MIN_STACK_ROOM
     }
 
-    /// Returns a copy whose [`has_stack_room`](Self::has_stack_room) is always true, to read the error that reports a
-    /// lack of stack.
+    /// Returns a copy whose [`has_stack_room`](Self::has_stack_room) always returns true. Callers use it to read the error
+    /// that reports a lack of stack.
     pub(crate) fn without_stack_limit(&self) -> Self {
         Self { stack_end: 0, ..*self }
     }
 
-    /// Returns true if Lisp continues a non-local exit as soon as the program has returned.
+    /// Returns true if a non-local exit is pending, which Lisp continues as soon as the program has returned.
     #[allow(clippy::unused_self)]
     pub(crate) fn is_unwinding(&self) -> bool {
         UNWINDING.get()
     }
 
-    /// Calls a Lisp function, as [`call`](Self::call) does, with three arguments: the object of the token `handle`, and
-    /// the address and the length in octets of `target`.
+    /// Calls a Lisp function, as [`call`](Self::call) does, with three arguments: the object that the token `handle` stands
+    /// for, the address of `target`, and the length of `target` in octets.
     pub(crate) fn call_with_buffer(
         &self,
         function: u64,
         handle: u64,
         target: &mut [u8],
     ) -> (CallStatus, MessageBuffer) {
-        // Tag 2 is an integer's: see lisp/embedding/values.lisp.
+        // 2 is the tag of an integer: see lisp/embedding/values.lisp.
         let message = [handle, 2, target.as_mut_ptr() as u64, 2, target.len() as u64];
         self.call(function, 0, &message)
     }
 }
 
-/// Installs `program`, whose functions Lisp then calls, with this many Lisp threads for it, and returns the contract's
-/// structure.
+/// Installs `program`, whose functions Lisp then calls on `threads` Lisp threads, and returns the structure that the
+/// contract requires.
 ///
 /// # Panics
-/// When called twice: there is one image per process.
+/// Panics if called twice, because a process has only one image.
 pub(super) fn install(program: Arc<dyn Program>, threads: u32) -> *mut sbcl_library {
     assert!(PROGRAM.set(program).is_ok(), "the program is installed once");
     let library = Box::new(sbcl_library { threads, reserved: 0, serve: Some(serve), call: Some(call), gate: None });
@@ -299,22 +301,22 @@ pub(super) fn install(program: Arc<dyn Program>, threads: u32) -> *mut sbcl_libr
 }
 
 struct Library(*mut sbcl_library);
-// SAFETY: the structure is leaked, and nothing writes to it after Lisp's first call of the program.
+// SAFETY: the structure is leaked, and Lisp writes to it only before its first call of the program.
 unsafe impl Send for Library {}
-// SAFETY: as above.
+// SAFETY: threads only read the leaked structure, after Lisp's last write to it.
 unsafe impl Sync for Library {}
 
 static LIBRARY: OnceCell<Library> = OnceCell::new();
 
-/// Calls `function` in the context of a call from Lisp on this thread. Returns `None` if `function` panics or no program
-/// is installed.
+/// Calls `function` in the context of a call from Lisp on this thread. Returns `None` if `function` panics, no program is
+/// installed, or Lisp has not set `gate`.
 fn in_call<R>(
     modes: float_traps::Modes,
     state: Option<&'static ThreadState>,
     function: impl FnOnce(&dyn Program, &CallContext) -> R,
 ) -> Option<R> {
     let (program, library) = (PROGRAM.get()?, LIBRARY.get()?);
-    // SAFETY: the structure is leaked, and complete: Lisp sets `gate` before its first call.
+    // SAFETY: the structure is leaked, and no thread writes to it now: Lisp sets `gate` before its first call.
     let call_lisp = unsafe { (*library.0).gate }?;
     let context = CallContext { call_lisp, modes, state, stack_end: stack_end(), not_send: PhantomData };
     ThreadState::set(state, ThreadState::IN_RUST);
@@ -345,7 +347,7 @@ unsafe extern "C" fn call(function: u64, words: *const u64, count: u64, answer: 
         unsafe { answer.write(answers::in_forked_process()) };
         return sbcl_call_status::SBCL_CALL_FAILED.cast_signed();
     }
-    // SAFETY: by the contract Lisp passes its message in memory that only this thread writes to.
+    // SAFETY: by the contract Lisp passes `count` aligned words in memory that only this thread writes to.
     let message = unsafe { copy(words, count) };
     // SAFETY: by the contract Lisp passes a pinned, initialised struct sbcl_message.
     let being_read = unsafe { (*answer).count };
@@ -391,15 +393,15 @@ pub(crate) trait Task<E>: Send {
     /// Does the work. Called at most once.
     fn run(&mut self, context: &CallContext);
 
-    /// Records how the task ended and returns code of the program to run afterwards, such as a waker. Neither this nor
-    /// dropping the task runs code of the program. Dropping the task notifies a caller who waits for it.
+    /// Records how the task ended, and returns code of the program to run afterwards, such as a waker. Neither `settle` nor
+    /// dropping the task runs code of the program. Dropping the task notifies the thread that waits for the task.
     fn settle(&mut self, end: TaskEnd<E>) -> Option<Followup>;
 }
 
-/// Code of the program that runs after a task has ended. It panics at most once.
+/// Code of the program that runs after a task has ended. It may panic.
 pub(crate) type Followup = Box<dyn FnOnce() + Send>;
 
-/// Erases the lifetime of a task that borrows, so that another thread can run it.
+/// Erases the lifetime of a task that borrows, so that another thread can run the task.
 ///
 /// # Safety
 /// The task must be dropped before `'a` ends.
@@ -426,7 +428,7 @@ pub(crate) fn scoped<'a, E: 'static>(task: impl Task<E> + 'a, submit: impl FnOnc
     drop(wait);
 }
 
-/// A flag that a task has been dropped, which a thread can wait for.
+/// A flag that is set when a task has been dropped. A thread can wait for the flag.
 #[derive(Debug, Default)]
 struct DropSignal {
     is_dropped: AtomicBool,

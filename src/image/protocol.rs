@@ -55,7 +55,7 @@ pub(crate) enum Interrupt {
 /// The operation that a job requests from Lisp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum JobKind {
-    /// Evaluate the text, in the package of that name if one is given.
+    /// Evaluate the job's text, in the package that the job's name gives, if the name is not empty.
     Evaluate {
         /// True to measure time and memory.
         timing: bool,
@@ -63,56 +63,58 @@ pub(crate) enum JobKind {
         hold: bool,
         /// True to report errors that the code handles, too.
         record_errors: bool,
-        /// True if the evaluation may end in the background: it has copies of `*package*` and the REPL's variables.
+        /// True if the evaluation may end in the background. It then binds copies of `*package*` and of the REPL's
+        /// variables.
         detached: bool,
         /// True to start the evaluation in the background.
         background: bool,
     },
     /// Remove the session's definitions.
     Reset,
-    /// List the session's definitions, in the package of that name if one is given.
+    /// List the session's definitions, only in the package that the job's name gives, if the name is not empty.
     Definitions {
         /// The kind of definitions to list; `None` for all kinds.
         only: Option<Item>,
         /// Maximum number of definitions.
         limit: u64,
     },
-    /// Describe the symbol in the text.
+    /// Describe the symbol that the job's text names.
     Describe {
         /// True to include the text of the symbol's definitions.
         source: bool,
     },
-    /// Invoke a restart of the held evaluation, by its number from 1, or by its name if the number is 0. The text has
-    /// its arguments.
+    /// Invoke a restart of the held evaluation: the restart with this number, counted from 1, or, if the number is 0, the
+    /// restart that the job's name gives. The job's text contains expressions for the restart's arguments.
     InvokeRestart(u64),
-    /// List the local variables of `count` frames of the held evaluation, from frame `from` on.
+    /// List the local variables of some frames of the held evaluation.
     FrameLocals {
         /// Number of the first frame.
         from: u64,
         /// Number of frames.
         count: u32,
     },
-    /// Evaluate the text in this frame of the held evaluation.
+    /// Evaluate the job's text in the frame with this number of the held evaluation.
     EvalInFrame(u64),
-    /// Return the values of the text from this frame of the held evaluation.
+    /// Evaluate the job's text, and return its values from the frame with this number of the held evaluation.
     ReturnFromFrame(u64),
-    /// Call the function of this frame of the held evaluation again.
+    /// Call the function of the frame with this number of the held evaluation again.
     RestartFrame(u64),
     /// Unwind the held evaluation.
     Release,
-    /// Answer the query in the operation.
+    /// Answer the query that the job's operation names.
     #[allow(dead_code, reason = "only the tools of feature mcp ask so")]
     Query,
     /// Start another evaluation thread.
     StartThread,
-    /// Take the thread of a job that ignores its interruption off its lane.
+    /// Withdraw a thread from its lane, because the thread's job ignores its interruption.
     Abandon {
         /// Number of the stuck job.
         target: u64,
-        /// The job's lane. The inspection lane gets a new thread; if none can be started, this job is refused.
+        /// The stuck job's lane. The inspection lane gets a new thread. If no thread can be started, the request to
+        /// abandon is refused.
         lane: Lane,
     },
-    /// Report the SBCL lock by which an abandoned thread blocks others.
+    /// Report the SBCL lock that an abandoned thread holds while other threads wait for it.
     FindBlocker,
     /// Interrupt another job.
     Interrupt {
@@ -138,7 +140,7 @@ impl JobKind {
     }
 }
 
-/// A job for a Lisp thread, with its texts in Lisp's encoding, UTF-32.
+/// A job for a Lisp thread. Its texts are in Lisp's encoding, UTF-32.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) id: u64,
@@ -149,7 +151,7 @@ pub(crate) struct Job {
     pub(crate) connection: u64,
     pub(crate) text: Vec<u32>,
     pub(crate) name: Vec<u32>,
-    /// The named operation with its arguments, or empty.
+    /// The operation's name and arguments, printed as a Lisp list; empty for a job without an operation.
     pub(crate) operation: Vec<u32>,
 }
 
@@ -159,7 +161,7 @@ impl Job {
         Self { id, kind, evaluation, connection: 0, text: Vec::new(), name: Vec::new(), operation: Vec::new() }
     }
 
-    /// Returns the job as a C structure that points into `self`.
+    /// Returns the job as a C structure that points to the texts of `self`.
     pub(super) fn to_raw(&self) -> bindings::sbcl_job {
         let (kind, flags, argument) = match self.kind {
             JobKind::Evaluate { timing, hold, record_errors, detached, background } => (
@@ -216,7 +218,7 @@ impl Job {
 }
 
 /// Characters in Lisp's representation: code points, including surrogates. Another Lisp thread may be changing the
-/// characters, so each is read once, and any value is accepted.
+/// characters, so each character is read only once, and any value is accepted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Text<'a>(pub(super) &'a [AtomicU32]);
 
@@ -266,7 +268,7 @@ pub(crate) enum Event<'a> {
     },
     Stdout(Text<'a>),
     Stderr(Text<'a>),
-    /// The warning's type, and its line in the code, 0 if unknown.
+    /// The beginning of a warning: its type, and its line in the code (0 if unknown).
     Warning(Text<'a>, u64),
     /// More of the warning's text; with `again`, it replaces the text so far.
     WarningText {
@@ -278,7 +280,8 @@ pub(crate) enum Event<'a> {
         again: bool,
     },
     ValueText(Text<'a>),
-    /// The error's type; with `interrupts`, the error was signalled while the previous one was being described.
+    /// The beginning of an error, with its type. If `interrupts` is true, the error was signalled while the previous error
+    /// was being described.
     Error {
         kind: Text<'a>,
         interrupts: bool,
@@ -288,7 +291,7 @@ pub(crate) enum Event<'a> {
         text: Text<'a>,
         again: bool,
     },
-    /// The restart's number, from 1, and its name.
+    /// The beginning of a restart: its number, from 1, and its name.
     Restart(u64, Text<'a>),
     RestartText(Text<'a>),
     Frame(u64),
@@ -302,19 +305,21 @@ pub(crate) enum Event<'a> {
     Item(Item, Text<'a>),
     ItemText(Text<'a>),
     Notice(Text<'a>),
-    /// A summary of what the evaluation has defined, for other connections. An empty text is the question whether there
-    /// are other connections.
+    /// A summary of the evaluation's definitions, for other connections. An empty text asks whether there are other
+    /// connections to notify.
     Definitions(Text<'a>),
-    /// The position at which the form begins; the text has the position at which it ends and its package.
+    /// A form defined something. The number is the position at which the form begins; the text contains the position at
+    /// which the form ends, a space, and the package that the form was read in.
     Defined(u64, Text<'a>),
-    /// The number of the form that failed, and the position at which it begins.
+    /// The number of the form that failed, from 1, and the position at which the form begins.
     Form(u64, Text<'a>),
     Slot(Text<'a>),
     SlotText(Text<'a>),
-    /// The variable's name, and the code of its `Validity`.
+    /// The beginning of a local variable: its name, and 0 if it has a value, 1 if it is dead, 2 if it is unavailable.
     Local(Text<'a>, u64),
     LocalText(Text<'a>),
-    /// The evaluation is held when this job ends; with `unchanged`, in the frame and state from before this job.
+    /// The evaluation is held when this job ends: with `unchanged`, as it was before this job, else in an error of this
+    /// job.
     Held {
         unchanged: bool,
     },
@@ -325,33 +330,35 @@ pub(crate) enum Event<'a> {
     ThreadEnded,
     /// No evaluation thread could be started, for this reason.
     ThreadRefused(Text<'a>),
-    /// The question whether the evaluation is in the foreground. If it is, it stays there.
+    /// Asks whether the evaluation is in the foreground. After the answer true, the evaluation stays in the foreground.
     Foreground,
-    /// The question whether the job keeps more of the heap than it may. The answer true means that the job must end.
+    /// Asks whether the job keeps more of the heap than it may. After the answer true, the job must be abandoned.
     Heap,
-    /// The file of the warning begun last, empty for the evaluated code, and its column there, 0 if unknown.
+    /// The file of the warning begun last (empty for the evaluated code), and the warning's column (0 if unknown).
     WarningPlace(Text<'a>, u64),
     /// The name of the top-level form that contains the warning begun last.
     WarningForm(Text<'a>),
     /// The source line at the frame begun last.
     FrameCode(Text<'a>),
-    /// The library whose machinery the frame begun last belongs to.
+    /// The name of the library, such as ASDF, to whose machinery the frame begun last belongs.
     FrameMachinery(Text<'a>),
-    /// The record's kind.
+    /// The beginning of a record, with its kind.
     Record(Text<'a>),
-    /// The field's name, and its value if no text follows.
+    /// The beginning of a field of the last record: its name, and its value if no text follows.
     Field(Text<'a>, i64),
     FieldText(Text<'a>),
-    /// The index, from 0, of the error that the job fails with, among the errors reported where they were signalled.
+    /// The error that the job fails with, by its index, from 0, among the errors reported where they were signalled.
     Unhandled(u64),
-    /// The job's next step, empty for none in particular, and the milliseconds that it may take.
+    /// The job's next step, and the milliseconds that the step may take. An empty text means no particular step and no
+    /// limit.
     Step(Text<'a>, u64),
-    /// The last interruption sent to the job's thread begins to run there, or that thread does not exist. For a job of
-    /// the program: the number of the interrupted call.
+    /// The last interruption sent to the job's thread begins to run there, or the thread does not exist. On a thread that
+    /// works for the program, the number is that of the call to interrupt.
     Interrupted(u64),
     /// The job, or the call of this number, begins to unwind because it was interrupted.
     Unwinding(u64),
-    /// The name of the SBCL lock that an abandoned thread holds while others wait for it; empty if there is none.
+    /// The name of the SBCL lock that an abandoned thread holds while others wait for the lock; empty if there is no such
+    /// lock.
     Blocked(Text<'a>),
 }
 
@@ -438,16 +445,16 @@ fn item_from_code(code: i64) -> Option<Item> {
 
 /// The host's side of the contract. Any Lisp thread may call it at any time.
 pub(crate) trait Host: Send + Sync + 'static {
-    /// Waits for the next job of the lane. Returns `None` to end the calling thread, whose number is `thread`. `held`
-    /// is the last job of a thread that holds an evaluation.
+    /// Waits for the next job of the lane. Returns `None` to end the calling thread, whose number is `thread`. If the
+    /// thread holds an evaluation, `held` is the number of the thread's last job.
     fn next_job(&self, lane: Lane, thread: u64, held: Option<u64>) -> Option<Job>;
 
-    /// Records that an evaluation thread ends.
+    /// Records that the evaluation thread with the number `thread` ends.
     fn thread_ended(&self, thread: u64);
 
-    /// Receives an event of `job`, or of no particular job if `job` is 0. `signalled` is true if the event belongs to
-    /// an error that the job may still handle. Returns the answer to an event that asks; otherwise true to stop the
-    /// text begun last.
+    /// Receives an event of `job`, or of no particular job if `job` is 0. `signalled` is true if the event describes an
+    /// error that the job may still handle. For an event that asks a question, returns the answer; for other events,
+    /// returns true if Lisp may stop printing the text begun last.
     fn event(&self, job: u64, signalled: bool, event: Event<'_>) -> bool;
 }
 

@@ -1,8 +1,8 @@
 //! Signal dispositions: routes each signal to SBCL's handler or to the host's.
 //!
 //! SBCL installs handlers for faults (SIGSEGV, SIGFPE and so on), for its garbage collector (SIGUSR2) and for signals
-//! such as SIGINT. Handlers are process-wide, so a filter in front of them restricts SBCL's to Lisp threads that are
-//! running Lisp. Every other signal goes to the handler from before SBCL was booted.
+//! such as SIGINT. Handlers are process-wide, so a filter is installed in their place. It calls SBCL's handler of a fault
+//! only on a Lisp thread that is running Lisp; other faults go to the handler that was installed before SBCL was booted.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -12,22 +12,22 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use libc::{c_void, siginfo_t};
 
-/// Fault signals. SBCL's handler gets faults in Lisp code; the host's handler gets all others.
+/// Fault signals. SBCL's handler gets faults in Lisp code; the host's handler gets all other faults.
 const FAULTS: [c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGTRAP, libc::SIGFPE, libc::SIGABRT];
 
-/// Signals that SBCL sends to its own threads only: to stop them for a collection, and to interrupt one.
+/// Signals that SBCL sends to its own threads only: SIGUSR2 to stop them for a collection, SIGURG to interrupt a thread.
 const LISP_ONLY: [c_int; 2] = [libc::SIGUSR2, libc::SIGURG];
 
 /// Signals sent to the process on behalf of SBCL (timers, child processes), handled on Lisp threads only. On a thread
 /// of the host, SBCL's handler would block signals permanently.
 const FORWARDED: [c_int; 2] = [libc::SIGALRM, libc::SIGCHLD];
 
-/// Signals whose handlers from before the boot stay in place: SBCL must not replace them while it boots.
+/// Signals that keep the handlers that were installed before the boot: SBCL must not replace them while it boots.
 const HOST_SIGNALS: [c_int; 6] =
     [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE, libc::SIGQUIT, libc::SIGXCPU];
 
-/// The signals that SBCL requires to be blocked all together or not at all where its handlers interrupt
-/// (`sigaddset_deferrable` in its src/runtime/interrupt.c). It ends the process where only some are blocked.
+/// The signals that SBCL requires to be all blocked or all unblocked in code that its handlers interrupt
+/// (`sigaddset_deferrable` in SBCL's src/runtime/interrupt.c). If only some are blocked there, SBCL ends the process.
 const DEFERRABLE: [c_int; 13] = [
     libc::SIGHUP,
     libc::SIGINT,
@@ -91,7 +91,7 @@ impl Drop for InLisp {
 
 /// The handlers that the filter dispatches to.
 struct HandlerTable {
-    /// The actions before SBCL was booted.
+    /// The actions that were installed before SBCL was booted.
     before: [MaybeUninit<libc::sigaction>; LAST_SIGNAL],
     /// SBCL's handlers, which take three arguments; 0 where SBCL has installed none.
     sbcl: [AtomicUsize; LAST_SIGNAL],
@@ -149,35 +149,35 @@ impl BootPhase {
         Self { mask }
     }
 
-    /// Ends the phase and restores this thread's mask. From here on Lisp may install handlers for signals that are not
-    /// filtered.
+    /// Ends the phase and restores this thread's signal mask. From here on Lisp may install handlers for all signals that
+    /// are not filtered.
     pub(super) fn end(self) {
-        // SAFETY: published by `begin`, and never freed.
+        // SAFETY: `begin` published the table, which is never freed.
         let table = unsafe { &*TABLE.load(Ordering::Acquire) };
-        // Where `intercept_action` does not receive SBCL's handlers, they are intercepted only now.
+        // Only on Linux does SBCL pass its actions to `intercept_action`. Elsewhere they are intercepted now.
         #[cfg(not(target_os = "linux"))]
         for signal in FAULTS.into_iter().chain(LISP_ONLY).chain(FORWARDED).chain(HOST_SIGNALS) {
-            // SAFETY: the action was filled in by sigaction(2), and `begin` has been called.
+            // SAFETY: sigaction(2) filled in the action, which SBCL has installed, and `begin` has been called.
             unsafe { intercept_action(signal, current_action(signal).as_ptr().cast()) };
             if HOST_SIGNALS.contains(&signal) {
-                // SAFETY: the action was filled in by sigaction(2), in `begin`.
+                // SAFETY: sigaction(2) filled in the action, in `begin`.
                 set_action(signal, unsafe { table.before[signal as usize].assume_init_ref() });
             }
         }
         table.is_booting.store(false, Ordering::Release);
-        // SAFETY: a mask that this thread had before.
+        // SAFETY: `self.mask` is the mask that `begin` read, and a null pointer for the old mask is allowed.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.mask, std::ptr::null_mut()) };
     }
 }
 
-/// Intercepts the action that SBCL would install for `signal`. Returns 1 if SBCL must not install it: a filtered
-/// handler has been installed behind the filter, and a host signal keeps its handler during boot. Returns 0 otherwise.
-/// Without the filter, a handler of SBCL's would block signals permanently on a thread that is not Lisp's.
+/// Intercepts the action that SBCL would install for `signal`. Returns 1 if SBCL must not install it: either the filter has
+/// been installed, and will call SBCL's handler, or the signal is one of [`HOST_SIGNALS`] and SBCL is booting. Returns 0
+/// otherwise. Without the filter, a handler of SBCL's would block signals permanently on threads of the host.
 ///
 /// # Safety
 /// `action` must be valid for sigaction(2) and come from SBCL, and [`BootPhase::begin`] must have been called.
 pub(super) unsafe extern "C" fn intercept_action(signal: i32, action: *const c_void) -> i32 {
-    // SAFETY: guaranteed by the caller; the table is never freed.
+    // SAFETY: the caller guarantees that `action` is valid and that the table is published. The table is never freed.
     let (table, mut action) = unsafe { (&*TABLE.load(Ordering::Acquire), *action.cast::<libc::sigaction>()) };
     let is_function = !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
     if !is_filtered(signal) || !is_function {
@@ -190,13 +190,13 @@ pub(super) unsafe extern "C" fn intercept_action(signal: i32, action: *const c_v
     1
 }
 
-/// Calls SBCL's handler.
+/// Calls SBCL's handler of `signal`.
 ///
 /// # Safety
-/// Must be called within [`filter`], with its own arguments.
+/// Must be called within [`filter`], with the arguments of [`filter`].
 unsafe fn deliver_to_lisp(table: &HandlerTable, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the filter is installed only for signals with a handler of SBCL's, which takes three arguments; these are
-    // the kernel's.
+    // SAFETY: the filter is installed only for signals with a handler of SBCL's, which takes three arguments. The arguments
+    // passed on come from the kernel.
     unsafe {
         let handler = table.sbcl[signal as usize].load(Ordering::Acquire);
         let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = std::mem::transmute(handler);
@@ -204,7 +204,7 @@ unsafe fn deliver_to_lisp(table: &HandlerTable, signal: c_int, info: *mut siginf
     }
 }
 
-/// Calls the action's handler. Returns false if it has none.
+/// Calls the action's handler. Returns false if the action has none: it is the default action, or ignores the signal.
 ///
 /// # Safety
 /// Must be called within a signal handler, with that handler's own arguments.
@@ -212,7 +212,8 @@ unsafe fn deliver(action: &libc::sigaction, signal: c_int, info: *mut siginfo_t,
     match action.sa_sigaction {
         libc::SIG_DFL | libc::SIG_IGN => false,
         handler if action.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: the action's flags say that the handler takes three arguments; these are the kernel's.
+            // SAFETY: the action's flags say that the handler takes three arguments. The arguments passed on come from the
+            // kernel.
             unsafe {
                 let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = std::mem::transmute(handler);
                 handler(signal, info, context);
@@ -237,14 +238,14 @@ unsafe fn deliver(action: &libc::sigaction, signal: c_int, info: *mut siginfo_t,
 unsafe fn is_from_this_process(info: *mut siginfo_t) -> bool {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const TO_A_THREAD: c_int = libc::SI_TKILL;
-    // Other systems do not report how a signal was sent.
+    // Other systems do not report how a signal was sent, so only the sender is checked.
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     const TO_A_THREAD: c_int = 0;
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees that `info` came from the kernel.
     unsafe { (TO_A_THREAD == 0 || (*info).si_code == TO_A_THREAD) && (*info).si_pid() == libc::getpid() }
 }
 
-/// A guard that restores `errno`: the interrupted code may be about to read it.
+/// A guard that restores `errno`, because the interrupted code may be about to read it.
 struct SavedErrno(c_int);
 
 impl SavedErrno {
@@ -252,41 +253,42 @@ impl SavedErrno {
         // SAFETY: the function has no preconditions, and returns the address of this thread's errno.
         #[cfg(target_os = "linux")]
         return unsafe { libc::__errno_location() };
-        // SAFETY: as above.
+        // SAFETY: the function has no preconditions, and returns the address of this thread's errno.
         #[cfg(not(target_os = "linux"))]
         return unsafe { libc::__error() };
     }
 
     fn new() -> Self {
-        // SAFETY: this thread's errno, always readable.
+        // SAFETY: the location is that of this thread's errno, which is always readable.
         Self(unsafe { *Self::location() })
     }
 }
 
 impl Drop for SavedErrno {
     fn drop(&mut self) {
-        // SAFETY: this thread's errno, always writable.
+        // SAFETY: the location is that of this thread's errno, which is always writable.
         unsafe { *Self::location() = self.0 };
     }
 }
 
-/// Defers `signal` if it interrupted a handler of the host's that blocks some, but not all, of the signals that SBCL
-/// blocks together. The signal is then delivered again when that handler returns. Returns true if it was deferred.
+/// Defers `signal` if it interrupted a handler of the host's that blocks some, but not all, of the [`DEFERRABLE`] signals.
+/// A deferred signal is delivered again when that handler returns. Returns true if the signal was deferred.
 ///
 /// # Safety
-/// Must be called within the handler of `signal`, with its own context.
+/// Must be called within the handler of `signal`, with the context that the handler received.
 #[inline(never)]
 unsafe fn defer(signal: c_int, context: *mut c_void) -> bool {
     // SAFETY: the kernel provides the context of the interrupted code, and a handler may change the mask in it.
     let mask = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_sigmask };
-    // SAFETY: a valid set, and existing signals.
+    // SAFETY: `mask` is a valid set, and the signals exist.
     let blocked = DEFERRABLE.iter().filter(|other| unsafe { libc::sigismember(mask, **other) } == 1).count();
     if blocked == 0 || blocked == DEFERRABLE.len() {
         return false;
     }
     let _errno = SavedErrno::new();
-    // SAFETY: as above. The signal stays pending while its handler runs on this thread, and is then blocked until the
-    // interrupted handler returns and the mask from before it is restored.
+    // SAFETY: `mask` is a valid set, and the signal exists. The signal stays pending while its own handler runs on this
+    // thread. Then the changed mask blocks it, until the interrupted handler returns and the kernel restores the mask that
+    // applied before that handler.
     unsafe {
         libc::sigaddset(mask, signal);
         libc::pthread_kill(libc::pthread_self(), signal);
@@ -294,18 +296,19 @@ unsafe fn defer(signal: c_int, context: *mut c_void) -> bool {
     true
 }
 
-/// Passes a signal that was sent to the process on to SBCL's signal thread and to the host's own handler. Returns true
-/// if it was forwarded; false on the signal thread itself, or if there is none. A thread of the host cannot use the
-/// signal, and another Lisp thread may keep its interrupts disabled for as long as it is idle, which would stop all
-/// timers.
+/// Forwards a signal that was sent to the process to SBCL's signal thread, and passes it to the host's own handler. Returns
+/// true if the signal was forwarded, and false on the signal thread itself or if there is no signal thread. Threads of the
+/// host cannot handle the signal, and another Lisp thread may keep its interrupts disabled for as long as it is idle, which
+/// would stop all timers.
 ///
 /// # Safety
-/// Must be called within the handler of `signal`, with its own arguments.
+/// Must be called within the handler of `signal`, with the arguments of that handler.
 #[inline(never)]
 unsafe fn forward(table: &HandlerTable, signal: c_int, info: *mut siginfo_t, context: *mut c_void) -> bool {
     let _errno = SavedErrno::new();
     let thread = SIGNAL_THREAD.load(Ordering::Acquire);
-    // SAFETY: guaranteed by the caller. pthread_kill(3) is async-signal-safe, and the signal thread never ends.
+    // SAFETY: the caller passes on the handler's arguments. `before` was filled in by sigaction(2). pthread_kill(3) is
+    // async-signal-safe, and the signal thread never ends.
     unsafe {
         let (is_here, is_there) = (thread == libc::pthread_self() as usize, thread != 0);
         // In a forked process the signal thread does not exist: nothing is forwarded, and the host's handler is not called.
@@ -317,30 +320,31 @@ unsafe fn forward(table: &HandlerTable, signal: c_int, info: *mut siginfo_t, con
     }
 }
 
-/// Handles a fault at the end of the control stack. Returns true if the fault was there; the thread then continues in
-/// Lisp.
+/// Handles a fault at the end of the control stack. Returns true if the fault was at the end of the stack; after the signal
+/// handler the thread then continues in Lisp, in `sbcl_host_stack_lost`.
 #[inline(never)]
 fn recovers_stack_loss(table: &HandlerTable, info: *mut siginfo_t, context: *mut c_void) -> bool {
     let _errno = SavedErrno::new();
-    // SAFETY: as in `filter`, which passes its own arguments.
+    // SAFETY: `info` and `context` come from the kernel: they are arguments of `filter`.
     unsafe { (table.catch_stack_loss)((*info).si_addr(), context) != 0 }
 }
 
 /// The filter: the handler of faults and of SBCL's own signals.
 ///
 /// On a thread that may be the host's, thread locals of a library loaded with dlopen must not be used unless the thread
-/// itself caused the signal: the first use allocates, and the thread may be within malloc.
+/// itself caused the signal. The first use allocates memory, and the interrupted thread may be within malloc.
 ///
-/// SBCL's handler must be called last and preserves errno itself, so that SBCL finds the trapping frame where this
-/// function's frame would be. A destructor to run afterwards would make this function keep a value in the register by
-/// which SBCL walks the frames.
+/// SBCL's handler must be called last, so that SBCL finds the trapping frame where this function's frame would be. A
+/// destructor to run after that call would make this function keep a value in the register by which SBCL walks the frames,
+/// so errno is not restored here: SBCL's handler preserves it.
 extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the table was published before this handler was installed, and is never freed. Everything called here is
-    // async-signal-safe: loads, a constant-initialised thread local, and the shim's read of a thread local.
+    // SAFETY: the table was published before this handler was installed, and is never freed. All functions called here are
+    // async-signal-safe: they load atomics, read a constant-initialised thread local or a thread local of the shim, and
+    // send signals.
     unsafe {
         let table = &*TABLE.load(Ordering::Acquire);
         if LISP_ONLY.contains(&signal) {
-            // A signal that SBCL did not send has no meaning.
+            // Signals that SBCL did not send are ignored.
             let is_lisp = is_from_this_process(info) && (table.is_lisp_thread)() != 0;
             if is_lisp && !(signal == libc::SIGURG && defer(signal, context)) {
                 deliver_to_lisp(table, signal, info, context);
@@ -363,8 +367,8 @@ extern "C" fn filter(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
         }
         let before = table.before[signal as usize].assume_init_ref();
         if !deliver(before, signal, info, context) {
-            // There is no handler: the host's action takes effect when the instruction runs again, or the signal is
-            // raised again.
+            // The host has no handler. Its default action takes effect when the faulting instruction runs again; a signal
+            // that a process sent must be raised again.
             set_action(signal, before);
             if (*info).si_code <= 0 {
                 libc::raise(signal);
@@ -409,7 +413,7 @@ mod tests {
             catch_stack_loss: catch_nothing,
         };
         TABLE.store(Box::leak(Box::new(table)), Ordering::Release);
-        // SAFETY: this thread's errno; for SIGALRM neither pointer is used.
+        // SAFETY: the location is that of this thread's errno, and for SIGALRM the filter uses neither pointer.
         unsafe {
             *SavedErrno::location() = libc::ENOENT;
             filter(libc::SIGALRM, std::ptr::null_mut(), std::ptr::null_mut());

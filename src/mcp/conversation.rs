@@ -44,7 +44,7 @@ pub(super) struct Conversation {
     tools: Arc<ToolContext>,
     /// The cached answer to `tools/list`, which is slow to make, and the registry version that it belongs to.
     listed: Mutex<(u64, ListToolsResult)>,
-    /// `None` until the first request.
+    /// The way in which the conversation was opened; `None` until the first request.
     opened: Mutex<Option<OpenedBy>>,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Conversation {
 enum OpenedBy {
     /// A handshake.
     Handshake { version: ProtocolVersion, capabilities: ClientCapabilities },
-    /// A request without a handshake (MCP 2026-07-28): each request describes the client itself.
+    /// A request without a handshake (MCP 2026-07-28): each request carries a description of the client.
     Request,
 }
 
@@ -116,7 +116,7 @@ impl Conversation {
                 let _ = self.initialize(params);
             }
         }
-        // Only after the handshake, which determines whether the client receives notices.
+        // The report follows the handshake, which determines whether the client receives notices.
         self.tools.report_replacement();
     }
 
@@ -234,7 +234,7 @@ impl Conversation {
         } else {
             match self.peer(method, params.remove("_meta")) {
                 Err(error) => Err(error),
-                // A ping before the handshake.
+                // Before the handshake, a client may send a ping.
                 Ok(None) => Ok(ServerResult::empty(())),
                 Ok(Some(peer)) if method == "tools/call" => match tool_call(params) {
                     Ok(call) => {
@@ -354,7 +354,7 @@ impl Conversation {
 
 impl ToolListObserver for Conversation {
     fn tools_changed(&self) {
-        // Clients without a handshake subscribe to notifications by a request (MCP 2026-07-28).
+        // A client without a handshake would have to subscribe by a request (MCP 2026-07-28), so it is not notified.
         if matches!(&*self.opened.lock(), Some(OpenedBy::Handshake { .. })) {
             let notification = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
             self.inflight().output.send(&notification);

@@ -33,7 +33,7 @@ pub struct Stream {
 
 impl Stream {
     /// Creates the connection to a client that writes to the other end of `input` and reads from the other end of
-    /// `output`. Both may be pipes, sockets, or anything else that can be polled.
+    /// `output`. `input` and `output` may be pipes, sockets, or anything else that can be polled.
     pub fn new(input: impl Into<OwnedFd>, output: impl Into<OwnedFd>) -> Self {
         Self { input: input.into(), output: Some(output.into()) }
     }
@@ -52,7 +52,7 @@ impl From<TcpStream> for Stream {
 }
 
 impl Stream {
-    /// Returns the input, the output, and the waker of the thread that serves both.
+    /// Returns the input, the output, and the waker of the thread that serves the client.
     fn open(self) -> io::Result<(OwnedFd, Arc<Output>, Arc<Waker>)> {
         let output = self.output.map_or_else(|| self.input.try_clone(), Ok)?;
         let waker = Arc::new(Waker::new()?);
@@ -72,7 +72,7 @@ impl Served {
     /// Waits until the client disconnects.
     ///
     /// # Errors
-    /// If reading from the client failed.
+    /// Returns an error if reading from the client failed, or if the thread that served the client panicked.
     pub fn wait(self) -> io::Result<()> {
         self.thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that served the client panicked")))
     }
@@ -80,7 +80,7 @@ impl Served {
     /// Stops serving the client and cancels its requests.
     ///
     /// # Errors
-    /// If reading from the client failed.
+    /// Returns an error if reading from the client failed, or if the thread that served the client panicked.
     pub fn stop(self) -> io::Result<()> {
         self.over.store(true, Ordering::Release);
         self.waker.wake();
@@ -94,7 +94,7 @@ impl Served {
     }
 }
 
-/// The tools of all clients of this program's image.
+/// The tools that clients of this program's image are offered.
 static REGISTRY: LazyLock<Registry> = LazyLock::new(|| Registry::changing(ToolSet::default().embedded()));
 
 /// Chooses the tools for present and future MCP clients of this program's image: `all`, `core`, or a comma-separated
@@ -105,7 +105,7 @@ static REGISTRY: LazyLock<Registry> = LazyLock::new(|| Registry::changing(ToolSe
 /// The choice does not confine a client that has a tool that evaluates code.
 ///
 /// # Errors
-/// A message that names the unknown tool and all known tools.
+/// Returns a message that names the unknown tool and all known tools.
 pub fn set_tools(tools: &str) -> Result<(), String> {
     REGISTRY.set(ToolSet::parse(tools)?.embedded());
     Ok(())
@@ -133,7 +133,7 @@ pub fn set_tools(tools: &str) -> Result<(), String> {
 /// ```
 ///
 /// # Errors
-/// If the process has no descriptors or threads left.
+/// Returns an error if the process has no descriptors or threads left.
 pub fn spawn(lisp: &Lisp, stream: impl Into<Stream>) -> io::Result<Served> {
     let (input, output, waker) = stream.into().open()?;
     let session = lisp.session().connect();

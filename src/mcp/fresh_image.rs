@@ -128,7 +128,7 @@ impl FreshRun {
     /// Runs the tests and returns their outcome.
     ///
     /// # Errors
-    /// A sentence that says why there is no outcome.
+    /// Returns a sentence that says why there is no outcome.
     pub(crate) fn run(&self, tests: &TestSelection) -> Result<Outcome, String> {
         let Some((arguments, directory)) = SERVER_OPTIONS.get() else {
             return Err("Tests can run in a fresh image only if the program sbcl-mcp is the server.".to_owned());
@@ -160,8 +160,8 @@ impl FreshRun {
         let scratch = Scratch::in_directory(directory);
         let request = TestRequest { tests: tests.clone(), scratch: scratch.path().to_owned() };
         let request = serde_json::to_string(&request).map_err(|error| failed("cannot be sent the request", &error))?;
-        // Written on a thread, because a write to a child that does not read would block past the time limit. The
-        // thread returns the pipe, since the child exits when the pipe is closed.
+        // The request is written on a thread, because a write to a child that does not read would block past the time
+        // limit. The thread returns the pipe, since the child exits when the pipe is closed.
         let write_request = move || (stdin.write_all(format!("{request}\n").as_bytes()), stdin);
         let writer = std::thread::Builder::new().name("sbcl-mcp-beside".to_owned()).spawn(write_request);
         let deadline = Instant::now() + TIME_LIMIT;

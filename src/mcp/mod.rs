@@ -175,8 +175,8 @@ pub(crate) fn serve_plain(
     let main = Conversation::new(tools);
     let listener = listener.map(Arc::new);
     let attached = embedded::AttachedClients::default();
-    // The thread that ends the process holds this lock: a client that disconnects as soon as it is answered must not
-    // change the exit status.
+    // The thread that ends the process holds this lock, and so does this thread while it shuts down. Otherwise a client
+    // that disconnects as soon as it is answered could change the exit status.
     let ending = Arc::new(Mutex::new(()));
     session.abandon_stuck({
         let (connection, listener, attached) = (connection.clone(), listener.clone(), attached.clone());

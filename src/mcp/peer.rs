@@ -7,7 +7,7 @@ use rmcp::model::{ClientCapabilities, ProtocolVersion, RequestMetaObject, Server
 /// have all output.
 pub(crate) const FOR_PERSON: &str = "sbcl-mcp/person";
 /// Key in the `_meta` of a call of evaluate-lisp, with the value `true`: only the first form is evaluated. `read` in
-/// the structured content is the character index of its end, and is missing if there is no form.
+/// the structured content is the character index of the form's end, and is missing if there is no form.
 pub(crate) const ONE_FORM: &str = "sbcl-mcp/one-form";
 /// Key in the `_meta` of a result: the name of the session's package.
 pub(crate) const PACKAGE: &str = "sbcl-mcp/package";

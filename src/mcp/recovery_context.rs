@@ -25,7 +25,7 @@ use crate::rpc::output::Output;
 use crate::rpc::route::call_of_job;
 use crate::session::recovery::{SavedErrors, describe_background};
 
-/// Grace period in which running and held evaluations unwind before another image replaces theirs.
+/// Grace period in which running and held evaluations unwind before another image replaces this one.
 const UNWINDING_GRACE_PERIOD: Duration = Duration::from_millis(700);
 
 /// One client's view of recovery: messages about the last image, the replay of its definitions, and requests for
@@ -123,7 +123,8 @@ impl RecoveryContext {
         !self.replay.is_over()
     }
 
-    /// Calls `then` once the replay has ended: on this thread if it has already, else on the thread that ends it.
+    /// Calls `then` once the replay has ended: on this thread if the replay is already over, else on the thread that
+    /// ends it.
     pub(super) fn when_restored(&self, then: impl FnOnce(ReplayEnd) + Send + 'static) {
         self.replay.when_ended(then);
     }
@@ -164,7 +165,8 @@ impl RecoveryContext {
         number <= self.begun
     }
 
-    /// Returns the outcome of a job that began in an earlier image. After a crash it becomes the session's last error.
+    /// Returns the outcome of a job that began in an earlier image. After a crash, this outcome becomes the session's
+    /// last error.
     pub(super) fn lost_outcome(&self, session: &Session) -> Outcome {
         let lost = self.lost.get().or_else(|| self.messages.get().map(|messages| &messages.lost));
         let mut outcome = lost.cloned().unwrap_or_else(outcome_after_reset);
@@ -230,7 +232,7 @@ impl RecoveryContext {
         if !is_unwinding {
             return send_request();
         }
-        // An unwinding evaluation may need this thread.
+        // An unwinding evaluation may need this thread, so another thread waits for the evaluation.
         if std::thread::Builder::new().name("sbcl-mcp-leave".to_owned()).spawn(send_request.clone()).is_err() {
             send_request();
         }
@@ -292,7 +294,7 @@ pub(super) fn resume(
         context.replay(session, &state);
         return context;
     }
-    // On a separate thread, so that calls that need no Lisp are answered meanwhile.
+    // The replay runs on a separate thread, so that calls that need no Lisp are answered meanwhile.
     let (replayed, session) = (context.clone(), session.clone());
     let run = move || replayed.replay(&session, &state);
     if let Err(error) = std::thread::Builder::new().name("sbcl-mcp-restore".to_owned()).spawn(run) {
@@ -313,7 +315,7 @@ impl RecoveryContext {
         self.unrestored.lock().extend(state.failures(&report.failed));
         let _ = self.messages.set(messages(state, &report));
         self.reporter.report(&WorkerEvent::replayed(&report.failed));
-        // Only after the report: until then the supervisor blames a crash on the last form.
+        // The field is cleared after the report. Until then, the supervisor blames a crash on the last form.
         self.status.set(StatusField::ReplayedForm, 0);
         self.replay.end();
         self.event_loop.wake();

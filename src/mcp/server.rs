@@ -1,4 +1,5 @@
-//! The service of a worker: the conversations with all clients of its supervisor. Also the service of a single client.
+//! The services that an event loop drives: that of a worker, which serves all clients of its supervisor, and that of a
+//! single client.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -27,7 +28,7 @@ pub(super) struct Server {
     attached: Mutex<BTreeMap<u64, Arc<Conversation>>>,
     /// Incomplete long lines, with their call numbers, by connection.
     pieces: Mutex<BTreeMap<u64, (u64, Vec<u8>)>>,
-    /// Waiting lines, by connection: a thread handles a slow line of the connection first.
+    /// Lines that wait, by connection, while a thread handles an earlier, slow line of the connection.
     slow_lines: Arc<Mutex<BTreeMap<u64, WaitingLines>>>,
     /// Number of lines received from the supervisor.
     received: AtomicU64,
@@ -86,7 +87,8 @@ impl Server {
         self.status.raise(StatusField::LostLine, number.unwrap_or(u64::MAX));
     }
 
-    /// Returns true if line `number` is intact: if it begins here, or continues the line `begun`.
+    /// Returns true if this worker has received line `number` from its beginning. `begun` is the call number of the
+    /// connection's incomplete line, if there is one. Records a line that was missed.
     fn is_intact(&self, number: u64, begun: Option<u64>) -> bool {
         if let Some(begun) = begun {
             if begun != number {
@@ -130,7 +132,8 @@ impl Server {
         let is_last = matches!(content, MarkedContent::Line(..) | MarkedContent::End(_));
         let received = self.received.fetch_add(u64::from(is_last), Ordering::Relaxed) + 1;
         self.handle_marked(connection, content);
-        // Reported after the line's immediate answers, so that the supervisor sends no faster than it reads the answers.
+        // The report follows the line's immediate answers, so that the supervisor sends no faster than it reads the
+        // answers.
         if is_last && received.is_multiple_of(route::REPORT_AFTER) {
             self.main.inflight().output.received(received);
         }
@@ -269,7 +272,7 @@ impl Service for Server {
             && self.attached.lock().values().all(|conversation| conversation.inflight().is_idle())
     }
 
-    /// Only the supervisor ends the server. A worker without a supervisor exits.
+    /// Only the supervisor ends the server, so signals have no effect on a worker that still has its supervisor.
     fn exits_on_signal(&self) -> bool {
         self.is_orphaned()
     }

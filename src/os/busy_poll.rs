@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, Timespec};
 use rustix::io::Errno;
 
-/// The time for which a thread without work polls before it sleeps. A program that sends one request after another
-/// returns within this time (10 to 30 µs here), and waking a processor takes 50 µs.
+/// The time for which a thread without work polls before it sleeps. A program that sends one request after another sends
+/// its next request within this time (10 to 30 µs were measured), while waking a sleeping processor takes 50 µs.
 const POLL_TIME: Duration = Duration::from_micros(50);
 
-/// The time within which a thread must have waited twice before it polls in a third wait. When requests arrive singly,
-/// the thread is asleep anyway.
+/// A thread polls only if its last two waits began within this time. Requests that arrive less often find the thread
+/// asleep, so polling would not help.
 const RECENTLY: Duration = Duration::from_millis(5);
 
-/// The duration of a yield from which a thread counts as having lost the processor to another program.
+/// If a yield takes longer than this time, the thread has lost the processor to another program.
 const CROWDED_AFTER: Duration = Duration::from_micros(500);
 
 /// The time for which a thread that has lost the processor does not poll: the other program's time slice takes longer
@@ -29,7 +29,8 @@ thread_local! {
 }
 
 /// Polls until `check` returns a value; returns `None` when the thread has polled for long enough. Yields the processor
-/// after `checks_per_yield` checks: a check that is a system call takes as long as twenty reads of memory.
+/// after every `checks_per_yield` checks. This number is smaller for a check that is a system call, which takes as long as
+/// twenty reads of memory.
 pub(crate) fn poll_briefly<T>(checks_per_yield: u32, mut check: impl FnMut() -> Option<T>) -> Option<T> {
     let begin = Instant::now();
     let [last, before] = WAITED.get();
@@ -47,7 +48,7 @@ pub(crate) fn poll_briefly<T>(checks_per_yield: u32, mut check: impl FnMut() -> 
         if begin.elapsed() >= poll_time {
             return None;
         }
-        // Other threads, perhaps the awaited one, may need this processor.
+        // Other threads, perhaps the thread that this one waits for, may need this processor.
         let yielded = Instant::now();
         std::thread::yield_now();
         let now = Instant::now();
@@ -57,8 +58,8 @@ pub(crate) fn poll_briefly<T>(checks_per_yield: u32, mut check: impl FnMut() -> 
     }
 }
 
-/// Waits until one of `fds` is ready, for `timeout` at most. Returns the number of ready descriptors: 0 after a signal.
-/// Only [`PollSet`](crate::os::poll_set::PollSet) calls this.
+/// Waits until one of `fds` is ready, at most for `timeout`. Returns the number of ready descriptors: 0 after the timeout
+/// or a signal. Only [`PollSet`](crate::os::poll_set::PollSet) calls this function.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> std::io::Result<usize> {
     let mut poll = |timeout: Option<&Timespec>| match rustix::event::poll(fds, timeout) {
         Err(Errno::INTR) => Ok(0),
@@ -68,7 +69,7 @@ pub(crate) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> std::io
         Ok(0) => None,
         result => Some(result),
     });
-    // A timeout that the system cannot represent never ends.
+    // A timeout that is too long for the system counts as no timeout.
     let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
     ready.unwrap_or_else(|| poll(timeout.as_ref()))
 }

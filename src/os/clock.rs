@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 
 use crate::os::alarm::Alarm;
 
-/// An alarm for the earliest of many deadlines. Every evaluation and every call with a limit arms the alarm, but it
-/// seldom goes off: it stays at the earliest time that it was armed for. At that time, the waiting thread checks which
+/// An alarm for the earliest of many deadlines. Every evaluation and every call with a limit arms the clock, but the alarm
+/// is seldom set: it stays at the earliest time that the clock was armed for. At that time, the waiting thread checks which
 /// deadlines have passed.
 #[derive(Debug, Default)]
 pub(crate) struct Clock {
@@ -18,7 +18,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Makes the waiting thread wake at `time` or before.
+    /// Makes the waiting thread wake at `time` or earlier.
     pub(crate) fn arm(&self, time: Instant) {
         let mut wakes = self.wakes.lock();
         if wakes.is_none_or(|wakes| time < wakes) {
@@ -46,7 +46,8 @@ impl Clock {
         }
     }
 
-    /// Calls `check` at each armed time, and arms the clock for the time that `check` returns. Never returns.
+    /// Calls `check` with the current time at each armed time, and arms the clock for the time that `check` returns, if
+    /// any. Never returns.
     pub(crate) fn run(&self, mut check: impl FnMut(Instant) -> Option<Instant>) {
         loop {
             if let Some(next) = check(self.wait()) {

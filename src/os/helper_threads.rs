@@ -1,4 +1,4 @@
-//! Threads that run the embedding program's code, such as wakers and destructors, for threads that must not block on it.
+//! Threads that run the embedding program's code, such as wakers and destructors, in place of threads that must not block.
 
 use std::collections::VecDeque;
 use std::time::Duration;

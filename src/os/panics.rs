@@ -19,15 +19,15 @@ pub(crate) fn caught_as<R, E>(work: impl FnOnce() -> R, describe: impl FnOnce(Op
     })
 }
 
-/// Drops an object whose destructor may panic.
+/// Drops an object whose destructor may panic. A panic is ignored.
 pub(crate) fn discard<T>(object: T) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(object))) {
-        // The payload's own destructor may panic, and so on, so the payload is leaked.
+        // The payload is leaked: its destructor may panic too, with a payload whose destructor panics, and so on.
         std::mem::forget(panic);
     }
 }
 
-/// Calls all functions, even when some of them panic. Then resumes the first panic.
+/// Calls all functions, even when some of them panic. Then resumes the first panic, if any.
 pub(crate) fn call_all(functions: impl IntoIterator<Item = Box<dyn FnOnce() + Send>>) {
     let mut panics = functions.into_iter().filter_map(|function| catch_unwind(AssertUnwindSafe(function)).err());
     let first = panics.next();
@@ -37,8 +37,8 @@ pub(crate) fn call_all(functions: impl IntoIterator<Item = Box<dyn FnOnce() + Se
     }
 }
 
-/// A value of the embedding program that our code may drop. A panic in its destructor is caught, so that it cannot end
-/// the process while another panic unwinds.
+/// A value of the embedding program that our code may drop. A panic in the value's destructor is caught, because it would
+/// end the process while another panic unwinds.
 pub(crate) struct Contained<T>(Option<T>);
 
 impl<T> Contained<T> {
@@ -46,7 +46,7 @@ impl<T> Contained<T> {
         Self(Some(value))
     }
 
-    /// Returns the value, without protection from its destructor.
+    /// Returns the value. A panic in its destructor is no longer caught.
     pub(crate) fn into_inner(mut self) -> T {
         self.0.take().expect("it is there until this is dropped")
     }

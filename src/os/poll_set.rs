@@ -45,10 +45,10 @@ impl<'a, T: Copy + PartialEq> PollSet<'a, T> {
         self.fds.push(fd);
     }
 
-    /// Waits until a descriptor is ready, for `timeout` at most. After a signal, none is ready.
+    /// Waits until a descriptor is ready, at most for `timeout`. After the timeout or a signal, the result is empty.
     ///
     /// # Errors
-    /// Fails when poll(2) does: the set exceeds the process's limit of descriptors, or the system is out of memory.
+    /// Returns the error of poll(2) if the set exceeds the process's limit of descriptors, or the system is out of memory.
     pub(crate) fn wait(mut self, timeout: Option<Duration>) -> io::Result<Ready<T>> {
         let count = wait(&mut self.fds, timeout)?;
         let events = self.names.iter().zip(&self.fds).map(|(name, fd)| (*name, fd.revents()));
@@ -57,7 +57,7 @@ impl<'a, T: Copy + PartialEq> PollSet<'a, T> {
 }
 
 impl<T: Copy + PartialEq> Ready<T> {
-    /// Returns the names of the ready descriptors, in the order in which they were added.
+    /// Returns the names of the ready descriptors, in the order in which the descriptors were added.
     pub(crate) fn names(&self) -> impl Iterator<Item = T> {
         self.0.iter().map(|(name, _)| *name)
     }
@@ -71,7 +71,7 @@ impl<T: Copy + PartialEq> Ready<T> {
         self.0.iter().any(|(ready, events)| *ready == name && events.contains(PollFlags::NVAL))
     }
 
-    /// Returns true if the other end has been closed.
+    /// Returns true if the other end of the descriptor has been closed.
     pub(crate) fn is_closed(&self, name: T) -> bool {
         self.0.iter().any(|(ready, events)| *ready == name && events.contains(PollFlags::HUP))
     }

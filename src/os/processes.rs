@@ -1,4 +1,5 @@
-//! The descendants of this process. Orphans of a worker become the supervisor's children, and end with it.
+//! The descendants of this process. Orphans of a worker become children of the supervisor, which kills them when it
+//! replaces the worker or ends.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -14,19 +15,19 @@ use super::poll_set::PollSet;
 /// The maximum number of searches for descendants, which may start other processes meanwhile.
 const ROUNDS: usize = 5;
 
-/// Makes this process the parent of the worker's orphans.
+/// Makes this process the parent of its orphaned descendants, such as the orphans of a worker.
 pub(crate) fn adopt_orphans() {
     // An error is ignored: orphans can still be found while their parents live.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::set_child_subreaper(Some(getpid()));
 }
 
-/// Waits for a child that has ended, if there is one. Its number may then be reused.
+/// Reaps a child that has ended, if there is one, and returns its process id and status. The id may then be reused.
 pub(crate) fn reap() -> Option<(Pid, WaitStatus)> {
     rustix::process::wait(WaitOptions::NOHANG).ok().flatten()
 }
 
-/// Waits at most `time` until a child has ended, without reaping it. Returns false if the child still runs.
+/// Waits until a child has ended, at most for `time`, without reaping the child. Returns false if the child still runs.
 pub(crate) fn wait_child(child: Pid, time: Duration) -> bool {
     let Ok(descriptor) = pidfd_open(child, PidfdFlags::empty()) else { return true };
     let end = Instant::now() + time;
@@ -61,9 +62,9 @@ pub(crate) fn kill_all_descendants_except(except: &[Pid]) {
     }
 }
 
-/// Kills this child, its descendants, and the process group that it leads. The child must not have been waited for.
+/// Kills this child, its descendants, and the process group that it leads. The child must not have been reaped.
 pub(crate) fn kill_tree(child: Pid) {
-    // A stopped process cannot start others.
+    // A stopped process cannot start other processes.
     let _ = kill_process(child, Signal::STOP);
     for _ in 0..ROUNDS {
         if !kill_descendants(child, &[]) {
@@ -74,7 +75,8 @@ pub(crate) fn kill_tree(child: Pid) {
     let _ = kill_process_group(child, Signal::KILL);
 }
 
-/// Kills the descendants of a process, except those in `except` and their descendants. Returns false if there are none.
+/// Kills the descendants of a process, except those in `except` and their descendants. Returns false if there was nothing
+/// to kill.
 fn kill_descendants(root: Pid, except: &[Pid]) -> bool {
     let found = descendants(root, except);
     for (pid, parent) in &found {
@@ -87,13 +89,13 @@ fn kill_descendants(root: Pid, except: &[Pid]) -> bool {
 #[cfg(target_os = "linux")]
 pub(crate) fn kill(pid: Pid, parent: Pid) {
     use rustix::process::pidfd_send_signal;
-    // Opened before the check: the signal then goes to the process that was checked.
+    // The descriptor is opened before the check, so that the signal goes to the process that was checked.
     let process = pidfd_open(pid, PidfdFlags::empty());
     if children(parent).contains(&pid) {
         let _ = match process {
             Ok(process) => pidfd_send_signal(process, Signal::KILL),
             Err(rustix::io::Errno::SRCH) => Ok(()),
-            // The kernel is too old, or no descriptor is left.
+            // The descriptor could not be opened: the kernel is too old, or too many descriptors are open.
             Err(_) => kill_process(pid, Signal::KILL),
         };
     }
@@ -104,18 +106,18 @@ pub(crate) fn kill(pid: Pid, _parent: Pid) {
     let _ = kill_process(pid, Signal::KILL);
 }
 
-/// Returns true for a child that a signal has stopped.
+/// Returns true if a signal has stopped the child.
 pub(crate) fn is_stopped(child: Pid) -> bool {
     let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     waitid(WaitId::Pid(child), options).is_ok_and(|status| status.is_some_and(|status| status.stopped()))
 }
 
-/// Returns false for a process that has ended, or is about to: it has no program any more (proc(5), `exe`).
+/// Returns false if the process has ended or is about to end: such a process has no `exe` any more (proc(5)).
 fn runs(pid: Pid) -> bool {
     !fs::read_link(format!("/proc/{pid}/exe")).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
-/// Returns the children of all threads of a process; none if it has ended.
+/// Returns the children of all threads of a process; an empty list if the process has ended.
 pub(crate) fn children(parent: Pid) -> Vec<Pid> {
     let mut found = Vec::new();
     for thread in fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten() {
@@ -142,7 +144,8 @@ fn children_among_all(parent: Pid) -> Vec<Pid> {
     pids.filter(is_child).collect()
 }
 
-/// Returns the running descendants of the process `root`, each with its parent; without `except` and their descendants.
+/// Returns the running descendants of the process `root`, each with its parent. Leaves out the processes in `except` and
+/// their descendants.
 fn descendants(root: Pid, except: &[Pid]) -> Vec<(Pid, Pid)> {
     let mut found = Vec::new();
     let mut pending = vec![root];
@@ -191,7 +194,7 @@ mod tests {
     fn a_process_of_another_parent_is_not_killed() {
         let mut child = std::process::Command::new("/bin/sleep").arg("1000").spawn().unwrap();
         let pid = Pid::from_child(&child);
-        // As if the number had been reused.
+        // `INIT` is not the child's parent: to `kill`, the number looks as if it had been reused.
         kill(pid, Pid::INIT);
         assert_eq!(child.try_wait().unwrap(), None);
         kill(pid, getpid());

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 
 /// The unguessable name of a directory that does not exist yet. Lisp creates the directory if the user has no home
-/// directory or cannot write to it. [`remove`](Self::remove) deletes it at the end.
+/// directory or cannot write to the home directory. [`remove`](Self::remove) deletes the directory at the end.
 #[derive(Debug)]
 pub(crate) struct Scratch(PathBuf);
 
@@ -15,7 +15,7 @@ impl Scratch {
         Self::in_directory(&std::path::absolute(&temporary).unwrap_or(temporary))
     }
 
-    /// Chooses a name in another scratch directory, which is removed together with the new one.
+    /// Chooses a name in the directory `path`. If `path` is a scratch directory, removing it removes the new directory, too.
     pub(crate) fn in_directory(path: &Path) -> Self {
         // The standard library seeds its hash maps from the system's randomness.
         let number = RandomState::new().hash_one(std::process::id());

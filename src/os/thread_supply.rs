@@ -1,4 +1,4 @@
-//! The starting of Lisp threads: the number being started, and the time of the next attempt after a failure.
+//! The starting of Lisp threads: when a thread may be started, and when to try again after a failure.
 
 use std::time::{Duration, Instant};
 
@@ -13,15 +13,16 @@ pub(crate) struct ThreadSupply {
 }
 
 impl ThreadSupply {
-    /// Returns true if the caller must start a thread now, because fewer than `needed` are being started. The thread
-    /// counts as being started until [`arrived`](Self::arrived) or [`refused`](Self::refused).
+    /// Returns true if the caller must start a thread now, because fewer than `needed` threads are being started and the
+    /// delay after a failure is over. The thread counts as being started until [`arrived`](Self::arrived) or
+    /// [`refused`](Self::refused) is called.
     pub(crate) fn start(&mut self, needed: usize, now: Instant) -> bool {
         let starts = self.starting < needed && self.retry_at.is_none_or(|time| time <= now);
         self.starting += usize::from(starts);
         starts
     }
 
-    /// Records that a thread runs.
+    /// Records that a thread that was being started now runs.
     pub(crate) fn arrived(&mut self) {
         self.starting = self.starting.saturating_sub(1);
     }

@@ -17,7 +17,7 @@ macro_rules! all {
     };
 }
 
-/// Returns the number of results left out: those beyond the requested limit, and those that were not kept.
+/// Returns the number of results that were left out, because they were beyond the requested limit or were not kept.
 fn more(records: &[Record]) -> u64 {
     let more = of_kind(records).map(|more: &More| more.count).sum::<u64>();
     more + of_kind(records).map(|omitted: &Omitted| omitted.count).sum::<u64>()
@@ -83,7 +83,7 @@ pub struct Expansion {
     pub steps: Vec<ExpansionStep>,
     /// The number of further steps.
     pub more_steps: u64,
-    /// The expanded form; empty if there is none.
+    /// The expanded form; empty if nothing was expanded.
     pub text: String,
     /// The error that stopped the expansion.
     pub error: Option<ExpansionError>,
@@ -130,7 +130,7 @@ pub struct Profile<'a> {
 }
 
 impl<'a> Profile<'a> {
-    /// Assembles the profile; returns `None` if the records contain none.
+    /// Assembles the profile; returns `None` if the records contain no profile.
     #[must_use]
     pub fn of(records: &'a [Record]) -> Option<Self> {
         Some(Self { summary: of_kind(records).next()?, functions: of_kind(records).collect() })
@@ -164,7 +164,7 @@ pub struct Test<'a> {
 pub struct SuspectList<'a> {
     /// The failure that the list is for.
     pub of: &'a Suspects,
-    /// The functions, most suspicious first, each with the lines that only failing tests ran, or few passing ones.
+    /// The functions, most suspicious first, each with the lines that only failing tests, or few passing tests, ran.
     pub functions: Vec<(&'a Suspect, Vec<&'a SuspectLine>)>,
 }
 
@@ -183,7 +183,7 @@ impl<'a> TestRun<'a> {
                 _ => {}
             }
         }
-        // The records of suspects come after those of all tests, and name their test.
+        // The records of suspects come after the records of all tests. A `Suspects` record names its test.
         let mut of = None;
         for record in records {
             if let Record::Suspects(suspects) = record {
@@ -209,15 +209,14 @@ impl<'a> TestRun<'a> {
         self.tests.iter().filter(|test| test.result.status.is_failure())
     }
 
-    /// Returns true if no test is known other than a test operation. Suspects then have no passing tests to compare
-    /// with.
+    /// Returns true if all tests of the run are ASDF test operations. Suspects then have no passing tests to compare with.
     pub(crate) fn is_test_operation_alone(&self) -> bool {
         self.tests.iter().all(|test| test.result.is_test_operation())
     }
 }
 
 impl TestResult {
-    /// Returns true for an ASDF test operation that counts as one test, since its framework is unknown.
+    /// Returns true for an ASDF test operation that counts as one test because its test framework is unknown.
     #[must_use]
     pub fn is_test_operation(&self) -> bool {
         self.framework == "ASDF"

@@ -35,7 +35,7 @@ impl Clipped {
     /// Returns this text with `after` appended.
     fn followed_by(self, after: Self) -> Self {
         if self.omitted > 0 {
-            // Nothing can follow the cut: all of `after` counts as omitted.
+            // Text after the cut cannot be kept: all of `after` counts as omitted.
             return Self { omitted: self.omitted + after.characters(), ..self };
         }
         Self { text: self.text + &after.text, omitted: after.omitted }
@@ -56,7 +56,7 @@ impl Clipped {
         Self { text: text.to_owned(), omitted: self.omitted + rest.chars().count() as u64 }
     }
 
-    /// Returns the number of characters written, including those left out.
+    /// Returns the number of characters written, including the characters that were left out.
     pub(crate) fn characters(&self) -> u64 {
         self.text.chars().count() as u64 + self.omitted
     }
@@ -133,8 +133,8 @@ pub struct FrameRecord {
     pub source: Option<String>,
     /// The source line at that location, shortened if it is long.
     pub code: Option<String>,
-    /// The name of the machinery that the frame belongs to, if the frame only led to the user's code: `ASDF`, `the
-    /// reader`.
+    /// The part of the system that the frame belongs to, such as `ASDF` or `the reader`, if the frame only led to the
+    /// user's code.
     pub machinery: Option<String>,
     /// The local variables that SBCL knows. Recorded for the innermost frames only.
     pub locals: Vec<Local>,
@@ -195,7 +195,7 @@ pub struct FormPosition {
 /// An error and everything known about it, recorded where it happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorRecord {
-    /// The number of the error in the session's history, from 1 (`E1`); 0 before one is assigned.
+    /// The number of the error in the session's history, from 1 (`E1`); 0 before a number is assigned.
     pub id: u64,
     /// The class name of the condition, with a package prefix where CL-USER needs one; or a type of the server's own:
     /// `TIMEOUT`, `CANCELLED`, `IMAGE-LOST`.
@@ -208,8 +208,8 @@ pub struct ErrorRecord {
     pub form: Option<FormPosition>,
     /// The slots of the condition.
     pub slots: Vec<Slot>,
-    /// The recorded restarts, in the order of `compute-restarts`. Some in the middle are missing if there are very
-    /// many, as gaps in the numbers show. The server itself establishes the last two.
+    /// The recorded restarts, in the order of `compute-restarts`. If there are very many, some restarts in the middle are
+    /// missing, as gaps in the numbers show. The server itself establishes the last two restarts.
     pub restarts: Vec<RestartRecord>,
     /// The recorded frames, innermost first. The middle of a very deep stack is missing, as gaps in the numbers show.
     pub frames: Vec<FrameRecord>,
@@ -217,7 +217,7 @@ pub struct ErrorRecord {
     pub total_frames: u64,
     /// The number of slots left out of `slots`.
     pub slots_omitted: u64,
-    /// The number of the evaluation that ended with this error; 0 if none is known.
+    /// The number of the evaluation that ended with this error; 0 if no evaluation is known.
     pub evaluation: u64,
 }
 
@@ -250,8 +250,8 @@ impl ErrorRecord {
         own + slots + restarts + self.frames.iter().map(FrameRecord::bytes).sum::<usize>()
     }
 
-    /// Returns the record cut to about `bytes` bytes: the end of its message, slots, restarts and outer frames are
-    /// dropped.
+    /// Returns the record cut to about `bytes` bytes: the end of the message, and the slots, restarts and outer frames that
+    /// do not fit, are dropped.
     #[cfg(feature = "mcp")]
     pub(crate) fn within(self: &Arc<Self>, bytes: usize) -> Arc<Self> {
         if self.bytes() <= bytes {
@@ -268,7 +268,7 @@ impl ErrorRecord {
         let message = self.message.within(bytes / 2);
         takes(json_size(&message.text));
         let slots: Vec<_> = self.slots.iter().filter(|slot| takes(slot.bytes())).cloned().collect();
-        // Counted from the end: the server's own restarts come last and must stay.
+        // The restarts are taken from the end, because the server's own restarts come last and must stay.
         let mut restarts: Vec<_> =
             self.restarts.iter().rev().filter(|restart| takes(restart.bytes())).cloned().collect();
         restarts.reverse();
@@ -292,7 +292,8 @@ impl ErrorRecord {
 /// Approximate size in bytes of a slot, restart, frame or local variable without its text.
 const PART_BYTES: usize = 64;
 
-/// Returns an upper bound for the size of `text` as JSON, without quotes, in bytes. Control characters take six.
+/// Returns an upper bound for the size of `text` as JSON, without quotes, in bytes. A control character counts as six
+/// bytes.
 pub(crate) fn json_size(text: &str) -> usize {
     let escaped = |byte: u8| if byte < b' ' { 6 } else { 1 + usize::from(byte == b'"' || byte == b'\\') };
     text.bytes().map(escaped).sum()
@@ -352,10 +353,10 @@ pub struct DefiningForm {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Changes {
-    /// The defined names, each with its kind of definition: `FUNCTION APP::F`. Empty if there were more than the 50
-    /// that Lisp reports, or if a system defined them.
+    /// The defined names, each with its kind of definition: `FUNCTION APP::F`. Empty if the form defined or removed more
+    /// than 50 names, because Lisp then reports none, or if a system defined the names.
     pub(crate) defined: Vec<String>,
-    /// The removed names, in the same format.
+    /// The removed names, in the format of `defined`.
     pub(crate) removed: Vec<String>,
     /// The modules that the form's symbols belong to, by the names that `require` takes.
     pub(crate) modules: Vec<String>,
@@ -383,7 +384,7 @@ pub(crate) enum FormRole {
 }
 
 impl Changes {
-    /// Parses the lines in which Lisp reports the changes of a form. Each begins with `=` (the role of the form), `+`
+    /// Parses the lines in which Lisp reports the changes of a form. Each line begins with `=` (the role of the form), `+`
     /// (a defined name), `-` (a removed name) or `?` (a module).
     pub(crate) fn parse<'a>(lines: impl Iterator<Item = &'a str>) -> Self {
         let mut changes = Self { role: FormRole::Other, ..Self::default() };
@@ -411,9 +412,9 @@ impl Changes {
 /// The result of one evaluation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// The number of the evaluation in its session, from 1; 0 if it has none.
+    /// The number of the evaluation in its session, from 1; 0 if the outcome is not of a numbered evaluation.
     pub evaluation: u64,
-    /// True if the session keeps the complete outcome under this number until newer ones replace it.
+    /// True if the session keeps the complete outcome under this number until newer outcomes replace it.
     pub kept: bool,
     /// Messages from the server itself.
     pub notices: Vec<String>,
@@ -438,7 +439,7 @@ pub struct Outcome {
     pub timing: Option<Timing>,
     /// True if the evaluation is held where it failed: its restarts can be invoked and its frames inspected.
     pub held: bool,
-    /// True if the evaluation still runs in the background; the output is what it has printed so far.
+    /// True if the evaluation still runs in the background. The output is what the evaluation has printed so far.
     pub in_background: bool,
     /// The forms that defined something, in order.
     pub defined: Vec<DefiningForm>,
@@ -489,7 +490,7 @@ impl Outcome {
     }
 
     /// Returns the index in [`printed`](Self::printed) of the character with index `place` in stdout, or in stderr if
-    /// `stderr` is true. Both count characters.
+    /// `stderr` is true. Both indices count characters.
     pub(crate) fn printed_at(&self, stderr: bool, place: u64) -> u64 {
         let (mut before, mut own) = (0, 0);
         for (index, &count) in self.turns.iter().enumerate() {
@@ -505,14 +506,14 @@ impl Outcome {
         before + (place - own.min(place))
     }
 
-    /// Splits the outcome of a test run into one outcome per system, with the names as requested; empty if a single
-    /// system was tested.
+    /// Splits the outcome of a test run into one outcome per system, each with the system's name as it was requested.
+    /// Returns an empty list if a single system was tested.
     pub(crate) fn by_system(&self) -> Vec<(&str, Self)> {
         let begun: Vec<&System> = of_kind(&self.records).collect();
         let printed = self.printed();
         let at = |system: &System| byte_offset(&printed, system.printed);
-        // Output omitted at the end is attributed to the system that was printing last, since nothing tells whose it
-        // was.
+        // Output omitted at the end is attributed to the last system whose output was kept, because no record tells which
+        // system printed it.
         let cut = begun.iter().rposition(|system| at(system) < printed.len()).unwrap_or(0);
         let systems = begun.iter().enumerate().map(|(index, system)| {
             let name = &*system.name;
@@ -531,8 +532,8 @@ impl Outcome {
             }
             for record in &mut outcome.records {
                 let Record::TestResult(test) = record else { continue };
-                // The index of an error that was not kept is cleared: in the new list it would name an error of another
-                // test.
+                // The index of an error that was not kept is cleared: in the new list, the index would name an error of
+                // another test.
                 let found = test.error_among(&self.errors);
                 test.error = found.map(|_| outcome.errors.len() as u64);
                 outcome.errors.extend(found.cloned());
@@ -542,7 +543,7 @@ impl Outcome {
         systems.collect()
     }
 
-    /// Returns an outcome without test results yet, whose output is `printed`.
+    /// Returns an outcome that has the output `printed` and no test results yet.
     pub(crate) fn of_tests(printed: String) -> Self {
         Self {
             evaluation: 0,
@@ -581,7 +582,7 @@ impl Outcome {
         self.followed_by(tests)
     }
 
-    /// Appends the outcome `after`, of the same evaluation when it was held and then resumed, or of the tests of
+    /// Appends the outcome `after`: the outcome of the same evaluation after it was held and resumed, or of the tests of
     /// another system.
     pub(crate) fn followed_by(self, after: Self) -> Self {
         let mut turns = self.turns;
@@ -607,7 +608,7 @@ impl Outcome {
 }
 
 impl TestResult {
-    /// Returns the error that ended the test from the `errors` of its outcome, if it was kept.
+    /// Returns the error that ended the test, from the `errors` of the test's outcome, if the error was kept.
     pub(crate) fn error_among<'a>(&self, errors: &'a [Arc<ErrorRecord>]) -> Option<&'a Arc<ErrorRecord>> {
         errors.get(usize::try_from(self.error?).ok()?)
     }
@@ -667,18 +668,18 @@ impl std::ops::Add for TestCounts {
 /// The progress of an evaluation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Progress {
-    /// Waiting for earlier evaluations.
+    /// The evaluation waits for earlier evaluations.
     Queued,
-    /// Running.
+    /// The evaluation is running.
     Running {
-        /// The time since it started.
+        /// The time since the evaluation started.
         time: Duration,
-        /// True in the background, where later calls need not wait for its end.
+        /// True if the evaluation runs in the background, so that later calls need not wait for its end.
         background: bool,
     },
-    /// Failed, and held where it failed.
+    /// The evaluation failed and is held where it failed.
     Held(Arc<Outcome>),
-    /// Ended, after this time.
+    /// The evaluation ended, after this time.
     Over(Arc<Outcome>, Duration),
 }
 
@@ -691,7 +692,7 @@ pub struct EvaluationStatus {
     pub code: String,
     /// The progress of the evaluation.
     pub progress: Progress,
-    /// The number of characters printed so far, as far as they are kept.
+    /// The number of characters printed so far that are kept.
     pub printed: u64,
 }
 
@@ -776,7 +777,7 @@ pub struct Definitions {
 pub struct Role {
     /// The symbol with its package, and the role: `COMMON-LISP:CAR [FUNCTION]`.
     pub title: String,
-    /// The details to show, in order, as label and text: `("Arglist", "(LIST)")`.
+    /// The details to show, in order, each as a label and a text: `("Arglist", "(LIST)")`.
     pub details: Vec<(String, String)>,
 }
 

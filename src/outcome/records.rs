@@ -133,7 +133,7 @@ impl FieldType for PassingImage {
     }
 }
 
-/// Converts a string to the enum variant that serde gives that name.
+/// Converts a string to the enum variant whose name in serde is this string. Returns `None` if there is no such variant.
 fn enum_from_word<T: for<'a> Deserialize<'a>>(value: FieldValue) -> Option<T> {
     use serde::de::IntoDeserializer;
     use serde::de::value::{Error, StringDeserializer};
@@ -187,7 +187,7 @@ macro_rules! records {
                 }
             }
 
-            /// Sets a field. Ignores an unknown field, and a value of the wrong type.
+            /// Sets the field `field` to `value`. Ignores an unknown field, and a value of the wrong type.
             pub(crate) fn set(&mut self, field: &str, value: FieldValue) {
                 match self {
                     $(Self::$name(record) => {

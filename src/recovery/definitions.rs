@@ -14,7 +14,7 @@ const MAX_BYTES: usize = 16 << 20;
 const MAX_FORM: usize = crate::rpc::frame::MAX_EVENT - (64 << 10);
 /// Number of characters that are kept of a form over [`MAX_FORM`].
 const BEGINNING: usize = 200;
-/// Maximum number of dropped forms that are named. The newest forms are named; older forms are only counted.
+/// Maximum number of dropped forms that are kept, so that messages can name them. Older dropped forms are only counted.
 const MAX_DROPPED: usize = 100;
 /// Maximum size of the named dropped forms together, in bytes of JSON.
 const MAX_DROPPED_BYTES: usize = 1 << 20;
@@ -22,7 +22,7 @@ const MAX_DROPPED_BYTES: usize = 1 << 20;
 const MAX_DROPPED_FORM: usize = 4 << 10;
 /// The reason why a dropped form is missing.
 const NO_ROOM: &str = "it was dropped to save space";
-/// Maximum number of names that a message lists for a form that failed after it had defined them.
+/// Maximum number of names that a message lists for a form that failed after defining these names.
 const MAX_NAMED: usize = 3;
 /// Upper bound of the size of a form's JSON without its texts, in bytes: field names and numbers.
 const OVERHEAD: usize = 256;
@@ -35,15 +35,15 @@ pub(crate) struct Definition {
     /// The changes that the form made, as Lisp reported them.
     #[serde(default)]
     pub(crate) changes: Changes,
-    /// True when the package was bound for this evaluation only.
+    /// True when the form's package was the current package for this evaluation only.
     pub(crate) local: bool,
     /// The number of the evaluation that contained the form.
     pub(crate) evaluation: u64,
     /// An upper bound of the form's first run time, in milliseconds.
     #[serde(default)]
     pub(crate) took: u64,
-    /// The size of a form over [`MAX_FORM`], in bytes of JSON. If set, `form` has only its beginning, and cannot be
-    /// replayed.
+    /// The size of a form over [`MAX_FORM`], in bytes of JSON. If set, `form` contains only the beginning of the form and
+    /// cannot be replayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) too_long: Option<usize>,
 }
@@ -59,7 +59,7 @@ impl Definition {
         self
     }
 
-    /// Returns the reason why the form cannot be replayed, as a clause; `None` when it can.
+    /// Returns the reason why the form cannot be replayed, as a clause; `None` if the form can be replayed.
     pub(crate) fn obstacle(&self) -> Option<String> {
         if let Some(bytes) = self.too_long {
             return Some(format!("it takes {bytes} bytes as JSON; the limit is {MAX_FORM}"));
@@ -77,7 +77,7 @@ impl Definition {
         })
     }
 
-    /// Returns true when `before` is an earlier report of this form's evaluation, in which the form failed.
+    /// Returns true when `before` reports that the same form failed in the same evaluation.
     fn continues(&self, before: &Self) -> bool {
         before.changes.role == FormRole::Failed && (before.evaluation, before.key()) == (self.evaluation, self.key())
     }
@@ -102,7 +102,7 @@ pub(crate) struct Unrestored {
     /// The names that are missing without the form, in the format of [`Changes::defined`].
     #[serde(default)]
     pub(super) missing: Vec<String>,
-    /// The reason, as one line.
+    /// The reason why the form could not be restored, as one line.
     pub(crate) reason: String,
 }
 
@@ -179,11 +179,12 @@ impl From<Stored> for Definitions {
 /// The rank of a form: forms of lower ranks are dropped first for lack of room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
-    /// A form that only defines names, all of which other forms define earlier, and define again or remove later.
+    /// A form that only defines names. Other forms define all of these names earlier, and define them again or remove them
+    /// later.
     Intermediate,
-    /// A form that only defines names, all of which other forms define again or remove later.
+    /// A form that only defines names. Other forms define all of these names again or remove them later.
     Replaced,
-    /// A form whose names other forms define again or remove later, but which may do more than define them.
+    /// A form that may do more than define names. Other forms define all of its names again or remove them later.
     Acting,
     /// Any other form.
     Live,
@@ -208,8 +209,8 @@ impl Definitions {
         dropped
     }
 
-    /// Removes all repetitions of a form except the first and the last: other forms may depend on the first. If the
-    /// rest still takes too much room, drops forms by their [`Rank`], the oldest first. Returns the positions of
+    /// Keeps only the first and the last occurrence of a repeated form; other forms may depend on the first. If the
+    /// remaining forms still take too much room, drops forms by their [`Rank`], the oldest first. Returns the positions of
     /// dropped definitions that are no longer named, only counted.
     fn compact(&mut self) -> Vec<u64> {
         let mut last: HashMap<(&DefiningForm, bool), usize> = HashMap::new();
@@ -299,7 +300,7 @@ impl Definitions {
         self.dropped += count;
     }
 
-    /// Removes the definitions at these indices, which count from `position`.
+    /// Removes the definitions at these indices, which are counted from the first definition at `position` or later.
     pub(crate) fn remove(&mut self, position: u64, indices: &HashSet<usize>) {
         let first = self.first_since(position);
         let indices: HashSet<usize> = indices.iter().map(|index| index.saturating_add(first)).collect();
@@ -314,7 +315,7 @@ impl Definitions {
         });
     }
 
-    /// Removes and returns the definition at an index, which counts from `position`.
+    /// Removes and returns the definition at `index`, which is counted from the first definition at `position` or later.
     pub(crate) fn take(&mut self, position: u64, index: usize) -> Option<Definition> {
         let index = self.first_since(position).saturating_add(index);
         let (_, definition) = (index < self.entries.len()).then(|| self.entries.remove(index))?;
@@ -322,12 +323,12 @@ impl Definitions {
         Some(definition)
     }
 
-    /// Returns the dropped definitions from `position` on that are named.
+    /// Returns the dropped definitions from `position` on that are kept, so that messages can name them.
     pub(crate) fn dropped_forms(&self, position: u64) -> impl Iterator<Item = &Unrestored> {
         self.dropped_forms.iter().filter(move |(at, _)| *at >= position).map(|(_, form)| form)
     }
 
-    /// Forgets the dropped definitions from `position` on that are named.
+    /// Forgets the dropped definitions from `position` on that were kept to be named.
     pub(crate) fn forget_dropped_forms(&mut self, position: u64) {
         self.dropped_forms.retain(|(at, _)| *at < position);
     }
@@ -359,7 +360,7 @@ impl Definitions {
         Stored { entries, count: self.count, dropped_forms, dropped: self.dropped }.into()
     }
 
-    /// Removes the definitions from `position` on. `dropped`: the number of these definitions that were already dropped
+    /// Removes the definitions from `position` on. `dropped` is the number of these definitions that were already dropped
     /// and are not named.
     pub(crate) fn truncate(&mut self, position: u64, dropped: usize) {
         self.forget_dropped_forms(position);

@@ -16,7 +16,7 @@ use crate::rpc::frame::MAX_EVENT;
 
 /// Maximum size of a message of a client's handshake, in bytes.
 pub(crate) const MAX_HANDSHAKE_MESSAGE: usize = 1 << 20;
-/// Maximum size of an error in an event, in bytes of JSON; the rest is left out.
+/// Approximate maximum size of an error in an event, in bytes of JSON. A larger error is cut.
 pub(crate) const MAX_ERROR: usize = 64 << 10;
 /// Maximum number of notices that a replaced image passes to the next image.
 const MAX_NOTICES: usize = 100;
@@ -31,8 +31,8 @@ const MAX_REASON: usize = 130;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum WorkerEvent {
-    /// The worker serves, though it may still have definitions to replay. This is the first event of every worker that
-    /// serves.
+    /// The worker serves its clients, though it may still have definitions to replay. This is the first event of every
+    /// worker that serves.
     Ready,
     /// The worker has replayed the definitions that it was given.
     #[serde(rename = "restored")]
@@ -73,7 +73,7 @@ pub(crate) enum WorkerEvent {
     Exiting {
         /// The worker's exit status.
         status: i32,
-        /// The reason why the worker cannot serve, as a sentence; `None` when its input ended.
+        /// The reason why the worker cannot serve, as a sentence; `None` when the worker's input has ended.
         reason: Option<String>,
     },
 }
@@ -83,11 +83,11 @@ pub(crate) enum WorkerEvent {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum SessionEvent {
-    /// A client sent a message that becomes part of its handshake once the call is answered.
+    /// A client sent a call that becomes part of the client's handshake once the call is answered.
     Handshake {
         /// The call's number.
         call: u64,
-        /// The message as JSON, at most [`MAX_HANDSHAKE_MESSAGE`] bytes.
+        /// The call's message as JSON, at most [`MAX_HANDSHAKE_MESSAGE`] bytes.
         message: String,
     },
     /// A form defined something.
@@ -103,7 +103,8 @@ pub(crate) enum SessionEvent {
     },
     /// The limits were set.
     Limits(Limits),
-    /// A save of the image to a file of this name has begun. The core contains no definition after this event.
+    /// A save of the image to a file of this name has begun. The core contains no definition that is reported after this
+    /// event.
     Saving { file: String },
     /// The save is complete: the file is a checkpoint.
     Saved(Box<Checkpoint>),
@@ -154,7 +155,7 @@ impl WorkerEvent {
     /// Returns the event as JSON.
     ///
     /// # Errors
-    /// [`TooLarge`] when the event does not fit into a frame.
+    /// Returns [`TooLarge`] if the event does not fit into a frame.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, TooLarge> {
         // Serializing cannot fail: events consist of strings, numbers, lists, and maps with string keys.
         let bytes = serde_json::to_vec(self).unwrap_or_default();
@@ -164,7 +165,7 @@ impl WorkerEvent {
     /// Reads an event that a worker sent.
     ///
     /// # Errors
-    /// The bytes are not an event as [`encode`](Self::encode) writes it.
+    /// Returns the parser's error if the bytes are not an event that [`encode`](Self::encode) has written.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(bytes)
     }
@@ -175,7 +176,7 @@ fn bounded(notices: &[String]) -> Vec<String> {
     notices.iter().take(MAX_NOTICES).map(|notice| cut(notice, MAX_NOTICE)).collect()
 }
 
-/// Returns the first `characters` of a text.
+/// Returns the first `characters` characters of `text`.
 fn cut(text: &str, characters: usize) -> String {
     text.chars().take(characters).collect()
 }

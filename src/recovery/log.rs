@@ -1,5 +1,5 @@
-//! The recovery log of a persistent session: a snapshot of the [state](RecoveryState), then the events since, one JSON
-//! object per line.
+//! The recovery log of a persistent session: a snapshot of the [state](RecoveryState), followed by the events since the
+//! snapshot, one JSON object per line.
 //!
 //! The supervisor appends the events that [outlive a server](SessionEvent::outlives_server). It compacts the log to a
 //! snapshot when the log has grown, and when the state has changed without an event: by a reset, by the restore of a
@@ -40,7 +40,7 @@ enum LogLine<'a> {
     Snapshot {
         /// The version of the format.
         format: u32,
-        /// The program that wrote the log.
+        /// The build of the program that wrote the log.
         build: String,
         state: Box<Cow<'a, RecoveryState>>,
     },
@@ -77,7 +77,7 @@ pub(crate) struct Loaded {
 /// Reads the log in a session's directory. Without a log, the state is empty.
 ///
 /// # Errors
-/// A clause: a newer program wrote the log, or the log cannot be read.
+/// Returns the reason, worded as a clause, if a newer program wrote the log, or if the log cannot be read.
 pub(crate) fn load(directory: &Path) -> Result<Loaded, String> {
     load_after(directory, RecoveryState::default())
 }
@@ -85,7 +85,7 @@ pub(crate) fn load(directory: &Path) -> Result<Loaded, String> {
 /// Reads the log like [`load`], but applies the events to `initial` if the log has no readable snapshot.
 ///
 /// # Errors
-/// A clause, as for [`load`].
+/// Returns the errors of [`load`].
 pub(crate) fn load_after(directory: &Path, initial: RecoveryState) -> Result<Loaded, String> {
     match File::open(directory.join(LOG)) {
         Ok(file) => read(BufReader::new(file), initial),
@@ -94,7 +94,7 @@ pub(crate) fn load_after(directory: &Path, initial: RecoveryState) -> Result<Loa
     }
 }
 
-/// Returns the clause about a log that cannot be read.
+/// Returns the clause that reports a log that cannot be read.
 fn unreadable(error: &io::Error) -> String {
     format!("its log cannot be read ({error})")
 }
@@ -103,7 +103,7 @@ fn unreadable(error: &io::Error) -> String {
 /// the path of the copy.
 ///
 /// # Errors
-/// The copy cannot be written.
+/// Returns an error if the log cannot be read, or if the copy cannot be written.
 pub(crate) fn keep_damaged(directory: &Path) -> io::Result<PathBuf> {
     let copy = directory.join(DAMAGED);
     std::fs::copy(directory.join(LOG), &copy)?;
@@ -124,12 +124,13 @@ pub(crate) fn is_in(directory: &Path) -> bool {
             || serde_json::from_slice(&line).is_ok_and(|line: OldLine| line.is_first()))
 }
 
-/// Reads the recovery state that a checkpoint contains from its `.forms` file; `None` without a readable file.
+/// Reads a checkpoint's definitions and unrestored forms from the checkpoint's `.forms` file. Returns `None` if the file
+/// cannot be read.
 pub(crate) fn load_content(path: &Path) -> Option<RecoveryState> {
     Some(read(BufReader::new(File::open(path).ok()?), RecoveryState::default()).ok()?.state)
 }
 
-/// Folds the lines of a log into `initial`.
+/// Folds the lines of a log into `initial`, which a snapshot replaces.
 fn read(mut file: impl BufRead, initial: RecoveryState) -> Result<Loaded, String> {
     let mut loaded = Loaded { state: initial, ..Loaded::default() };
     let mut line = Vec::new();
@@ -168,7 +169,7 @@ fn read(mut file: impl BufRead, initial: RecoveryState) -> Result<Loaded, String
     }
 }
 
-/// Writes the recovery state that a checkpoint contains to the checkpoint's `.forms` file.
+/// Writes a checkpoint's definitions and unrestored forms to the checkpoint's `.forms` file.
 pub(crate) fn write_content(path: &Path, content: &RecoveryState) -> io::Result<()> {
     write_atomically(path, &snapshot(content))
 }
@@ -183,7 +184,7 @@ fn snapshot(state: &RecoveryState) -> Vec<u8> {
     if complete.len() < MAX_LINE { complete } else { encoded(&state.without_histories()) }
 }
 
-/// Returns a line as JSON, with its newline.
+/// Returns a line as JSON, with a newline at the end.
 fn encoded(line: &LogLine<'_>) -> Vec<u8> {
     // Serializing cannot fail: a line consists of strings, numbers, lists, and maps with string keys.
     let mut bytes = serde_json::to_vec(line).unwrap_or_default();
@@ -199,7 +200,8 @@ pub(crate) struct RecoveryLog {
     file: Option<File>,
     /// The bytes that were appended since the log was compacted.
     grown: u64,
-    /// The reason why the log cannot be written: the last line may be incomplete, and later events may be missing.
+    /// The reason why the log cannot be written; `None` while it can. After a failure the last line may be incomplete, and
+    /// later events are missing.
     failure: Option<String>,
 }
 
@@ -212,13 +214,14 @@ impl RecoveryLog {
     /// Replaces the log with a snapshot of `state`.
     ///
     /// # Errors
-    /// The snapshot cannot be written, and the log stays as it was; or the new log cannot be opened.
+    /// Returns an error if the snapshot cannot be written, in which case the log stays as it was, or if the new log cannot
+    /// be opened.
     pub(crate) fn compact(&mut self, state: &RecoveryState) -> io::Result<()> {
         let written = write_atomically(&self.path, &snapshot(state));
         let file = written.and_then(|()| OpenOptions::new().append(true).mode(0o600).open(&self.path));
         self.file = Some(file.inspect_err(|error| self.fail(error))?);
         (self.grown, self.failure) = (0, None);
-        // An error means that the file does not exist.
+        // Usually the file does not exist, so an error is ignored.
         let _ = std::fs::remove_file(self.path.with_file_name(INCOMPLETE));
         Ok(())
     }
@@ -243,8 +246,8 @@ impl RecoveryLog {
     fn fail(&mut self, error: &io::Error) {
         if self.failure.is_none() && self.file.is_some() {
             tracing::warn!("the session's log cannot be written: {error}");
-            // An empty file needs no room on a full disk. If it cannot be created, the next server does not report that
-            // the log is incomplete.
+            // An empty file needs no room on a full disk. If the file cannot be created, the next server does not report
+            // that the log is incomplete.
             let mut options = OpenOptions::new();
             let _ = options.append(true).create(true).mode(0o600).open(self.path.with_file_name(INCOMPLETE));
         }

@@ -62,7 +62,7 @@ pub(crate) fn messages(state: &RecoveryState, report: &ReplayReport) -> Messages
     }
 }
 
-/// Returns a line with a shortened unrestored form and the reason.
+/// Returns a line with an unrestored form, shortened, and the reason why it could not be restored.
 pub(crate) fn unrestored_line(unrestored: &Unrestored) -> String {
     format!("{} ({})", shortened(&unrestored.form.code), unrestored.reason)
 }
@@ -91,7 +91,7 @@ fn continued_message(session: &ContinuedSession, state: &RecoveryState, report: 
     text
 }
 
-/// Returns a text as one line of at most [`MAX_SHOWN`] characters, with an ellipsis if it is cut.
+/// Returns `text` as one line. A line of more than [`MAX_SHOWN`] characters is cut, and an ellipsis is appended.
 pub(crate) fn shortened(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(MAX_SHOWN) {
@@ -140,7 +140,8 @@ fn restored(state: &RecoveryState, report: &ReplayReport, crash: &CrashReport) -
     text + &not_kept(state, unfinished)
 }
 
-/// Returns the sentence about values that a replay does not restore. `others` names other things that are lost.
+/// Returns the sentence about values that a replay does not restore. `others` continues the sentence's list, from a comma
+/// on, with other things that are lost.
 fn not_kept(state: &RecoveryState, others: &str) -> String {
     let (values, hint) = match state.checkpoint() {
         Some(_) => ("Lost: values that were assigned since the checkpoint", ""),
@@ -152,7 +153,8 @@ fn not_kept(state: &RecoveryState, others: &str) -> String {
     format!("\n{values}{others}.{hint}")
 }
 
-/// Describes the restored checkpoint and the definitions since: the number of replayed forms, and the missing forms.
+/// Describes the restored checkpoint and the definitions since the checkpoint: the number of replayed forms, and the missing
+/// forms.
 fn restored_since(state: &RecoveryState, report: &ReplayReport) -> String {
     let dropped = state.dropped();
     let failures = state.failures(&report.failed);

@@ -5,8 +5,9 @@
 //! [recovery state](state), which it keeps in memory and, for a persistent session, also in the [log]. When a worker is
 //! lost, the supervisor records the crash in the state
 //! ([`RecoveryState::record_crash`](state::RecoveryState::record_crash)) and sends only this state to the next worker,
-//! which boots the last [checkpoint], [replays](replay) the definitions since, and [reports](messages) the crash to its
-//! clients. Numbers that the supervisor must be able to read at any moment are on the [status page](status_page).
+//! which boots the last [checkpoint], [replays](replay) the definitions since the checkpoint, and [reports](messages) the
+//! crash to its clients. Numbers that the supervisor must be able to read at any moment are on the
+//! [status page](status_page).
 
 pub(crate) mod checkpoint;
 pub(crate) mod definitions;

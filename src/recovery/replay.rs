@@ -69,7 +69,7 @@ impl DefinitionReplay {
         matches!(*self.stage.lock(), Stage::Ended(ReplayEnd::Complete))
     }
 
-    /// Calls `then` when the replay has ended: on this thread if it has already, else on the thread that ends it.
+    /// Calls `then` when the replay has ended: at once if it already has, else later, on the thread that ends the replay.
     pub(crate) fn when_ended(&self, then: impl FnOnce(ReplayEnd) + Send + 'static) {
         let mut stage = self.stage.lock();
         match &mut *stage {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::state::Suspicion;
 
-/// The form, or the boot, at which the last image was lost before its replay had ended.
+/// The form that was being replayed, or the boot that was under way, when the last image was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Suspect {
     /// The index of the form that was being replayed; `None` for the boot.
@@ -24,8 +24,8 @@ pub(crate) struct ReplayPolicy {
 pub(crate) enum ReplayDecision {
     /// Replay all definitions again.
     Retry {
-        /// True when a form is suspected and nothing was suspected before, or when the suspected form has fewer tries
-        /// left.
+        /// True when a form is suspected and nothing was suspected before, or when the form that was already suspected has
+        /// fewer tries left.
         progress: bool,
     },
     /// Leave out the definition at this index, which is poisoned.
@@ -39,12 +39,12 @@ pub(crate) enum ReplayDecision {
 }
 
 impl Suspicion {
-    /// Returns the number of images that may be lost at a form before the form is left out or, for `None`, while booting
-    /// before the checkpoint is left out.
+    /// Returns the number of lost images after which a form is left out. If `replaying` is `None`, returns the number of
+    /// images lost during boot after which the checkpoint is left out.
     fn tries(self, replaying: Option<usize>) -> u32 {
         match self {
             Self::Certain => 1,
-            // A checkpoint that failed to boot fails again.
+            // A checkpoint that failed to boot once is expected to fail again.
             Self::Likely => 1 + u32::from(replaying.is_some()),
             Self::Possible => 3,
         }
@@ -52,7 +52,7 @@ impl Suspicion {
 }
 
 impl ReplayPolicy {
-    /// Records that an image was lost before its replay had ended, and decides about the next replay. `replaying`: the
+    /// Records that an image was lost before its replay had ended, and decides about the next replay. `replaying` is the
     /// index of the definition that was being replayed; `None` if the replay had not reached a form.
     pub(crate) fn after_crash(&mut self, replaying: Option<usize>, suspicion: Suspicion) -> ReplayDecision {
         let before = self.suspect.filter(|suspect| suspect.replaying == replaying).map_or(0, |suspect| suspect.losses);
@@ -96,7 +96,7 @@ mod tests {
             while let Some(index) = forms.iter().position(|poisoned| *poisoned) {
                 losses += 1;
                 match policy.after_crash(Some(index), suspicion) {
-                    // Losses without progress count for the restart policy, which ends the server after too many.
+                    // Losses without progress count for the restart policy, which ends the server after too many of them.
                     ReplayDecision::Retry { progress } => prop_assert!(progress),
                     ReplayDecision::Skip { index: skipped, .. } => {
                         prop_assert_eq!(skipped, index);
@@ -128,7 +128,7 @@ mod tests {
                     ReplayDecision::Retry { progress } => {
                         prop_assert!(!is_last);
                         // Losses that alternate between two forms, and losses while booting, are no progress: the
-                        // restart policy ends the server after too many.
+                        // restart policy ends the server after too many of them.
                         prop_assert_eq!(progress, replaying.is_some() && (count > 1 || in_a_row.is_none()));
                     }
                 }

@@ -33,7 +33,7 @@ impl Reporter {
     /// Sends an event. An event that is too large is logged instead of sent.
     pub(crate) fn report(&self, event: &WorkerEvent) {
         if !matches!(event, WorkerEvent::Changed(_)) {
-            // The supervisor may replace the worker after this event: finished answers must come before it.
+            // The supervisor may replace the worker after this event, so finished answers must be sent before the event.
             self.output.queue_large_answers();
         }
         match event.encode() {
@@ -61,7 +61,7 @@ pub(crate) struct EventReporter {
     pub(crate) activity: Arc<AutosaveTrigger>,
     /// The forms that could not be restored and have not been defined again.
     pub(crate) unrestored: Arc<Mutex<Vec<Unrestored>>>,
-    /// The number of each client's last error that the supervisor knows, by connection.
+    /// The number of each client's last error as the supervisor knows it, by connection; `None` after a success.
     pub(crate) last_errors: Mutex<HashMap<u64, Option<u64>>>,
     /// The time when the running job began, or when its last form that defined something ended.
     pub(crate) since: Mutex<Instant>,

@@ -21,7 +21,7 @@ use crate::session::recovery::SavedErrors;
 const MAX_HANDSHAKE: usize = 4;
 /// Maximum number of handshake messages, of all clients together, whose calls are not answered yet.
 const MAX_UNANSWERED_HANDSHAKES: usize = 64;
-/// Maximum number of saves in progress. The oldest saves are forgotten.
+/// Maximum number of saves in progress that are recorded. When there are more, the oldest are forgotten.
 pub(crate) const MAX_SAVING: usize = 64;
 /// Maximum number of checkpoints that the next image may boot from.
 const MAX_RESTORABLE: usize = 8;
@@ -40,8 +40,8 @@ pub(crate) struct RecoveryState {
     handshakes: Vec<(u64, String)>,
     /// The limits that a client has set; `None` for the limits of the command line.
     pub(crate) limits: Option<Limits>,
-    /// The definitions since the session began; `None` when definitions are not kept. A replay evaluates the
-    /// definitions after the checkpoint.
+    /// The definitions since the session began; `None` when definitions are not kept. A replay evaluates only the
+    /// definitions that the booted checkpoint does not contain.
     pub(crate) definitions: Option<Definitions>,
     /// The forms that could not be restored and have not been defined again.
     pub(crate) unrestored: Vec<Unrestored>,
@@ -64,7 +64,7 @@ pub(crate) struct RecoveryState {
     /// The persistent session that the server's first image continues.
     #[serde(rename = "resumed")]
     pub(crate) continued_session: Option<ContinuedSession>,
-    /// The number of the first new line for the next worker. Later new lines have consecutive numbers.
+    /// The number of the first new line of input for the next worker. Later new lines have consecutive numbers.
     pub(crate) next_line: u64,
 }
 
@@ -171,7 +171,7 @@ pub(crate) struct Crash {
     pub(crate) outcome: Option<Box<Outcome>>,
     /// The suspicion against the form that was being replayed.
     pub(crate) suspicion: Suspicion,
-    /// The number of the line at which the worker stalled, or that did not reach the worker.
+    /// The number of the line of input at which the worker stalled, or of a line that did not reach the worker.
     pub(crate) stalled_at: Option<u64>,
 }
 
@@ -187,7 +187,7 @@ pub(crate) enum Suspicion {
 }
 
 impl Crash {
-    /// Creates a crash with this cause, the rest of a sentence about the image.
+    /// Creates a crash. `cause` is the rest of a sentence about the image.
     pub(crate) fn new(cause: impl Into<String>) -> Self {
         Self { cause: cause.into(), outcome: None, suspicion: Suspicion::Likely, stalled_at: None }
     }
@@ -197,7 +197,7 @@ impl Crash {
         Self { outcome: outcome.into().map(Box::new), ..self }
     }
 
-    /// Names the line at which the worker stalled or that did not reach the worker, if there is one.
+    /// Records the line of input at which the worker stalled, or a line that did not reach the worker; `None` for neither.
     pub(crate) fn stalled_at(self, line: Option<u64>) -> Self {
         Self { stalled_at: line, ..self }
     }
@@ -311,9 +311,9 @@ impl RecoveryState {
         }
     }
 
-    /// Adds a checkpoint, ordered by the definitions that the cores contain.
+    /// Adds a checkpoint to `restorable`, which is ordered by the definitions that the cores contain.
     fn add_restorable(&mut self, new: Restorable) {
-        // Saves may be completed in another order than they began.
+        // Saves may be completed in a different order than they were begun.
         let index = self.restorable.partition_point(|other| other.coverage.position <= new.coverage.position);
         self.restorable.insert(index, new);
         if self.restorable.len() > MAX_RESTORABLE {
@@ -339,7 +339,8 @@ impl RecoveryState {
         self.restorable.back().map(|entry| &entry.checkpoint)
     }
 
-    /// Returns the core file of the last checkpoint that a call asked to restore; `None` after a crash or a reset.
+    /// Returns the name of the core file of the checkpoint that a call asked to restore in the next image; `None` if no call
+    /// asked for a restore, or after a crash.
     pub(crate) fn requested_checkpoint(&self) -> Option<String> {
         let replacement = self.replacement.as_ref().filter(|_| self.crash.is_none())?;
         Some(replacement.restore.as_ref()?.checkpoint.file.clone())
@@ -360,7 +361,8 @@ impl RecoveryState {
         !self.restorable.is_empty() || self.definitions.as_ref().is_some_and(|definitions| definitions.end() > 0)
     }
 
-    /// Records that a call of this client is finished, with or without an answer.
+    /// Records that a call of this client is finished, with or without an answer. The call's handshake message becomes
+    /// part of the client's handshake.
     pub(crate) fn answered(&mut self, call: u64, client: u64) {
         let messages = self.handshakes.extract_if(.., |(of, _)| *of == call).map(|(_, message)| message);
         match self.clients.get_mut(&client) {
@@ -486,8 +488,8 @@ impl RecoveryState {
         self.evaluations = self.evaluations.max(evaluations);
     }
 
-    /// Records a reset: removes the definitions, the checkpoints and the errors of the requesting client. The limits
-    /// and the clients stay.
+    /// Records a reset: removes the definitions, the checkpoints, the unrestored forms, and the error state and history of
+    /// the requesting client. The limits and the clients stay.
     pub(crate) fn reset(&mut self, last: &LastStatus, replacement: Replacement) {
         if let Some(client) = self.client_of(&replacement) {
             client.errors.reset();
@@ -498,8 +500,9 @@ impl RecoveryState {
         self.unrestored.clear();
     }
 
-    /// Records the restore of a checkpoint: removes later definitions and checkpoints. The error histories stay.
-    /// `saved` is the content of the checkpoint; its definitions are used only if `restorable` lacks the checkpoint.
+    /// Records the restore of a checkpoint: removes later definitions and checkpoints. The error histories stay. `saved` is
+    /// the content of the checkpoint. Its definitions are used only if `restorable` lacks the checkpoint; its unrestored
+    /// forms always apply.
     pub(crate) fn restore_checkpoint(
         &mut self,
         checkpoint: Checkpoint,
@@ -604,7 +607,7 @@ impl RecoveryState {
     }
 
     /// Returns the content of a checkpoint that is being saved, for a later restore: the definitions and the unrestored
-    /// forms. `None` when there are neither.
+    /// forms. Returns `None` when there are no definitions or unrestored forms, or when definitions are not kept.
     pub(crate) fn content(&self) -> Option<Self> {
         let definitions = self.definitions.as_ref()?;
         let any = definitions.end() > 0 || !self.unrestored.is_empty();
@@ -622,7 +625,7 @@ impl RecoveryState {
         state
     }
 
-    /// Returns the definitions in order. In a worker these are only the definitions that it replays.
+    /// Returns the definitions in order. In a worker, the state contains only the definitions that the worker replays.
     pub(crate) fn definitions(&self) -> impl Iterator<Item = &Definition> {
         self.definitions.iter().flat_map(|definitions| definitions.iter_from(0))
     }
@@ -743,7 +746,8 @@ mod tests {
         (20..40).for_each(|number| state.apply(SessionEvent::Defined(large(number))));
         let (dropped, count) = (missing(&state), state.definitions().count());
         assert_eq!(dropped + count, 30);
-        // A newer checkpoint contains all definitions; the first checkpoint still lacks the definitions dropped since.
+        // A newer checkpoint contains all definitions. The first checkpoint still lacks the definitions that were dropped
+        // after its save.
         let newer = Checkpoint { name: "y".to_owned(), file: "y.core".to_owned(), ..self::checkpoint() };
         state.apply(SessionEvent::Saving { file: newer.file.clone() });
         state.apply(SessionEvent::Saved(Box::new(newer.clone())));

@@ -13,7 +13,7 @@ use rustix::io::FdFlags;
 use crate::image::process::{SharedPage, map_shared_page};
 use crate::session::MAX_BACKGROUND;
 
-/// A number on the page; the discriminant is its index.
+/// A number on the page. The discriminant is the number's index on the page.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum StatusField {
     /// The number of the last foreground job that began.
@@ -42,10 +42,10 @@ pub(crate) enum StatusField {
 /// The number of [`StatusField`]s.
 const COUNT: usize = 10;
 
-/// The indices of the background evaluations' numbers; 0 for an unused index.
+/// The indices of the background evaluations' numbers. The number at an unused index is 0.
 const BACKGROUND: std::ops::Range<usize> = COUNT..COUNT + MAX_BACKGROUND;
 
-/// The index of the foreground job's current step: its length in bytes, followed by the bytes.
+/// The index of the foreground job's current step. The number there is the step's length in bytes; the bytes follow.
 const STEP: usize = BACKGROUND.end;
 /// Maximum length of a step, in bytes.
 const MAX_STEP: usize = 248;
@@ -59,8 +59,8 @@ pub(crate) fn monotonic() -> u64 {
 /// The grace period after a time limit, in which the evaluation ends or the worker abandons it.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Returns the [deadline](StatusField::Deadline) of an evaluation that may run for `time` from now: the end of this time
-/// and the grace period.
+/// Returns the [deadline](StatusField::Deadline) of an evaluation that may run for `time` from now: now plus `time` plus the
+/// grace period.
 pub(crate) fn deadline(time: Duration) -> u64 {
     u64::try_from((time + GRACE).as_nanos()).unwrap_or(u64::MAX).saturating_add(monotonic())
 }
@@ -109,7 +109,7 @@ impl StatusPage {
     /// Increments a number if `more` is true, else decrements it. A number that would overflow stays.
     pub(crate) fn count(self, field: StatusField, more: bool) {
         let number = &self.0[field as usize];
-        // Checked, since foreign code may have written any value to the page.
+        // The arithmetic is checked, since foreign code may have written any value to the page.
         let _ = number.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
             if more { count.checked_add(1) } else { count.checked_sub(1) }
         });
@@ -121,7 +121,7 @@ impl StatusPage {
     }
 }
 
-/// The supervisor's side of the page, one for each worker process.
+/// The supervisor's side of the page. Each worker process has a page of its own.
 #[derive(Debug)]
 pub(crate) struct WorkerStatus(OwnedFd);
 
@@ -147,7 +147,8 @@ impl WorkerStatus {
         let draft = path.with_extension("draft");
         let mut options = std::fs::File::options();
         let file = options.read(true).write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-        // Written, not only lengthened: where the disk is full, a write to a page without a block would be a SIGBUS.
+        // The zeros are written, so that the page has a block: on a full disk, a store to a mapped page without a block
+        // would raise SIGBUS.
         let written = (&file).write_all(&[0; 4096]).and_then(|()| std::fs::rename(&draft, path));
         if written.is_err() {
             let _ = std::fs::remove_file(&draft);
@@ -189,7 +190,8 @@ impl WorkerStatus {
     }
 }
 
-/// Returns the number of the newest evaluation from the page in this file; 0 without a file.
+/// Returns the number of the newest evaluation from the page in this file; 0 without a file. The number is limited to
+/// `u64::MAX / 2`, since foreign code may have written any value to the page.
 pub(crate) fn last_number(path: &Path) -> u64 {
     let file = std::fs::File::open(path).map(|file| WorkerStatus(file.into()));
     file.map_or(0, |status| status.get(StatusField::NewestEvaluation)).min(u64::MAX / 2)

@@ -72,8 +72,8 @@ pub(crate) fn sessions(all: &[Description]) -> String {
     text
 }
 
-/// Returns the report of a save. `stopped` is the pause of the session in microseconds; `threads` and `timers` are not
-/// in the checkpoint.
+/// Returns the report of a save. `stopped` is the pause of the session in microseconds. `threads` are the names of the
+/// threads, and `timers` is the number of timers, that the checkpoint does not contain.
 pub(crate) fn checkpoint_saved(checkpoint: &Checkpoint, stopped: u64, threads: &[String], timers: u64) -> String {
     let Checkpoint { name, evaluation, bytes, .. } = checkpoint;
     let mut text = format!(

@@ -22,7 +22,7 @@ const fn calls_room(max: usize) -> usize {
     max / 3 * 2
 }
 
-/// Returns the tree of calls and the report of the evaluation, in `max` characters.
+/// Returns the tree of calls and the report of the evaluation, in at most `max` characters.
 #[must_use]
 pub(crate) fn calls(outcome: &Outcome, max: usize) -> String {
     let Some(CallTree { trace, calls }) = CallTree::of(&outcome.records) else {
@@ -93,7 +93,7 @@ fn push_call(target: &mut String, call: &TracedCall) {
     }
 }
 
-/// Returns the table of the profile and the report of the evaluation, in `max` characters.
+/// Returns the table of the profile and the report of the evaluation, in at most `max` characters.
 #[must_use]
 pub(crate) fn profile(outcome: &Outcome, max: usize) -> String {
     let Some(Profile { summary, functions }) = Profile::of(&outcome.records) else {
@@ -136,7 +136,7 @@ pub(crate) fn profile(outcome: &Outcome, max: usize) -> String {
     with_answer(head, outcome, max)
 }
 
-/// Appends the report of the evaluation to `head`, shortened to the remaining room.
+/// Appends the report of the evaluation to `head`, shortened so that the result has at most `max` characters.
 fn with_answer(head: String, outcome: &Outcome, max: usize) -> String {
     let room = max.saturating_sub(head.chars().count() + 2);
     let mut answer = evaluation(outcome);

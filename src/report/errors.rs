@@ -147,7 +147,7 @@ pub fn error_list(errors: &[std::sync::Arc<ErrorRecord>], older: usize, max: usi
     text
 }
 
-/// Returns the first `characters` characters of a text, with an ellipsis if there are more.
+/// Returns the first `characters` characters of a string, with an ellipsis if there are more.
 fn shortened(text: &str, characters: usize) -> String {
     match text.char_indices().nth(characters) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -180,7 +180,7 @@ pub(crate) fn signalled_error(error: &ErrorRecord) -> String {
     line
 }
 
-/// Returns true if the message contains the value of the slot, or the elements of a list that is its value.
+/// Returns true if the message contains the slot's value or, if the value is a list, its elements.
 fn is_shown_in_message(error: &ErrorRecord, slot: &Slot) -> bool {
     let value = slot.value.strip_prefix('(').and_then(|value| value.strip_suffix(')')).unwrap_or(&slot.value);
     error.message.text.contains(value)
@@ -202,7 +202,8 @@ pub struct FrameRange {
 }
 
 impl FrameRange {
-    /// Returns these frames of `error`, as many as fit into an answer of `max` characters, but at least one.
+    /// Returns the frames of `error` in this range, as many as fit into an answer of `max` characters, but at least
+    /// one.
     pub(crate) fn within<'a>(&self, error: &'a ErrorRecord, max: usize) -> &'a [FrameRecord] {
         let begin = error.frames.partition_point(|frame| frame.number < self.from);
         let frames = &error.frames[begin..];
@@ -226,7 +227,7 @@ pub fn frames(error: Option<&ErrorRecord>, range: &FrameRange, max: usize) -> St
 }
 
 /// Returns the text of get-backtrace for a held evaluation, in at most `max` characters. The local variables of `error`
-/// have their present values. If these do not all fit, every value is shortened.
+/// have their present values. If the values do not all fit, every value is shortened.
 #[cfg(feature = "mcp")]
 pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -> String {
     const TITLE: &str = "Backtrace (live)";
@@ -264,7 +265,7 @@ pub(crate) fn live_frames(error: &ErrorRecord, range: &FrameRange, max: usize) -
 #[cfg(feature = "mcp")]
 const LIVE_FRAMES: usize = 50;
 
-/// Returns the line with the identifier of an error, and the tools that take it.
+/// Returns the line with the identifier of an error and the names of the tools that accept it.
 #[cfg(feature = "mcp")]
 pub(crate) fn error_id(id: u64) -> String {
     let tools: Vec<_> =
@@ -298,7 +299,7 @@ fn titled_frames(title: &str, error: &ErrorRecord, range: &FrameRange, max: usiz
             1 => "1 more frame".to_owned(),
             more => format!("{more} more frames"),
         };
-        // One answer with all frames is suggested only if the limit, and not the room, left frames out.
+        // A larger max-frames helps only if this limit left frames out. If the room did, the next range is suggested.
         if range.from == 0 && shown.len() as u64 == range.max_frames {
             _ = write!(text, "\n{more}; pass max-frames {total} to see them all.");
         } else {

@@ -24,8 +24,8 @@ pub fn unescape_markers(text: &str) -> String {
     })
 }
 
-/// Copies `text`. At each marker `[name\…\]`, calls `backslashes` with the marker's number of backslashes, to write the
-/// backslashes of the copy.
+/// Copies `text`. Each `[name\…\]` in it is a marker. For a marker, calls `backslashes` with the copy so far and the
+/// number of backslashes before the closing bracket. `backslashes` appends the backslashes for the copy.
 fn map_markers(text: &str, backslashes: impl Fn(&mut String, usize)) -> String {
     let mut result = String::with_capacity(text.len());
     let mut rest = text;
@@ -47,7 +47,8 @@ fn map_markers(text: &str, backslashes: impl Fn(&mut String, usize)) -> String {
     result
 }
 
-/// Escapes captured output, or a message: its markers, and with a leading backslash each line that begins with `=> `.
+/// Escapes the markers in captured output or a message. Puts a backslash before each line that begins with `=> `, or
+/// with backslashes and `=> `.
 #[must_use]
 pub fn escape_output(text: &str) -> String {
     let text = escape_markers(text);

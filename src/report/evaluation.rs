@@ -78,14 +78,14 @@ fn push_warning(target: &mut String, warning: &Warning) {
     push_location(target, warning);
 }
 
-/// Returns the length of the line of a warning, in characters.
+/// Returns the length of a warning's line with its newline, in characters.
 pub(super) fn warning_length(warning: &Warning) -> usize {
     let mut line = String::new();
     push_warning(&mut line, warning);
     line.chars().count()
 }
 
-/// Appends the location of a warning: `(line 3)` of the submitted code, `(src/a.lisp:12, in (DEFUN F))` of a file.
+/// Appends the location of a warning: `(line 3)` for submitted code, `(src/a.lisp:12, in (DEFUN F))` for a file.
 fn push_location(target: &mut String, warning: &Warning) {
     match (&warning.file, warning.line) {
         (None, None) => {}
@@ -103,7 +103,7 @@ fn push_location(target: &mut String, warning: &Warning) {
     }
 }
 
-/// Appends the restarts of a held evaluation and the debugger's tools.
+/// Appends the restarts of a held evaluation and the names of the debugger's tools.
 fn push_debugger(target: &mut String, error: &ErrorRecord) {
     target.push_str("[Debugger]\nHeld. Restarts:");
     push_restarts(target, error);
@@ -133,7 +133,7 @@ pub(super) fn values_text(values: &[Clipped]) -> String {
     text
 }
 
-/// Returns the text of a value, with a marker for what is missing.
+/// Returns the text of a value, with a marker for omitted characters.
 pub(super) fn value_text(value: &Clipped) -> String {
     let mut text = value.text.clone();
     if value.omitted > 0 {

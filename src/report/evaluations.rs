@@ -34,8 +34,8 @@ impl EvaluationPart {
         }
     }
 
-    /// Returns the text of this part of an outcome, and the number of further characters that were not kept. Output of
-    /// a running evaluation, which has no outcome yet, is read elsewhere.
+    /// Returns the text of this part of an outcome, and the number of further characters that were not kept. A running
+    /// evaluation has no outcome yet, so its output is read from the session.
     #[must_use]
     pub fn of(self, outcome: &Outcome) -> (String, u64) {
         match (self, &outcome.result) {

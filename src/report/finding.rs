@@ -81,7 +81,7 @@ pub fn expansion(expansion: &Expansion) -> String {
 }
 
 /// Returns the steps as `WITH-OPEN-FILE → LET, WHEN → IF`. A step that begins with the operator at the end of the
-/// previous step continues its chain.
+/// previous step continues the chain of that step.
 fn steps(expansion: &Expansion) -> String {
     let mut text = String::new();
     let mut last = None;
@@ -119,7 +119,8 @@ fn push_line(text: &mut String, line: &str) {
     }
 }
 
-/// Returns the lines that fit and, if others do not, a line with their number and how to see them.
+/// Returns the lines that fit into `max` characters. If some do not fit, or if `more` results were left out before,
+/// adds a line with the number of results not shown and with advice, for instance to narrow the list by `narrower`.
 fn listed(lines: impl Iterator<Item = String>, more: u64, max: usize, narrower: &str) -> String {
     let lines: Vec<_> = lines.map(|line| escape_output(&line.replace('\n', " "))).collect();
     let mut room = max.saturating_sub(RESERVED);

@@ -19,13 +19,13 @@ const MIN_FRAMES: usize = 10;
 const OWN_RESTARTS: usize = 2;
 /// Maximum length of the marker that replaces cut text, in characters.
 const MAX_MARKER: usize = 130;
-/// Maximum length of a notice, or of the message of a warning, when not all of them fit.
+/// Maximum length, in characters, of a notice or of a warning's message if the notices or warnings do not all fit.
 const MAX_LINE: usize = 500;
 /// Maximum length of a frame in a terse report, in characters.
 const SHORT_LINE: usize = 240;
 
-/// The parts of an evaluation's report in the order in which they are cut, each with the lowest limit that it gets in
-/// the first and in the second round.
+/// The parts of an evaluation's report in the order in which they are cut. Each part has two lower bounds for its
+/// limit: one for the first round of cuts, and one for the second.
 const EVALUATION_ORDER: [(Part, usize, usize); 8] = [
     (Part::Output, 2_000, 0),
     (Part::Background, 500, 0),
@@ -41,7 +41,8 @@ const EVALUATION_ORDER: [(Part, usize, usize); 8] = [
 const ERROR_ORDER: [(Part, usize, usize); 3] =
     [(Part::Slots, 5, 0), (Part::Message, MIN_MESSAGE, MIN_MESSAGE), (Part::Restarts, 10, 0)];
 
-/// A part of a report that can be cut. Frames, restarts and slots are counted, the others measured in characters.
+/// A part of a report that can be cut. Frames, restarts and slots are counted; the other parts are measured in
+/// characters.
 #[derive(Debug, Clone, Copy)]
 enum Part {
     Output,
@@ -70,8 +71,8 @@ impl Allowance {
         self.parts[part as usize]
     }
 
-    /// Lowers limits in `order` until the result of `make` has no excess. `size` returns the size of a part of that
-    /// result.
+    /// Lowers limits in `order` until the result of `make` is short enough. `size` returns the size of a part of a
+    /// result, and `excess` the number of characters by which a result is too long.
     fn fit<T>(
         max: usize,
         order: &[(Part, usize, usize)],
@@ -88,8 +89,8 @@ impl Allowance {
                 return made;
             }
             let now = size(&made, part);
-            // The number of characters in counted items is unknown, so the limits of their parts drop to the lowest at
-            // once.
+            // The number of characters of each frame, restart or slot is unknown here, so the limits of these parts
+            // drop to the lower bound at once.
             let less = match part {
                 Part::Frames | Part::Restarts | Part::Slots => floor,
                 _ => now.saturating_sub(more + 2 * MAX_MARKER).max(floor),
@@ -110,7 +111,7 @@ impl Allowance {
 /// The origin of omitted text, which determines the `check-evaluation` call that its marker names.
 #[derive(Debug, Clone, Copy)]
 enum Omission {
-    /// Text that is not kept.
+    /// Text that is not kept, so no call can show it.
     Lost,
     /// The output of this evaluation.
     Output(u64),
@@ -137,7 +138,8 @@ impl Omission {
     }
 }
 
-/// Returns the marker at the end of a page of an evaluation that `characters` more follow, beginning at index `from`.
+/// Returns the marker at the end of a page of an evaluation. The marker says that `characters` more characters follow,
+/// beginning at index `from`.
 pub(super) fn page_marker(id: u64, part: EvaluationPart, characters: u64, from: u64) -> String {
     let omitted = match part {
         EvaluationPart::Output => Omission::Output(id),
@@ -210,7 +212,8 @@ pub fn cut(text: String, max: usize) -> String {
     without_end(&text, keep, |characters, _| omission(characters))
 }
 
-/// Returns the outcome cut so that its report has at most `max` characters.
+/// Returns the outcome cut so that its report has at most `max` characters, or as few as the parts that are always
+/// shown allow.
 #[must_use]
 pub fn fitted(outcome: &Outcome, max: usize) -> Outcome {
     let size = |outcome: &Outcome, part| match part {
@@ -240,7 +243,8 @@ pub(crate) fn with_brief_output(outcome: &Outcome) -> Outcome {
     Outcome { turns: outcome.turns.clone(), ..cut_outcome(outcome, &Allowance { parts, terse: false }) }
 }
 
-/// Returns the error cut so that its description has at most `max` characters.
+/// Returns the error cut so that its description has at most `max` characters, or as few as the parts that are always
+/// shown allow.
 #[must_use]
 pub fn fitted_error(error: &ErrorRecord, max: usize) -> ErrorRecord {
     let size = |error: &ErrorRecord, part| match part {
@@ -294,7 +298,7 @@ fn cut_outcome(outcome: &Outcome, allowance: &Allowance) -> Outcome {
     }
 }
 
-/// Divides `all` characters among two texts of these lengths: each gets half, and what the other leaves of its half.
+/// Divides `all` characters among two texts of these lengths: each gets half, and the other text's unneeded characters.
 fn split_evenly(all: usize, first: usize, second: usize) -> (usize, usize) {
     let half = all / 2;
     if first <= half {

@@ -11,7 +11,7 @@ use crate::tool_names;
 
 /// Maximum number of frames in the report of a failed evaluation.
 const MAX_FRAMES: usize = 20;
-/// Number of frames shown of consecutive frames that belong to the same machinery.
+/// Number of frames shown from each run of consecutive frames that belong to the same machinery.
 const MAX_MACHINERY_FRAMES: usize = 2;
 /// Maximum length of the call of a machinery frame, in characters: enough for the name of the function.
 const MAX_MACHINERY_CALL: usize = 60;

@@ -98,8 +98,8 @@ fn shares(sizes: &[usize], mut room: usize) -> Vec<usize> {
     shares
 }
 
-/// Adds the number of definitions beyond the limit, and how to see them. Suggests a limit only if all are likely to
-/// fit.
+/// Adds the number of definitions beyond the limit, and how to see them. Suggests a limit only if all definitions are
+/// likely to fit.
 fn push_more(sections: &mut Sections, more: u64, definitions: &Definitions, max: usize) {
     if more > 0 {
         let own = definitions.shown.iter().filter(|definition| definition.kind != DefinitionKind::System);

@@ -67,7 +67,7 @@ fn directory() -> PathBuf {
     }
 }
 
-/// Refuses a directory in which another user could put a socket.
+/// Returns an error for a directory in which another user could create a socket.
 fn check_directory(directory: &Path) -> io::Result<()> {
     // Links are not followed: any user may create a link in a directory for temporary files.
     let metadata = std::fs::symlink_metadata(directory)?;
@@ -84,7 +84,7 @@ fn check_directory(directory: &Path) -> io::Result<()> {
 /// Returns the path of the socket of the server with this name.
 ///
 /// # Errors
-/// If the name is not valid: letters, digits, `-`, `_` and `.`, at most 64 characters, no dot first.
+/// Returns an error if the name is not valid: letters, digits, `-`, `_` and `.`, at most 64 characters, no dot first.
 pub(crate) fn socket_path(name: &str) -> io::Result<PathBuf> {
     let fits = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.starts_with('.') || name.chars().count() > MAX_NAME_CHARS || !name.chars().all(fits) {
@@ -100,7 +100,7 @@ pub(crate) fn socket_path(name: &str) -> io::Result<PathBuf> {
 /// Connects to the server with this name, or to the only running server.
 ///
 /// # Errors
-/// A message for the user, if there is no server, if there is more than one, or if the server cannot be reached.
+/// Returns a message for the user if there is no server, if there is more than one, or if the server cannot be reached.
 pub(crate) fn connect(name: Option<&str>) -> io::Result<UnixStream> {
     let named =
         |running: &[RunningServer]| running.iter().map(|server| server.name.clone()).collect::<Vec<_>>().join(", ");
@@ -207,7 +207,8 @@ impl Listener {
     /// Listens on the socket with this name.
     ///
     /// # Errors
-    /// If a server with this name is running, or if the socket cannot be created.
+    /// Returns an error if the name is not valid, if a server with this name is running, if another user can write to
+    /// the directory, or if the socket cannot be created.
     pub(crate) fn bind(name: &str) -> io::Result<Self> {
         let path = socket_path(name)?;
         let directory = directory();
@@ -220,7 +221,7 @@ impl Listener {
                 let reason = format!("a session {name:?} is already running ({})", path.display());
                 return Err(io_error(io::ErrorKind::AddrInUse, reason));
             }
-            // The socket of a server that was killed.
+            // This file was left by a server that was killed.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(&path)?,
             Err(_) => {}
         }

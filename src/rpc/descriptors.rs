@@ -41,7 +41,8 @@ pub(crate) fn reopen_nonblocking(fd: impl AsFd, access: OFlags) -> Option<OwnedF
 /// Duplicates a descriptor to a high number, since user code may close or write to low numbers by mistake. Child
 /// processes do not inherit the duplicate.
 pub(crate) fn to_private_number(fd: impl AsFd) -> io::Result<OwnedFd> {
-    // At least above the standard three, which may have been closed before this program started.
+    // If the limit of open files is low, the number is at least above those of the standard streams, which may be
+    // closed.
     Ok(fcntl_dupfd_cloexec(&fd, MIN_PRIVATE_NUMBER).or_else(|_| fcntl_dupfd_cloexec(&fd, 3))?)
 }
 

@@ -89,7 +89,7 @@ impl EventLoop {
     /// value.
     ///
     /// # Errors
-    /// If `take` returns no value within `time`, at the end of input, and if reading fails.
+    /// Returns an error if `take` returns no value within `time`, at the end of input, and if reading fails.
     pub(crate) fn first_line<T>(
         &self,
         limit: usize,
@@ -179,7 +179,7 @@ impl EventLoop {
         }
     }
 
-    /// Polls until a descriptor is ready or `timeout` expires, and handles what is ready.
+    /// Polls until a descriptor is ready or `timeout` expires, and handles the ready descriptors.
     fn wait(
         &self,
         input: &mut LineReader,
@@ -203,7 +203,7 @@ impl EventLoop {
         if descriptors.signals {
             set.read(LoopSource::Signals, &*signals);
         }
-        // Poll fails if evaluated code has lowered RLIMIT_NOFILE. Reading and writing without it still work.
+        // Poll fails if evaluated code has lowered RLIMIT_NOFILE. Reading and writing still work without a poll.
         let ready = set.wait(timeout).ok();
         if ready.is_none() {
             std::thread::sleep(POLL_INTERVAL);
@@ -242,7 +242,7 @@ impl EventLoop {
         }
     }
 
-    /// Writes the backlog, for `time` at most.
+    /// Writes the backlog until it is empty, the output is broken, or `time` has passed.
     pub(crate) fn drain(&self, time: Duration) {
         let until = Instant::now() + time;
         while self.output.backlog() > 0 && !self.output.is_broken() {

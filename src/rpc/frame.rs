@@ -84,7 +84,7 @@ pub(crate) struct Malformed;
 /// incomplete.
 ///
 /// # Errors
-/// If no worker writes these bytes.
+/// Returns an error if no worker writes such bytes.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, Malformed> {
     if bytes.iter().zip(MAGIC).any(|(byte, expected)| *byte != expected) {
         return Err(Malformed);

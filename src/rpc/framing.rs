@@ -34,7 +34,7 @@ pub(crate) enum Line<'a> {
 /// The result of one read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadStatus {
-    /// Bytes were read, perhaps another line.
+    /// Bytes were read, which may complete a line.
     More,
     /// No bytes are available now.
     Nothing,
@@ -77,7 +77,7 @@ impl LineReader {
     /// Reads once. Must be called only after [`Self::next_line`] has returned `None`.
     ///
     /// # Errors
-    /// The errors of read(2), except EAGAIN and EINTR.
+    /// Returns the errors of read(2), except EAGAIN and EINTR.
     pub(crate) fn read(&mut self) -> io::Result<ReadStatus> {
         if self.at_end {
             return Ok(ReadStatus::End);

@@ -89,11 +89,11 @@ struct PendingRequest {
     /// Size of the request, in bytes; 0 for a request in a batch, since the batch counts the bytes of its requests.
     bytes: usize,
     destination: Destination,
-    /// Functions that stop the steps of the request, in no order: a step may begin before the previous step is
-    /// registered. Stopping a finished step has no effect.
+    /// Functions that stop the steps of the request, in no particular order: a step may begin before the previous step
+    /// is registered. Stopping a finished step has no effect.
     cancel: Vec<Cancel>,
     progress: Option<Progress>,
-    /// The function to call if the request is not answered by a deadline.
+    /// A deadline, and the function to call if the request is not answered by then.
     deadline: Option<(Instant, Cancel)>,
 }
 
@@ -166,7 +166,7 @@ impl<I> Response<I, ()> {
 }
 
 impl Inflight {
-    /// Creates an empty table. Answers go to `output`.
+    /// Creates a value without pending requests. Answers go to `output`.
     pub(crate) fn new(output: Arc<Output>) -> Arc<Self> {
         Arc::new(Self { output, table: Mutex::default() })
     }
@@ -174,7 +174,8 @@ impl Inflight {
     /// Admits a request of `bytes` bytes, alone in `call` or part of `batch`.
     ///
     /// # Errors
-    /// The error to answer with, if another request with this id is pending, or if too many requests are pending.
+    /// Returns the error to answer with if another request with this id is pending, or if the pending requests are too
+    /// many or too large.
     pub(crate) fn admit(
         self: &Arc<Self>,
         id: RequestId,
@@ -311,12 +312,12 @@ impl Inflight {
     /// Sends an answer if the request is still pending.
     fn settle<R: Serialize>(&self, number: u64, body: ResponseBody<R>) {
         let id = self.table.lock().requests.get(&number).map(|request| request.id.clone());
-        // Encoded before the lock is taken, since other threads of this client wait for the lock.
+        // The answer is encoded before the lock is taken, since other threads of this client wait for the lock.
         let answer = id.filter(|_| !self.output.has_excess_backlog()).map(|id| encode(&id, body));
         // The lock is held until the answer is sent, so that a cancellation comes either before or after the answer.
         let mut table = self.table.lock();
         let Some(request) = table.take(number) else {
-            // Released first: a `tracing` subscriber might wait for the lock.
+            // The lock is released first, because a `tracing` subscriber might wait for it.
             drop(table);
             tracing::debug!(number, "nobody waits for this answer");
             return;
@@ -767,7 +768,8 @@ mod tests {
         fn every_request_that_is_not_cancelled_gets_exactly_its_own_answer(steps in prop::collection::vec(step(), 0..60)) {
             let client = Client::new();
             let mut owed: Vec<(Responder, usize)> = Vec::new();
-            // The step that made the pending request, by id; then the answers that must have been sent.
+            // `waiting` has the step that made the pending request, by id. `expected` has the answers that must have
+            // been sent.
             let mut waiting: HashMap<i64, usize> = HashMap::new();
             let mut expected = Vec::new();
             for (number, step) in steps.into_iter().enumerate() {

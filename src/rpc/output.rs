@@ -229,7 +229,7 @@ impl Output {
         self.buffer.lock().backlog()
     }
 
-    /// Returns true if a write has failed because the other end is closed.
+    /// Returns true if a write has failed, for instance because the other end is closed.
     pub(crate) fn is_broken(&self) -> bool {
         self.buffer.lock().is_broken
     }
@@ -256,7 +256,7 @@ impl Output {
         });
     }
 
-    /// Calls `write`, and wakes the thread that flushes if a backlog is left.
+    /// Calls `write`. Wakes the thread that flushes if `write` leaves the first backlog or breaks the output.
     fn change(&self, write: impl FnOnce(&mut Buffer)) {
         let mut buffer = self.buffer.lock();
         if buffer.is_broken {
@@ -272,7 +272,7 @@ impl Output {
 
 impl Buffer {
     fn record_result(&mut self, result: io::Result<()>) {
-        // No `tracing` event here: a subscriber might wait for this lock.
+        // This function reports nothing with `tracing`, because a subscriber might wait for this lock.
         if result.is_err() {
             self.is_broken = true;
             self.large.clear();

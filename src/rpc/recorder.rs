@@ -42,7 +42,7 @@ pub(crate) enum Side {
     Server,
 }
 
-/// The record of one line, or of a line that was left out.
+/// A record: a line, a line that was left out, or the note that ends a full recording.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
     /// Seconds since the recording began.
@@ -77,7 +77,7 @@ impl Recorder {
     /// Begins a recording at `path`. The file may be new, empty, or an earlier recording, which is overwritten.
     ///
     /// # Errors
-    /// A sentence for the user, if the file cannot be written, has other content, or is not a regular file.
+    /// Returns a sentence for the user if the file cannot be written, has other content, or is not a regular file.
     pub(crate) fn begin(path: &Path, header: &Header) -> Result<Self, String> {
         Self::begin_bounded(path, header, MAX_BYTES)
     }
@@ -85,7 +85,7 @@ impl Recorder {
     fn begin_bounded(path: &Path, header: &Header, bytes: u64) -> Result<Self, String> {
         let reason = |error: io::Error| format!("cannot record to {}: {error}", path.display());
         let mut options = OpenOptions::new();
-        // Opening a FIFO would block.
+        // Opening a FIFO without this flag would block.
         let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
         options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(nonblocking);
         let file = options.open(path).map_err(reason)?;
@@ -100,7 +100,7 @@ impl Recorder {
             ));
         }
         file.set_len(0).and_then(|()| file.set_permissions(PermissionsExt::from_mode(0o600))).map_err(reason)?;
-        // Opened again to append: reading the header has moved the offset of the first descriptor.
+        // The file is opened again to append: reading the header has moved the offset of the first descriptor.
         let mut file = OpenOptions::new().append(true).open(path).map_err(reason)?;
         let line = serde_json::to_vec(header).map(|line| [line, b"\n".to_vec()].concat()).unwrap_or_default();
         file.write_all(&line).map_err(reason)?;

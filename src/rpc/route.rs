@@ -56,7 +56,7 @@ pub(crate) fn parse(line: &[u8]) -> Option<(u64, MarkedContent<'_>)> {
     Some((connection, part))
 }
 
-/// Splits off the decimal number at the start of a text.
+/// Splits off the decimal number at the start of a line.
 fn number(text: &[u8]) -> Option<(u64, &[u8])> {
     let (digits, rest) = text.split_at(text.iter().position(|byte| !byte.is_ascii_digit())?);
     Some((str::from_utf8(digits).ok()?.parse().ok()?, rest))

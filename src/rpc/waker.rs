@@ -21,7 +21,7 @@ impl Waker {
     /// Creates the pipe.
     ///
     /// # Errors
-    /// If no descriptors are left.
+    /// Returns an error if no descriptors are left.
     pub(crate) fn new() -> io::Result<Self> {
         let (reader, writer) = io::pipe()?;
         let (reader, writer) = (nonblocking(reader.into())?, nonblocking(writer.into())?);

@@ -11,7 +11,7 @@ const MAX_IDLE_CAPACITY: usize = 1 << 20;
 /// Maximum number of bytes per write: a fast reader must not keep the thread from its other work.
 const MAX_WRITE: usize = 1 << 20;
 
-/// A buffer in front of one writing descriptor. No function blocks.
+/// A buffer of bytes that one descriptor has not accepted yet. No function blocks.
 #[derive(Debug)]
 pub(crate) struct WriteBuffer<F = OwnedFd> {
     /// The descriptor, which must be non-blocking.
@@ -23,21 +23,21 @@ pub(crate) struct WriteBuffer<F = OwnedFd> {
 }
 
 impl<F: AsFd> WriteBuffer<F> {
-    /// Creates a buffer in front of `fd`, which must be non-blocking.
+    /// Creates a buffer for `fd`, which must be non-blocking.
     pub(crate) fn new(fd: F) -> Self {
         Self { fd, bytes: Vec::new(), written: 0, recorder: None }
     }
 
-    /// Sets the recorder, which gets everything put in as lines of the server. With a recorder, every call must put
-    /// complete lines.
+    /// Sets the recorder, which records the bytes passed to [`put`](Self::put) as lines of the server. With a recorder,
+    /// every call must pass complete lines.
     pub(crate) fn recorded(self, recorder: Option<Recorder>) -> Self {
         Self { recorder, ..self }
     }
 
-    /// Writes `bytes`, or keeps what the descriptor does not accept.
+    /// Writes `bytes`, and keeps the rest that the descriptor does not accept.
     ///
     /// # Errors
-    /// If the other end is closed.
+    /// Returns the error of write(2), such as EPIPE if the other end is closed.
     pub(crate) fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
         if let Some(recorder) = &self.recorder {
             recorder.line(Side::Server, bytes);
@@ -133,7 +133,7 @@ mod tests {
             buffer.flush().unwrap();
         }
         assert!(buffer.is_empty() && read == lines);
-        // An owned buffer, too.
+        // The same lines as an owned buffer.
         buffer.put_owned(Cow::Owned(lines.clone())).unwrap();
         buffer.put_owned(Cow::Borrowed(b"more")).unwrap();
         let mut read = vec![0; lines.len() + 4];

@@ -1,4 +1,4 @@
-//! The `--read-only` option, by Landlock: denies writing to files.
+//! The `--read-only` option, which uses Landlock to deny writing to files.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,8 @@ const VERSION: ABI = ABI::V3;
 const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/ptmx", "/dev/pts"];
 
 /// Prevents this thread, and the threads and programs that it starts from now on, from writing, creating, renaming or
-/// removing files outside of the temporary directory, ASDF's cache, the directory `checkpoints` and some devices.
+/// removing files outside of the temporary directory, ASDF's cache, the directory `checkpoints` and the devices in
+/// [`DEVICES`]. Returns the reason, as an error, if the system cannot enforce this.
 pub(super) fn confine(checkpoints: Option<PathBuf>) -> Result<(), String> {
     let cache = cache();
     if let Some(cache) = &cache {

@@ -25,11 +25,12 @@ pub(crate) struct Confinement {
 }
 
 impl Confinement {
-    /// Drops the rights. Must be called before other threads exist, since other threads would keep the rights.
+    /// Applies the restrictions. Must be called before other threads exist, since other threads would not be
+    /// restricted.
     ///
     /// # Errors
-    /// A sentence that names the option and the reason why it is not available on this system. Serving without the
-    /// restriction would break the promise of the option.
+    /// Returns a clause that names the option and the reason, if an option is not available on this system. Serving
+    /// without the restriction would break the promise of the option.
     #[cfg(target_os = "linux")]
     pub(crate) fn apply(self, checkpoints: Option<&Checkpoints>) -> Result<(), String> {
         if self.read_only {

@@ -1,4 +1,4 @@
-//! The `--no-network` option, by seccomp, since Landlock restricts only TCP.
+//! The `--no-network` option, which uses seccomp, since Landlock restricts only TCP.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
     let other_family = vec![SeccompRule::new(vec![is_other])?];
     let refused = BTreeMap::from([
         (libc::SYS_socket, other_family.clone()),
-        // io_uring can create sockets that filters do not see.
+        // io_uring can create sockets without a system call that the filter sees.
         (libc::SYS_io_uring_setup, Vec::new()),
         #[cfg(target_arch = "x86_64")]
         (X32 | libc::SYS_socket, other_family),

@@ -35,7 +35,7 @@ pub(crate) struct Refusal<'a> {
     pub(crate) refused: &'a str,
 }
 
-/// Returns a text, followed by the number of omitted characters if it was truncated.
+/// Returns the kept text, followed by the number of omitted characters if it was truncated.
 fn clipped(text: &Clipped) -> String {
     let mut result = text.text.clone();
     if text.omitted > 0 {
@@ -105,7 +105,7 @@ fn plain_schema<T: JsonSchema>(keep_descriptions: bool) -> JsonObject {
     let mut schema = settings.into_generator().into_root_schema_for::<T>();
     PlainSchema { keep_descriptions }.transform(&mut schema);
     let map = schema.as_object_mut().map(std::mem::take).unwrap_or_default();
-    // The order in which people read a schema.
+    // The keywords come in the order in which people read a schema.
     let mut ordered = Map::new();
     for name in ["type", "properties", "required"] {
         ordered.extend(map.get(name).map(|value| (name.to_owned(), value.clone())));

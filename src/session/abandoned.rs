@@ -1,8 +1,8 @@
-//! Abandoned threads: in a process without a supervisor, no other image can replace this one.
+//! Abandoned threads, for a process without a supervisor, in which no other image can replace an image that is stuck.
 //!
 //! A job that ignores its interruption is answered, and its thread is abandoned: another thread serves its lane. An
 //! abandoned thread ends when its job does. The process ends when an abandoned thread blocks everything else, or when
-//! there would be more than four of them.
+//! there would be more than four abandoned threads.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The time within which Lisp must answer a lock check. While an abandoned thread keeps the garbage collector waiting,
 /// no Lisp thread can answer.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
-/// The number of answers in a row that must name a lock before the process ends.
+/// The number of consecutive answers to lock checks that must name a lock before the process ends.
 const BLOCKED_ANSWERS: u32 = 3;
 
 /// A function that answers all clients and ends the process, for the reason in its argument.
@@ -32,7 +32,7 @@ pub(super) struct Abandoned {
     /// The jobs of the abandoned threads.
     jobs: Vec<u64>,
     lock_check: LockCheck,
-    /// The number of answers in a row that named a lock, and the last one of these locks.
+    /// The number of consecutive answers that named a lock, and the lock in the last answer.
     blocked: (u32, String),
     /// The reason why an abandoned thread could not be replaced.
     refused: Option<String>,
@@ -75,8 +75,8 @@ impl Abandoned {
         self.jobs.len() < before
     }
 
-    /// Records the answer to a lock check: the lock that an abandoned thread holds while others wait for it, or an
-    /// empty text.
+    /// Records the answer to a lock check: the name of the lock that an abandoned thread holds while others wait for
+    /// it, or an empty string.
     pub(super) fn lock_checked(&mut self, lock: &str) {
         self.lock_check = LockCheck::Scheduled(Instant::now() + CHECK_INTERVAL);
         self.blocked = if lock.is_empty() { (0, String::new()) } else { (self.blocked.0 + 1, lock.to_owned()) };
@@ -97,7 +97,7 @@ impl Abandoned {
             more => format!("one of {more} evaluations that do not respond to interrupts"),
         };
         if let Some(reason) = &self.refused {
-            return Some(format!("Lisp cannot continue alongside {threads}. {reason}"));
+            return Some(format!("Lisp cannot continue: the thread of {threads} could not be replaced. {reason}"));
         }
         if self.blocked.0 >= BLOCKED_ANSWERS {
             return Some(format!(
@@ -116,8 +116,9 @@ impl Abandoned {
 }
 
 impl Session {
-    /// Abandons jobs that ignore their interruption from now on. `end_process` is called with a reason when abandoned
-    /// threads block everything else: it must answer all clients, and must not return. Later calls have no effect.
+    /// From now on, abandons jobs that ignore their interruption. `end_process` is called with a reason when abandoned
+    /// threads block everything else, or are too many: it must answer all clients, and must not return. Later calls
+    /// have no effect.
     pub(crate) fn abandon_stuck(&self, end_process: impl Fn(&str) + Send + Sync + 'static) {
         let _ = self.inner.process_end.set(Box::new(end_process));
     }
@@ -135,8 +136,8 @@ impl Inner {
         }
     }
 
-    /// Abandons a job that was taken out of `scheduler`, with its thread. Adds its answer to `answers`. Returns the
-    /// reason to end the process if there are too many abandoned threads already.
+    /// Abandons a job, which was taken out of `scheduler`, and its thread. Adds the job's answer to `answers`. Returns
+    /// the reason to end the process if there are too many abandoned threads already.
     pub(super) fn abandon_job(
         &self,
         scheduler: &mut SchedulerState,
@@ -144,7 +145,7 @@ impl Inner {
         answers: &mut Vec<Answer>,
     ) -> Option<String> {
         if scheduler.abandoned.jobs.len() == MAX_ABANDONED {
-            // The job is answered by `EndProcess`.
+            // `EndProcess` answers the job. Dropping the reply here would send another answer.
             std::mem::forget(running);
             return Some(format!(
                 "{MAX_ABANDONED} evaluations that do not respond to interrupts already run in abandoned threads, and \

@@ -29,7 +29,7 @@ pub(super) enum RequestBody {
 /// The data from which an evaluation's outcome builder is made. The evaluating thread makes the builder: memory that
 /// another thread has just written is slow to read.
 pub(super) struct Submission {
-    /// The evaluation's number; 0 for none.
+    /// The number of the evaluation; 0 for an evaluation without a number.
     pub(super) number: u64,
     pub(super) code: Arc<str>,
     pub(super) limits: Limits,
@@ -46,7 +46,7 @@ pub(super) struct Submission {
 pub(super) enum HandledErrors {
     Ignored,
     Recorded,
-    /// Recorded for an operation, whose records refer to them.
+    /// The errors are recorded for an operation, whose records refer to them.
     InRecords,
 }
 
@@ -64,13 +64,13 @@ pub(super) enum HeldRequest {
 
 /// A query about the image, or its reset.
 pub(super) enum Inspection {
-    /// The tool list-definitions.
+    /// The list of definitions, for the tool list-definitions.
     Definitions(InspectionBuilder, Reply<Result<Definitions, InspectError>>),
-    /// The tool describe-symbol.
+    /// The description of a symbol, for the tool describe-symbol.
     Symbol(InspectionBuilder, Reply<Result<SymbolDescription, InspectError>>),
     /// A query that Lisp knows by name.
     Query(RecordsBuilder, Reply<Result<Vec<Record>, InspectError>>),
-    /// The tool reset-session.
+    /// The reset of the image, for the tool reset-session.
     Reset(InspectionBuilder, Reply<Result<(), InspectError>>),
 }
 
@@ -95,7 +95,7 @@ pub(super) struct Evaluate {
 
 /// A running request about a held evaluation.
 pub(super) struct HeldActivity {
-    /// The held evaluation; `None` if there is none.
+    /// The held evaluation; `None` if no evaluation is held.
     pub(super) hold: Option<Box<Hold>>,
     pub(super) request: HeldRequest,
     /// The builder that collects the output and the errors of the cleanup forms while the evaluation unwinds.
@@ -105,12 +105,12 @@ pub(super) struct HeldActivity {
     pub(super) effect: HoldEffect,
 }
 
-/// The effect of a request on the held evaluation.
+/// The effect of a request on a held evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HoldEffect {
     /// The evaluation was resumed to its end, or released.
     Ended,
-    /// The evaluation was resumed, failed again, and is held there.
+    /// The evaluation was resumed, failed again, and is held at the new failure.
     HeldAgain,
     /// The evaluation is held as before.
     Unchanged,
@@ -175,7 +175,8 @@ impl HeldRequest {
         matches!(self, Self::Evaluate(..) | Self::Locals(..))
     }
 
-    /// Returns the outcome builder of a call that the next image answers. The reply is never called.
+    /// Returns the outcome builder of a request to resume or to evaluate, whose call the next image answers. The reply
+    /// is never called or dropped.
     pub(super) fn leave_to_the_next_image(self) -> Option<Box<OutcomeBuilder>> {
         match self {
             Self::Resume(builder, reply) => {
@@ -235,7 +236,7 @@ impl HeldActivity {
 }
 
 impl Activity {
-    /// Returns the builder of the evaluation's outcome, if this is an evaluation.
+    /// Returns the builder of the evaluation's outcome, if the job evaluates code or resumes an evaluation.
     pub(super) fn outcome_builder(&self) -> Option<&OutcomeBuilder> {
         match self {
             Self::Evaluate(evaluate) => Some(&evaluate.builder),
@@ -254,7 +255,7 @@ impl Activity {
         builder.into_iter().chain(unwinding)
     }
 
-    /// Returns the builder that output and definitions go to now; `None` if they are not kept.
+    /// Returns the builder that gets output and definitions now; `None` if these are not kept.
     pub(super) fn current_builder(&mut self) -> Option<&mut OutcomeBuilder> {
         self.builders().last()
     }
@@ -307,7 +308,8 @@ impl Activity {
         }
     }
 
-    /// Handles an event about an error that the code may handle. The result is that of [`event`](Self::event).
+    /// Handles an event about an error that the code may handle. Returns true if the rest of the current text is not
+    /// kept.
     pub(super) fn signalled(&mut self, event: Event<'_>) -> bool {
         match self {
             Self::Evaluate(evaluate) => evaluate.builder.signalled(event),

@@ -1,4 +1,4 @@
-//! The operations of a session, for the rest of this program and for other programs.
+//! The operations of a session, for this program's other modules and for programs that use the library.
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -26,17 +26,17 @@ pub struct JobId(pub(super) u64);
 /// The time limit of an evaluation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TimeLimit {
-    /// The session's default limit, or none for an evaluation that may be in the background.
+    /// The session's default limit; no limit for an evaluation that may be in the background.
     #[default]
     Default,
     /// No limit.
     None,
-    /// This limit.
+    /// A limit of this duration.
     Of(Duration),
 }
 
 impl TimeLimit {
-    /// Returns the limit as a duration; `default` is the session's default limit.
+    /// Returns the limit; `default` is the session's default limit. `None` means no limit.
     pub(super) fn or(self, default: Option<Duration>) -> Option<Duration> {
         match self {
             Self::Default => default,
@@ -46,13 +46,13 @@ impl TimeLimit {
     }
 }
 
-/// The choice whether later evaluations wait for this one to end.
+/// The choice of whether later evaluations wait for an evaluation to end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Background {
     /// Later evaluations wait.
     #[default]
     Never,
-    /// Later evaluations wait until [`Session::leave_foreground`] moves this one to the background.
+    /// Later evaluations wait until [`Session::leave_foreground`] moves this evaluation to the background.
     Later,
     /// Later evaluations do not wait.
     AtOnce,
@@ -72,12 +72,13 @@ pub struct Evaluation {
     /// True to hold a failed evaluation where it failed, so that its restarts can be invoked and its frames inspected.
     /// Ignored for an evaluation that may be in the background.
     pub hold: bool,
-    /// The choice whether later evaluations wait for this one to end. A background evaluation begins in its turn, on a
-    /// thread of its own, with a copy of the session's `*package*` and REPL variables, to which it writes nothing back.
-    /// At most 16 evaluations are in the background: the next one waits until one of them ends, and so do the
-    /// evaluations queued behind it.
+    /// The choice of whether later evaluations wait for this evaluation to end. A background evaluation begins in its
+    /// turn, on a thread of its own, with copies of the session's `*package*` and REPL variables; its changes to the
+    /// copies are not written back. At most 16 evaluations are in the background. A further background evaluation waits
+    /// until one of the 16 ends, and so do the evaluations queued behind it.
     pub background: Background,
-    /// True to record the errors that the code handles, too, when they are signalled: the first of each kind and place.
+    /// True to record also the errors that the code handles, where they are signalled. Of the errors of one kind at one
+    /// place, only the first is recorded.
     pub record_errors: bool,
 }
 
@@ -111,15 +112,16 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    /// Boots SBCL in this process and starts a session with it: 10 to 30 ms.
+    /// Boots SBCL in this process and starts a session with it. This takes 10 to 30 ms.
     ///
     /// # Errors
-    /// Returns [`BootError`] when a size is out of range, there is no usable core, or an image exists already.
+    /// Returns [`BootError`] when a size is out of range, no core is usable, this process has booted an image before or
+    /// tried to, or the system refuses memory, a library or a thread.
     pub fn start(image: &ImageConfig, limits: Limits) -> Result<Self, BootError> {
         Self::start_with(image, limits, None)
     }
 
-    /// Boots as [`start`](Self::start) does, also for a program that embeds the image.
+    /// Boots SBCL as [`start`](Self::start) does. `program` is the program that embeds the image, if there is one.
     pub(crate) fn start_with(
         image: &ImageConfig,
         limits: Limits,
@@ -184,16 +186,18 @@ impl Session {
         }
     }
 
-    /// Queues an evaluation behind those submitted before; `reply` gets its outcome.
+    /// Queues an evaluation behind the evaluations submitted before; `reply` gets its outcome.
     ///
-    /// `reply` runs on the Lisp thread that evaluated: it must be quick and must not block.
+    /// `reply` usually runs on the Lisp thread that did the work, and for a cancelled request on the thread that
+    /// cancelled it. It must be quick and must not block.
     pub fn submit(&self, evaluation: Evaluation, reply: impl FnOnce(Arc<Outcome>) + Send + 'static) -> JobId {
         self.submit_as(None, evaluation, None, None, Box::new(reply))
     }
 
     /// Queues an evaluation. With a `source`, the evaluation gets no number of its own: Lisp records its definitions
     /// under the number `source`. An `operation` replaces the plain evaluation of the code, and the outcome has the
-    /// operation's records. The `post_processing` runs before the evaluation is over.
+    /// operation's records. The `post_processing` runs after Lisp's part, and the evaluation is over when the
+    /// post-processing is done.
     pub(crate) fn submit_as(
         &self,
         source: Option<u64>,
@@ -230,7 +234,7 @@ impl Session {
             ..Job::empty(self.inner.next_job_id(), kind, source.unwrap_or(0))
         };
         let id = JobId(job.id);
-        // Evaluations are numbered under the scheduler's lock: their numbers have the order of the queue.
+        // Evaluations are numbered under the scheduler's lock, so that their numbers follow the order of the queue.
         let mut scheduler = self.inner.scheduler.lock();
         if let Some(waiter) = waiter {
             if scheduler.would_deadlock(waiter.job, background == Background::AtOnce) {
@@ -257,7 +261,8 @@ impl Session {
             request.job.evaluation = number;
         }
         if request.background && scheduler.releases_held(self.connection.id) {
-            // The call is answered before the evaluation begins. The notice of the release goes with that answer.
+            // The call is answered before the evaluation begins. That answer must carry the notice of the release, so
+            // the held evaluation is released now.
             let release = self.inner.release(&mut scheduler, &self.connection, super::hold::RELEASED);
             scheduler.push(Lane::Evaluation, release);
         }
@@ -271,8 +276,8 @@ impl Session {
     }
 
     /// Takes an evaluation off the queue, or interrupts it if it runs. Its `reply` still gets an outcome: an error of
-    /// kind `CANCELLED`, which becomes the last error if the evaluation had begun. Does nothing if the evaluation is
-    /// over.
+    /// kind `CANCELLED`, which becomes the last error if the evaluation was running in the foreground. Does nothing if
+    /// the evaluation is over.
     pub fn cancel(&self, id: JobId) {
         let mut scheduler = self.inner.scheduler.lock();
         let waiting = scheduler.take_waiting(id.0);
@@ -288,8 +293,8 @@ impl Session {
     }
 
     /// Moves an evaluation to the background if it [may be there](Background::Later), so that later evaluations need
-    /// not wait. Returns its outcome so far; `None` when the evaluation stays in the foreground, because it is over or
-    /// about to end, or the background is full.
+    /// not wait. Returns its outcome so far. Returns `None` if the evaluation stays where it is, because it is over,
+    /// about to end or already in the background, or because the background is full.
     #[must_use = "it may have stayed"]
     pub fn leave_foreground(&self, id: JobId) -> Option<Outcome> {
         let mut scheduler = self.inner.scheduler.lock();
@@ -306,7 +311,8 @@ impl Session {
         Some(outcome)
     }
 
-    /// Returns the outcome so far of an evaluation that is not over, with the notices for the next answer.
+    /// Returns the outcome so far of an evaluation that is not over. The outcome takes the output and notices that wait
+    /// for the next answer.
     #[must_use]
     pub fn so_far(&self, id: JobId) -> Outcome {
         let mut outcome = so_far(&mut self.inner.scheduler.lock(), id);
@@ -331,7 +337,7 @@ impl Session {
         text.get(from..).filter(|text| !text.is_empty()).map(str::to_owned)
     }
 
-    /// Returns the error that the last evaluation ended with; `None` once one has succeeded.
+    /// Returns the connection's last error; `None` once a later evaluation has succeeded.
     #[must_use]
     pub fn last_error(&self) -> Option<Arc<ErrorRecord>> {
         self.connection.state().last_error.clone()
@@ -393,7 +399,7 @@ impl Session {
         self.inspect(self.inner.query(operation), Inspection::Query(RecordsBuilder::default(), Box::new(reply)));
     }
 
-    /// Runs a query on the evaluating thread, in order with the evaluations and without a time limit.
+    /// Runs a query on an evaluating thread, in order with the evaluations and without a time limit.
     pub(crate) fn query_in_order(
         &self,
         operation: &Operation,
@@ -417,7 +423,7 @@ impl Session {
         (name, counts.join(", ").replace("classs", "classes"))
     }
 
-    /// Returns the number of the last evaluation.
+    /// Returns the number of the newest evaluation; 0 before the first evaluation.
     pub(crate) fn evaluations_so_far(&self) -> u64 {
         self.inner.scheduler.lock().evaluations.last()
     }
@@ -443,7 +449,7 @@ impl Session {
 
     /// Removes all definitions made since the image was booted, in order with the evaluations, and clears the error
     /// state. The limits stay. Functions that the program defined by [`Lisp::define`](crate::Lisp::define) and code
-    /// that it loaded are removed, too: no call of the program may use them during the reset.
+    /// that the program loaded are removed, too: no call of the program may use them during the reset.
     pub fn reset(&self, reply: impl FnOnce(Result<(), InspectError>) + Send + 'static) {
         let job = self.inner.job(JobKind::Reset, "", "");
         let body = RequestBody::Inspect(Inspection::Reset(InspectionBuilder::default(), Box::new(reply)));
@@ -465,7 +471,7 @@ impl Session {
     }
 }
 
-/// Returns the outcome so far of an evaluation.
+/// Returns the outcome so far of an evaluation, which is empty while the evaluation does not run.
 fn so_far(scheduler: &mut SchedulerState, id: JobId) -> Outcome {
     let number = scheduler.evaluations.by_job(id.0).unwrap_or(0);
     let running = scheduler.find(id.0).and_then(|running| running.activity.outcome_builder());
@@ -478,7 +484,7 @@ struct BackgroundWaiter {
     interrupt: Box<dyn FnOnce() + Send>,
 }
 
-/// Calls `submit` with a reply, and waits until the reply is called.
+/// Calls `submit` with a reply, waits until the reply is called, and returns the reply's argument.
 fn wait<T: Send + 'static>(submit: impl FnOnce(Reply<T>)) -> T {
     let (sender, receiver) = oneshot::channel();
     submit(Box::new(move |value| drop(sender.send(value))));

@@ -1,4 +1,4 @@
-//! The end of a job: its outcome is recorded, and it is answered.
+//! Ends jobs: records their outcomes and answers their clients.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,12 +17,12 @@ use crate::os::panics;
 use crate::outcome::{Clipped, ErrorRecord, Outcome, TestCounts};
 use crate::tool_names;
 
-/// The answer when local variables could not be printed in time.
+/// The reason of the error that answers a request for local variables that could not be printed in time.
 const LOCALS_UNPRINTED: &str =
     "Printing the local variables exceeded the time limit: one of the session's print methods may not terminate.";
 
 impl Inner {
-    /// Reports which evaluations are in the background now.
+    /// Reports to the observer which evaluations are in the background now.
     pub(super) fn report_background(&self, scheduler: &SchedulerState) {
         if let Some(observer) = self.observer.get() {
             observer.in_background(&mut scheduler.background_numbers());
@@ -57,11 +57,12 @@ impl Inner {
             }
         }
         let interrupted = running.interrupted();
-        // Moved, not cloned: the threads would share the cache line of the reference count.
+        // The connection is moved, not cloned: cloning would write the reference count, whose cache line all threads
+        // share.
         let connection = running.connection;
         match running.activity {
             Activity::Evaluate(evaluate) => {
-                // A cancellation may come when Lisp is done. It prevents the post-processing.
+                // A cancellation that comes after Lisp is done prevents the post-processing.
                 let is_cancelled = evaluate.post_processing.is_some() && interrupted == Some(Interrupt::Cancel);
                 let end = if is_cancelled { JobEnd::Interrupted(Interrupt::Cancel) } else { end };
                 self.finish_evaluation(scheduler, &connection, evaluate, (running.id, is_background, end))
@@ -88,7 +89,7 @@ impl Inner {
             return post_processing.begin(scheduler, (job, is_background, end), earlier, outcome, reply);
         }
         match end {
-            // A withdrawn evaluation never began.
+            // A withdrawn evaluation never began, so nothing is recorded.
             JobEnd::Withdrawn => {}
             _ if is_background => self.record_background_evaluation(scheduler, connection, earlier, end, &mut outcome),
             _ => self.record_evaluation(connection, earlier, &mut outcome),
@@ -111,13 +112,16 @@ impl Inner {
         let refused = refused.map(HoldError::Refused);
         match request {
             HeldRequest::Resume(mut builder, reply) => {
-                if refused.is_some() || is_aborted || effect == HoldEffect::Unchanged {
-                    scheduler.evaluations.mark_stopped(builder.evaluation());
-                }
-                match refused {
+                let waiters = if refused.is_some() || is_aborted || effect == HoldEffect::Unchanged {
+                    scheduler.evaluations.mark_stopped(builder.evaluation())
+                } else {
+                    Vec::new()
+                };
+                let resumed = match refused {
                     Some(error) => answer(reply, Err(error)),
                     None if is_aborted => answer(reply, Ok(Resumed::Aborted)),
-                    // The restart's arguments or the code to return failed, or the restart returned.
+                    // The code for the restart's arguments or for the values to return failed, or the restart's
+                    // function returned normally.
                     None if effect == HoldEffect::Unchanged => {
                         builder.clear_evaluation();
                         let mut outcome = builder.finish(end);
@@ -133,7 +137,8 @@ impl Inner {
                         }
                         keep_outcome(scheduler, outcome, Box::new(|outcome| reply(Ok(Resumed::Outcome(outcome)))))
                     }
-                }
+                };
+                Box::new(move || panics::call_all(std::iter::once(resumed).chain(waiters)))
             }
             HeldRequest::Evaluate(builder, reply) => {
                 if let Some(error) = refused {
@@ -195,7 +200,7 @@ impl Inner {
         }
     }
 
-    /// Ends a request that has not begun, as cancelled.
+    /// Cancels a request that has not begun. Returns the function that sends its answer.
     #[must_use]
     pub(super) fn withdraw(&self, scheduler: &mut SchedulerState, lane: Lane, request: Request) -> Answer {
         match Running::unstarted(request, lane) {
@@ -204,7 +209,8 @@ impl Inner {
         }
     }
 
-    /// Sends answers. A panic in a recipient's code must not end a Lisp thread.
+    /// Sends answers. A panic in a recipient's code must not end a Lisp thread, so it is caught and reported in a
+    /// notice.
     pub(super) fn deliver(&self, answers: impl IntoIterator<Item = Answer>) {
         for answer in answers {
             if let Err(reason) = panics::caught_as(answer, |text| text.unwrap_or_default().to_owned()) {
@@ -216,7 +222,7 @@ impl Inner {
         }
     }
 
-    /// Returns true while forms of another image are replayed.
+    /// Returns true while forms that another image evaluated are replayed in this image.
     pub(super) fn is_replaying(&self) -> bool {
         self.observer.get().is_some_and(|observer| observer.is_replaying())
     }
@@ -326,7 +332,8 @@ impl Inner {
         }
     }
 
-    /// Adds errors to the history that no answer reports. The next answer mentions them, with the reason `why`.
+    /// Adds errors to the history that are not the result of an evaluation. The next answer has a notice about each of
+    /// them, with the explanation `why`.
     fn record_superseded(
         &self,
         connection: &Connection,
@@ -340,7 +347,7 @@ impl Inner {
         }
     }
 
-    /// Records what the cleanup forms of a released evaluation printed, and their errors.
+    /// Records the output and the errors of a released evaluation's cleanup forms.
     fn record_unwinding(&self, connection: &Connection, builder: OutcomeBuilder) {
         let (errors, printed) = builder.into_errors_and_output();
         let limit = self.limits.lock().max_output;
@@ -357,7 +364,7 @@ impl Inner {
         );
     }
 
-    /// Records the outcome of an evaluation inside a held one, which does not change the error state.
+    /// Records the outcome of an evaluation inside a held evaluation. The last error stays the same.
     fn record_evaluation_in_hold(&self, connection: &Connection, outcome: &mut Outcome) {
         let mut state = connection.state();
         if let Err(error) = &mut outcome.result {
@@ -375,7 +382,7 @@ impl Inner {
     }
 }
 
-/// The errors of an evaluation before its final one.
+/// The errors of an evaluation before its final error.
 pub(super) struct EarlierErrors {
     /// The errors that the code handled, if they are recorded.
     signalled: Option<Vec<Arc<ErrorRecord>>>,
@@ -390,7 +397,8 @@ impl EarlierErrors {
     }
 }
 
-/// Keeps an outcome. Returns the function that sends the outcome to the caller and to the clients that wait for it.
+/// Ends an evaluation with this outcome, and keeps the outcome if there is room. Returns the function that sends the
+/// outcome to the caller and to the clients that wait for it.
 pub(super) fn keep_outcome(scheduler: &mut SchedulerState, outcome: Outcome, reply: Reply<Arc<Outcome>>) -> Answer {
     let Ended { outcome, waiters, forgotten } = scheduler.evaluations.end(outcome);
     Box::new(move || {
@@ -404,7 +412,7 @@ impl ErrorState {
     fn update_from(&mut self, outcome: &Outcome) {
         self.last_error = match &outcome.result {
             Err(error) => Some(error.clone()),
-            // After a test run the last error is that of the first failed test.
+            // After a test run with failures, the last error is the error of the first failed test.
             Ok(_) if TestCounts::of(outcome).is_some_and(|counts| counts.failed > 0 || counts.errors > 0) => {
                 outcome.errors.first().cloned().or_else(|| self.last_error.take())
             }

@@ -17,19 +17,19 @@ use crate::session::operation::{Operation, RecordsBuilder};
 /// The maximum length of a connection's name in characters.
 const MAX_NAME: usize = 60;
 
-/// A function that immediately receives messages about other connections' actions, each with the number of the
-/// evaluation that another connection now holds, if any. It must not block.
+/// A function that is called at once with each message about another connection's action. The second argument is the
+/// number of an evaluation, if the message says that another connection now holds it. The function must not block.
 pub(super) type Listener = Box<dyn Fn(&str, Option<u64>) + Send + Sync>;
 
 /// The state of one connection.
 pub(super) struct Connection {
-    /// The connection's number; 0 for the session's own, whose variables are the global ones.
+    /// The connection's number; 0 for the session's own connection, which uses the global values of the variables.
     pub(super) id: u64,
     name: Mutex<String>,
     state: Mutex<ErrorState>,
     listener: OnceLock<Listener>,
     ended: AtomicBool,
-    /// The number of the newest evaluation; 0 before the first.
+    /// The number of the connection's newest evaluation; 0 before the first evaluation.
     pub(super) newest: AtomicU64,
 }
 
@@ -59,7 +59,7 @@ impl Connection {
         }
     }
 
-    /// Returns the name for other clients, as the beginning of a sentence.
+    /// Returns the subject of a sentence about this connection, for other clients.
     pub(super) fn describe(&self) -> String {
         let name = self.name.lock();
         match (name.is_empty(), self.is_attached()) {
@@ -82,9 +82,9 @@ impl Connection {
 
 impl Session {
     /// Adds a connection to the session. The returned handle has an error state, a held evaluation, `*package*`, and
-    /// REPL and printer variables of its own, which begin with the values of a new session. The evaluations of all
-    /// connections take turns. The definitions of one connection are reported to the others, as notices of their next
-    /// outcome.
+    /// REPL and printer variables of its own. The variables begin with the values of a new session. The evaluations of
+    /// all connections take turns. The definitions of one connection are reported to the other connections, as notices
+    /// in their next outcomes.
     ///
     /// [`disconnect`](Self::disconnect) ends the connection.
     #[must_use]
@@ -123,7 +123,7 @@ impl Session {
             let release = inner.release(&mut scheduler, connection, super::hold::RELEASED);
             scheduler.push(Lane::Evaluation, release);
         }
-        // Forgets the connection's variables in Lisp.
+        // This query makes Lisp forget the connection's variables.
         let job = inner.query(&Operation::new("forget-connection").with("connection", connection.id));
         let body = RequestBody::Inspect(Inspection::Query(RecordsBuilder::default(), Box::new(|_| ())));
         scheduler.push(Lane::Inspection, Request::new(&inner.main, job, Some(INSPECTION_TIMEOUT), body));
@@ -145,7 +145,7 @@ impl Session {
         let _ = self.connection.listener.set(Box::new(listener));
     }
 
-    /// Returns the number of this connection: 0 for the session's own.
+    /// Returns the number of this connection: 0 for the session's own connection.
     pub(crate) fn connection_number(&self) -> u64 {
         self.connection.id
     }
@@ -171,7 +171,8 @@ impl Inner {
         connection.is_attached() || !self.attached.lock().is_empty()
     }
 
-    /// Notifies every other connection about an action of this one.
+    /// Notifies all connections except `connection` about an action of `connection`. `what` is the predicate of the
+    /// message's sentence.
     pub(super) fn notify_others(&self, connection: &Connection, what: &str) {
         let name = connection.describe();
         for other in self.connections().filter(|other| other.id != connection.id) {
@@ -179,8 +180,9 @@ impl Inner {
         }
     }
 
-    /// Notifies the listeners of other connections that this one holds an evaluation. Connections without a listener
-    /// are not notified: the evaluation might no longer be held when their next answer is sent.
+    /// Notifies the listeners of other connections that `connection` holds an evaluation, which failed with an error of
+    /// this kind. Connections without a listener are not notified: the evaluation might no longer be held when their
+    /// next answer is sent.
     pub(super) fn notify_of_hold(&self, connection: &Connection, evaluation: u64, kind: &str) {
         let text = format!("{} holds evaluation {evaluation} for debugging: {kind}.", connection.describe());
         for other in self.connections().filter(|other| other.id != connection.id) {

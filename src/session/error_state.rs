@@ -14,7 +14,7 @@ const MAX_NOTICE: usize = 2_000;
 /// The last error, the history, and the messages for the next answer.
 #[derive(Default)]
 pub(super) struct ErrorState {
-    /// The last error; `None` once an evaluation has succeeded.
+    /// The last error; `None` once a later evaluation has succeeded.
     pub(super) last_error: Option<Arc<ErrorRecord>>,
     /// The recorded errors.
     pub(super) history: History,
@@ -22,7 +22,7 @@ pub(super) struct ErrorState {
     pub(super) background: Option<ClippedBuffer>,
     /// Notices for the next answer.
     pub(super) notices: Vec<String>,
-    /// The number of notices over the limit.
+    /// The number of notices that were omitted because of the limit.
     notices_omitted: u64,
 }
 
@@ -36,10 +36,10 @@ fn truncate_notice(mut notice: String) -> String {
 }
 
 impl ErrorState {
-    /// Increments the count `errors`, gives `error` the new count as its number, and adds it to the history.
+    /// Increments the count `errors`, gives `error` the new count as its number, and adds the error to the history.
     pub(super) fn record(&mut self, error: &mut Arc<ErrorRecord>, errors: &AtomicU64) {
         let number = errors.fetch_add(1, Ordering::Relaxed) + 1;
-        // `get_mut` succeeds: the builder has just made the error.
+        // `get_mut` succeeds: the builder has just made the error, so there is no other reference.
         if let Some(record) = Arc::get_mut(error) {
             record.id = number;
         }
@@ -77,7 +77,7 @@ impl ErrorState {
         notices
     }
 
-    /// Removes everything but the notices.
+    /// Removes the errors and the output, but keeps the notices.
     pub(super) fn reset(&mut self) {
         *self = Self { notices: self.take_notices(), ..Self::default() };
     }

@@ -1,4 +1,4 @@
-//! The evaluations of a session: their numbers, and the outcomes of the last ones.
+//! The evaluations of a session: their numbers, and the outcomes of the last evaluations.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ enum Stage {
 
 pub(super) struct Entry {
     id: u64,
-    /// The connection that the evaluation belongs to: it submitted the evaluation, or took it over when held.
+    /// The connection that submitted the evaluation, or took it over while it was held.
     connection: Arc<Connection>,
     /// The job that works on the evaluation.
     job: u64,
@@ -42,7 +42,7 @@ pub(super) struct Entry {
     stage: Stage,
     /// The total running time before this stage.
     took: Duration,
-    /// The outcome: at the last hold, or at the end.
+    /// The outcome at the last hold or at the end; `None` before.
     outcome: Option<Arc<Outcome>>,
     /// The size of the outcome, as it counts towards [`MAX_BYTES`].
     bytes: usize,
@@ -68,7 +68,7 @@ struct Waiter {
 
 /// The consequences of the end of an evaluation.
 pub(super) struct Ended {
-    /// The outcome for the call, which begins where the evaluation was last resumed.
+    /// The outcome for the call. It covers the evaluation from its beginning, or from its last resumption.
     pub(super) outcome: Arc<Outcome>,
     /// The answers to the clients that waited for the end.
     pub(super) waiters: Vec<Answer>,
@@ -76,12 +76,13 @@ pub(super) struct Ended {
     pub(super) forgotten: Vec<Entry>,
 }
 
-/// The evaluations that wait or run, and the last finished ones.
+/// The evaluations that wait or run, and the last finished evaluations.
 #[derive(Default)]
 pub(super) struct Evaluations {
     /// The number of the newest evaluation.
     last: u64,
-    /// The value of `last` when this image began or was reset. While both are equal, nothing has been evaluated since.
+    /// The value of `last` when this image began or was reset. While both numbers are equal, nothing has been evaluated
+    /// since.
     last_before: u64,
     /// The evaluations that were in the background when the previous image was lost.
     lost: Vec<u64>,
@@ -140,14 +141,23 @@ impl Evaluations {
         }
     }
 
-    /// Records that a held evaluation was to be resumed, but stays held or is aborted.
-    pub(super) fn mark_stopped(&mut self, id: u64) {
-        if let Some(entry) = self.entry(id) {
-            entry.stop();
-        }
+    /// Records that no job works on a held evaluation any more: it was to be resumed, but stays held or is aborted.
+    /// Returns the answers to the clients that waited for the evaluation.
+    #[must_use]
+    pub(super) fn mark_stopped(&mut self, id: u64) -> Vec<Answer> {
+        let Some(entry) = self.entry(id) else { return Vec::new() };
+        entry.stop();
+        let outcome = entry.outcome.clone();
+        outcome.map_or_else(Vec::new, |outcome| self.take_waiters(id, &outcome))
     }
 
-    /// Removes an evaluation that did not take place.
+    /// Takes the replies that wait for this evaluation, as answers that give them the outcome.
+    fn take_waiters(&mut self, id: u64, outcome: &Arc<Outcome>) -> Vec<Answer> {
+        let waiters = self.waiters.extract_if(.., |waiter| waiter.evaluation == id);
+        waiters.map(|waiter| -> Answer { answer(waiter.reply, outcome.clone()) }).collect()
+    }
+
+    /// Removes an evaluation, for instance because its request was refused.
     pub(super) fn remove(&mut self, id: u64) {
         if let Some(index) = self.find(id) {
             self.take_entry(index);
@@ -167,7 +177,7 @@ impl Evaluations {
         let before = entry.outcome.take();
         let mut combined = before.map(|before| Outcome::clone(&before).followed_by(outcome.clone()));
         let bytes = combined.as_ref().unwrap_or(&outcome).bytes();
-        // The part from before the hold may have been evicted. Then the outcome is incomplete, and is not kept.
+        // The outcome at the hold may have been evicted. Then the new outcome is incomplete, and is not kept.
         outcome.kept = bytes <= MAX_BYTES && combined.as_ref().unwrap_or(&outcome).printed_before == 0;
         if let Some(combined) = &mut combined {
             combined.kept = outcome.kept;
@@ -184,8 +194,7 @@ impl Evaluations {
         } else {
             forgotten.extend(self.entries.remove(index));
         }
-        let waiters = self.waiters.extract_if(.., |waiter| waiter.evaluation == id);
-        let waiters = waiters.map(|waiter| -> Answer { answer(waiter.reply, combined.clone()) }).collect();
+        let waiters = self.take_waiters(id, &combined);
         Ended { outcome, waiters, forgotten }
     }
 
@@ -209,7 +218,8 @@ impl Evaluations {
         self.get(id).ok()?.outcome.clone()
     }
 
-    /// Transfers an evaluation to this connection, as its newest.
+    /// Transfers an evaluation to this connection. The evaluation becomes the connection's newest unless the connection
+    /// has a newer evaluation.
     pub(super) fn set_connection(&mut self, id: u64, connection: &Arc<Connection>) {
         if let Some(entry) = self.entry(id) {
             entry.connection = connection.clone();
@@ -289,7 +299,8 @@ impl Session {
     /// Works while an evaluation runs.
     ///
     /// # Errors
-    /// Returns [`EvaluationError`] when no evaluation has this number, or it is no longer kept.
+    /// Returns [`EvaluationError`] when nothing has been evaluated, no evaluation has this number, or the evaluation
+    /// was lost with its image or is no longer kept.
     pub fn evaluation(&self, id: Option<u64>) -> Result<EvaluationStatus, EvaluationError> {
         let scheduler = self.inner.scheduler.lock();
         let entry = match id {
@@ -323,7 +334,7 @@ impl Session {
             let scheduler = self.inner.scheduler.lock();
             (scheduler.evaluations.get(id)?.outcome.clone(), scheduler.building(id).map(OutcomeBuilder::so_far))
         };
-        // The texts are combined without the lock.
+        // Combining the texts takes time, so the lock is not held meanwhile.
         let (mut text, mut omitted) = before.map_or_else(Default::default, |outcome| {
             (outcome.printed(), outcome.stdout.omitted + outcome.stderr.omitted)
         });
@@ -335,8 +346,8 @@ impl Session {
     }
 
     /// Calls `reply` with the outcome of an evaluation when it is over or held, at once if it already is. Does not
-    /// change the error state. If this connection began the evaluation, its next answer no longer mentions the
-    /// evaluation's failure.
+    /// change the error state. If the evaluation belongs to this connection, the connection's next answer no longer
+    /// mentions the evaluation's failure.
     ///
     /// # Errors
     /// Fails as [`evaluation`](Self::evaluation) does.
@@ -356,13 +367,13 @@ impl Session {
         self.inner.when_over(id, None, Box::new(|_| reply()))
     }
 
-    /// Cancels a wait for an evaluation. Its reply is dropped.
+    /// Cancels a wait for an evaluation. The reply of the wait is dropped.
     pub fn wait_no_longer(&self, wait: WaitId) {
         self.inner.scheduler.lock().evaluations.waiters.retain(|waiter| waiter.id != wait);
     }
 
     /// Cancels an evaluation that waits or runs, as [`cancel`](Self::cancel) does. Does nothing for an evaluation that
-    /// is over. Use [`abort_held`](Self::abort_held) for a held one.
+    /// is over. Use [`abort_held`](Self::abort_held) for a held evaluation.
     ///
     /// # Errors
     /// Fails as [`evaluation`](Self::evaluation) does.
@@ -373,7 +384,7 @@ impl Session {
     }
 
     /// Returns the number of the foreground evaluation that `job` waits behind, and the running time of that evaluation
-    /// so far; `None` if `job` does not wait.
+    /// so far; `None` if `job` does not wait, or no evaluation is in the foreground.
     #[must_use]
     pub fn waits_behind(&self, job: JobId) -> Option<(u64, Duration)> {
         let scheduler = self.inner.scheduler.lock();
@@ -382,7 +393,7 @@ impl Session {
             .by_job(job.0)
             .and_then(|id| scheduler.evaluations.get(id).ok())
             .is_some_and(|entry| entry.stage == Stage::Queued);
-        let first = scheduler.running.iter().find(|running| !running.is_background() && running.evaluates())?;
+        let first = scheduler.running.iter().find(|running| running.is_foreground())?;
         let entry = scheduler.evaluations.get(first.evaluation).ok()?;
         match entry.stage {
             Stage::Running(since) if waits => Some((entry.id, entry.took + since.elapsed())),

@@ -12,7 +12,8 @@ const MAX_ERRORS: usize = 200;
 /// The memory limit of all kept errors together, in bytes.
 const MAX_BYTES: usize = 8 << 20;
 
-/// The last errors, oldest first: at most [`MAX_ERRORS`], and at most [`MAX_BYTES`] in size.
+/// The last errors, oldest first: at most [`MAX_ERRORS`] errors of at most [`MAX_BYTES`] together. The newest error is
+/// kept whatever its size.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct History {
     errors: VecDeque<Arc<ErrorRecord>>,

@@ -6,19 +6,20 @@ use super::activity::{HeldRequest, RequestBody};
 use super::connection::Connection;
 use super::events::{InspectionBuilder, OutcomeBuilder};
 use super::scheduler::{Request, SchedulerState};
-use super::{Answer, Inner, JobId, Reply, Session, TimeLimit, answer};
+use super::{Answer, INSPECTION_TIMEOUT, Inner, JobId, Reply, Session, TimeLimit, answer};
 use crate::error::HoldError;
 use crate::image::{Job, JobKind, Lane};
 use crate::outcome::{ErrorRecord, FrameLocals, Outcome};
 
-/// The notices in the next answer after a held evaluation was released.
+/// The notice that the next answer carries after a held evaluation was released.
 pub(super) const RELEASED: &str = "The evaluation held for debugging was released.";
+/// The notice that the next answer carries after the time limit of a hold has ended.
 pub(super) const TIME_UP: &str = "The evaluation held for debugging was released: the hold timed out.";
 
 /// The restart to invoke.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RestartDesignator {
-    /// The restart with this number, from 1, in the report.
+    /// The restart with this number in the error's report, where numbers begin with 1.
     Number(u64),
     /// The restart with this name, without package.
     Name(String),
@@ -41,12 +42,13 @@ impl Session {
     }
 
     /// Takes over an evaluation that another connection holds: this connection then holds it. `id` is the evaluation's
-    /// number, `None` for the only held evaluation. Its error becomes this connection's last error, and the other
-    /// connection is notified. Returns the outcome of the evaluation, as it is held.
+    /// number, or `None` for the only held evaluation. The error of the evaluation becomes this connection's last
+    /// error, and the other connection is notified. Returns the outcome with which the evaluation is held.
     ///
     /// # Errors
-    /// Returns [`HoldError`] when no evaluation is held, or none with the number `id`, or more than one and `id` is
-    /// `None`; when this connection already holds an evaluation; or when the user is being asked about the evaluation.
+    /// Returns [`HoldError`] when no evaluation is held, none of the held evaluations has the number `id`, several are
+    /// held and `id` is `None`, this connection already holds an evaluation, the evaluation's error was too large to
+    /// keep, or the user is being asked about the evaluation.
     pub fn take_over(&self, id: Option<u64>) -> Result<Arc<Outcome>, HoldError> {
         let refused = |reason: String| Err(HoldError::Refused(reason));
         let Self { inner, connection } = self;
@@ -85,7 +87,7 @@ impl Session {
     }
 
     /// Resumes the held evaluation by a restart. `values` are Lisp expressions for the restart's arguments, or empty.
-    /// `reply` runs as in [`submit`](Self::submit); so do the replies of the methods below.
+    /// `reply` runs as in [`submit`](Self::submit), as do the replies of the methods below.
     pub fn invoke_restart(
         &self,
         restart: &RestartDesignator,
@@ -115,18 +117,19 @@ impl Session {
         held.or_else(|| self.last_error().filter(|error| error.evaluation == evaluation))
     }
 
-    /// Reads the current values of local variables in the held evaluation: of `count` frames, 50 at most, beginning
-    /// with frame number `from`. The reply gets fewer frames if the stack ends earlier.
+    /// Reads the current values of local variables in the held evaluation: of `count` frames, at most 50, beginning
+    /// with frame number `from`. The reply gets fewer frames if the stack ends earlier. The values are read at once,
+    /// also while another connection's evaluation runs.
     pub fn held_locals(
         &self,
         from: u64,
         count: u64,
         reply: impl FnOnce(Result<Vec<FrameLocals>, HoldError>) + Send + 'static,
     ) -> JobId {
-        let timeout = self.inner.limits.lock().timeout;
+        let timeout = self.inner.limits.lock().timeout.unwrap_or(INSPECTION_TIMEOUT).min(INSPECTION_TIMEOUT);
         let body = RequestBody::Held(HeldRequest::Locals(InspectionBuilder::default(), Box::new(reply)));
         let kind = JobKind::FrameLocals { from, count: u32::try_from(count).unwrap_or(u32::MAX) };
-        self.ask_of_held(self.inner.scheduler.lock(), self.inner.job(kind, "", ""), timeout, body)
+        self.ask_of_held(self.inner.scheduler.lock(), self.inner.job(kind, "", ""), Some(timeout), body)
     }
 
     /// Evaluates code with the variables of a frame of the held evaluation visible. Neither an error in the code nor
@@ -168,7 +171,7 @@ impl Session {
         self.resume(JobKind::RestartFrame(frame), "", "", never_aborted(reply))
     }
 
-    /// Unwinds the held evaluation and runs its cleanup forms. Their effects stay.
+    /// Unwinds the held evaluation and runs its cleanup forms. Changes that the evaluation has made remain.
     pub fn abort_held(&self, reply: impl FnOnce(Result<(), HoldError>) + Send + 'static) -> JobId {
         let job = self.inner.job(JobKind::Release, "", "");
         let cleanup = self.inner.limits.lock().cleanup;
@@ -186,9 +189,9 @@ impl Session {
         self.ask_of_held(self.inner.scheduler.lock(), job, limits.timeout, body)
     }
 
-    /// Queues a request about the held evaluation, in the order of this connection's requests. If this connection
-    /// cannot hold an evaluation by then, refuses the request at once instead of waiting for other connections'
-    /// evaluations.
+    /// Queues a request about the held evaluation, in the order of this connection's requests. If this connection holds
+    /// no evaluation and has no request that could lead to a held evaluation, refuses the request at once instead of
+    /// waiting for other connections' evaluations.
     fn ask_of_held(
         &self,
         mut scheduler: parking_lot::MutexGuard<'_, SchedulerState>,
@@ -223,8 +226,8 @@ fn never_aborted(
 }
 
 impl Inner {
-    /// Ends the question to the user about the connection's held evaluation: requests that waited for the answer may
-    /// begin.
+    /// Ends the question to the user about the connection's held evaluation, if there is one: requests that waited for
+    /// the answer may begin.
     pub(super) fn end_question(&self, scheduler: &mut SchedulerState, connection: &Connection) {
         if scheduler.end_question(connection.id) {
             self.end_external_wait();

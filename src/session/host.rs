@@ -1,4 +1,4 @@
-//! The host's side of the contract with Lisp: threads ask for jobs, and report events.
+//! The host's side of the contract with Lisp, whose threads ask the host for jobs and report events.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -14,14 +14,14 @@ use super::scheduler::{Next, Placement, Running, SchedulerState};
 use crate::image::interruption::REACTION_TIME;
 use crate::image::{Event, Host, Job, Lane, Text};
 
-/// The time limit of the search for the place where an unbalanced text went wrong.
+/// The time limit of the search for the places where texts are unbalanced.
 const SEARCH_TIME: Duration = Duration::from_millis(200);
 
 impl Host for Inner {
     fn next_job(&self, lane: Lane, thread: u64, held: Option<u64>) -> Option<Job> {
         if lane == Lane::Evaluation {
-            // The thread polls a counter, not the queue: polling would keep the lock from the threads that push
-            // requests.
+            // The thread polls a counter, not the queue: polling the queue would keep its lock from the threads that
+            // push requests.
             let pushes = self.pushes.load(Ordering::Acquire);
             if !self.scheduler.lock().has_waiting(lane) {
                 crate::os::busy_poll::poll_briefly(20, || {
@@ -46,7 +46,7 @@ impl Host for Inner {
                 }
                 Next::Release(hold, notice) => {
                     let connection = hold.connection.clone();
-                    // `release` finds the hold there, and ends the question to the user about it.
+                    // `release` finds the hold in `holds`, and ends the question to the user about the held evaluation.
                     scheduler.holds.push(*hold);
                     let request = self.release(&mut scheduler, &connection, notice);
                     let hold = scheduler.holds.pop().map(Box::new);
@@ -159,25 +159,25 @@ impl Host for Inner {
                 }
             }
             Event::Foreground => {
-                if !running.is_background() {
+                if running.is_foreground() {
                     running.placement = Placement::Foreground;
                     return true;
                 }
             }
             Event::Heap => {
                 let (was_full, full) = (running.filled_heap, running.check_heap());
-                if let Some(observer) = self.observer.get().filter(|_| !running.is_background()) {
+                if let Some(observer) = self.observer.get().filter(|_| running.is_foreground()) {
                     let now = Instant::now();
                     if full {
                         self.clock.arm(now + REACTION_TIME);
                     } else if was_full {
-                        // The heap's deadline is over: the job's own one applies again.
+                        // The deadline for freeing the heap no longer applies: the job's own deadline applies again.
                         observer.deadline_changed(running.deadline.map(|end| end.saturating_duration_since(now)));
                     }
                 }
                 return full;
             }
-            // An interrupted job is unwinding from its previous step.
+            // A job that was interrupted begins no further step: it unwinds from the previous step.
             Event::Step(..) if running.interrupted().is_some() => {}
             Event::Step(step, milliseconds) => {
                 running.activity.event(event);
@@ -186,7 +186,7 @@ impl Host for Inner {
                 if let Some(deadline) = running.deadline {
                     self.clock.arm(deadline);
                 }
-                if let Some(observer) = self.observer.get().filter(|_| !running.is_background()) {
+                if let Some(observer) = self.observer.get().filter(|_| running.is_foreground()) {
                     observer.deadline_changed(time);
                     observer.step(time.map(|_| step.to_owned()).as_deref());
                 }
@@ -195,7 +195,7 @@ impl Host for Inner {
             Event::Notice(text) => {
                 running.connection.state().add_notice(escape_line_breaks(&text.to_owned()));
             }
-            // Lisp asks with an empty text whether a description is wanted.
+            // With an empty text, Lisp asks whether it must describe the new definitions for other clients.
             Event::Definitions(text) if text.len() == 0 => {
                 return self.is_shared(&running.connection) && !self.is_replaying();
             }
@@ -217,8 +217,8 @@ impl Host for Inner {
     }
 }
 
-/// Searches the texts for the places where they are probably unbalanced. Takes 200 ms at most for all texts, and stops
-/// when `end` is set.
+/// Searches the texts for the places where they are probably unbalanced. Takes at most 200 ms for all texts, and stops
+/// when `end` is set. Returns the texts for which a place was found, each with its hint.
 fn find_hints(texts: Vec<Unbalanced>, end: &AtomicBool) -> Vec<(Unbalanced, String)> {
     let begin = Instant::now();
     let stop = || end.load(Ordering::Relaxed) || begin.elapsed() >= SEARCH_TIME;
@@ -228,7 +228,7 @@ fn find_hints(texts: Vec<Unbalanced>, end: &AtomicBool) -> Vec<(Unbalanced, Stri
 
 impl Inner {
     /// Stops the clock when nothing runs, so that its thread does not wake for a job that is over. Called only before a
-    /// thread sleeps: when one evaluation follows another, the clock stays as it is.
+    /// Lisp thread sleeps, so that the clock keeps running when one evaluation directly follows another.
     fn stop_idle_clock(&self, scheduler: &SchedulerState) {
         if scheduler.running.is_empty() && scheduler.abandoned.is_empty() {
             self.clock.stop();
@@ -242,7 +242,8 @@ impl Inner {
             && running.activity.is_requested()
             && let Some(observer) = self.observer.get()
         {
-            // The server's own jobs are not reported: their numbers are above those of requests that still wait.
+            // The server's own jobs are not reported: their numbers are above those of waiting requests, which would
+            // then count as begun.
             let timeout = running.deadline.map(|end| end.saturating_duration_since(now));
             observer.begun(running.id, running.connection.id, timeout);
         }
@@ -255,7 +256,7 @@ impl Inner {
         }
     }
 
-    /// Records that no evaluating thread could be started. A background evaluation that needed it fails.
+    /// Records that no evaluating thread could be started. A background evaluation that needed the thread fails.
     fn thread_refused(&self, mut scheduler: MutexGuard<'_, SchedulerState>, reason: Text<'_>) {
         match scheduler.thread_refused(&reason.to_owned(), Instant::now()) {
             Ok(request) => {
@@ -275,8 +276,8 @@ impl Inner {
         }
     }
 
-    /// Handles an event of a job that is over. `connection` is the job's connection, or the session's own if that is
-    /// unknown.
+    /// Handles an event of a job that is over. `connection` is the job's connection, or the session's own connection if
+    /// the job's is unknown.
     fn stray_event(&self, connection: &Connection, event: Event<'_>) {
         match event {
             Event::Stdout(text) | Event::Stderr(text) => {

@@ -1,4 +1,4 @@
-//! The clock's thread: it enforces time limits and heap limits, and finds jobs that do not end.
+//! The work of the clock's thread, which enforces time limits and heap limits, and finds jobs that do not end.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,8 +24,8 @@ const COLLECTION_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 pub(super) const HEAP_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Returns the part of the heap that an evaluation may keep, in bytes. SBCL ends the process when it has no room left
-/// to collect garbage in. The limit counts what earlier evaluations left, but always leaves some room, so that code can
-/// release it.
+/// to collect garbage in. The data that earlier evaluations left count towards the limit, but some room always remains,
+/// so that code can release these data.
 pub(super) fn heap_limit() -> Option<usize> {
     let Usage { kept, size, .. } = image::heap::usage()?;
     Some((size / 5 * 2).max(kept + size / 6))
@@ -38,7 +38,7 @@ impl Running {
         self.interrupted() != Some(Interrupt::Heap)
     }
 
-    /// Returns true if the heap is fuller than this job may leave it.
+    /// Returns true if the heap contains more data than this job's limit allows.
     fn fills_heap(&self) -> bool {
         let (Some(limit), Some(usage)) = (self.heap_limit, image::heap::usage()) else { return false };
         usage.kept > limit || usage.used > limit + usage.size / 4
@@ -58,7 +58,8 @@ impl Running {
     }
 
     /// Returns the time at which an interrupted job counts as stuck unless it begins to unwind, or ends, earlier. The
-    /// image must then be replaced if it can be. Returns `None` for a job that is not interrupted.
+    /// image of a stuck job must be replaced; without a supervisor, the job's thread is abandoned. Returns `None` for a
+    /// job that is not interrupted.
     fn stuck_at(&mut self, now: Instant) -> Option<Instant> {
         let (since, deadline) = self.interruption.since().zip(self.interruption.deadline())?;
         if image::heap::is_collecting() && now < since + COLLECTION_GRACE {
@@ -81,7 +82,8 @@ impl Inner {
         let cleanup = if full || running.activity.unwinds_held() { Duration::ZERO } else { self.limits.lock().cleanup };
         match reason {
             Interrupt::Heap => interruption.end_grace(now),
-            // A job that was interrupted for the heap may also run out of time: the new reason replaces the old one.
+            // A job that was interrupted for the heap may also exceed its time limit or be cancelled: the new reason
+            // replaces the old reason.
             _ => {
                 if full {
                     interruption.withdraw();
@@ -99,14 +101,16 @@ impl Inner {
         }
         match (step, reason) {
             (Step::Send, _) => self.send_interruption(scheduler, target, reason),
-            // This thread gets no second interruption, but the user's threads that may fill the heap are ended (job 0).
+            // The job's thread gets no second interruption. An interruption of job 0 only ends the user's threads,
+            // which may fill the heap, too.
             (_, Interrupt::Heap) => self.send_interruption(scheduler, 0, reason),
             _ => {}
         }
         true
     }
 
-    /// Queues an interruption of the thread of job `target` for the control lane. Job 0 has no thread.
+    /// Queues a control job that interrupts the thread of job `target`. Job 0 has no thread. With the reason `Heap`,
+    /// the control job also ends the user's threads.
     pub(super) fn send_interruption(&self, scheduler: &mut SchedulerState, target: u64, reason: Interrupt) {
         let job = self.job(JobKind::Interrupt { target, reason }, "", "");
         scheduler.send_interruption(target, Request::new(&self.main, job, None, RequestBody::Control));
@@ -128,7 +132,7 @@ impl Inner {
             self.clock.arm(next);
         }
         if unwinds
-            && !running.is_background()
+            && running.is_foreground()
             && let Some(observer) = self.observer.get()
         {
             observer.deadline_changed(Some(deadline - now));
@@ -147,7 +151,7 @@ impl Inner {
         for running in &mut scheduler.running {
             // Each job is interrupted once for the heap: unwinding and garbage collection take time.
             if running.evaluates() && !running.filled_heap && running.fills_heap() {
-                // Every running evaluation is interrupted: the host cannot tell which one fills the heap.
+                // Every running evaluation is interrupted: the host cannot tell which evaluation fills the heap.
                 running.filled_heap = true;
                 overdue.push((running.id, Interrupt::Heap));
             }
@@ -175,7 +179,7 @@ impl Inner {
             }
             if let Some(observer) = self.observer.get()
                 && image::heap::is_collecting()
-                && !running.is_background()
+                && running.is_foreground()
             {
                 observer.deadline_changed(Some(stuck_at - now));
             }
@@ -202,7 +206,8 @@ impl Inner {
         if let Some(running) = stuck {
             self.report_stuck(running);
         }
-        // While evaluations keep coming, the clock stays on, so that beginning one need not wake its thread.
+        // While evaluations keep beginning, the clock stays on, so that a new evaluation need not wake the clock's
+        // thread.
         let begun = self.evaluations_begun.load(Ordering::Relaxed);
         let watch = self.begun_at_last_check.swap(begun, Ordering::Relaxed) != begun || busy;
         next.into_iter().chain(watch.then(|| now + HEAP_CHECK_INTERVAL)).min()
@@ -211,7 +216,7 @@ impl Inner {
     /// Reports a job that does not end although it was interrupted, so that the image is replaced.
     fn report_stuck(&self, mut running: Running) {
         let Some(observer) = self.observer.get() else { return };
-        // The next image answers these queries.
+        // The next image answers these queries. Dropping them here would send an answer.
         std::mem::forget(std::mem::take(&mut running.error_queries));
         let end = running.interrupted().map_or(JobEnd::Failed, JobEnd::Interrupted);
         let why = if running.interruption.is_unwinding() { Stuck::Unwinding } else { Stuck::Unresponsive };
@@ -234,7 +239,7 @@ impl Inner {
                 );
                 observer.stuck(None, why);
             }
-            // The next image answers the call. The reply must not run here: dropping it would send an answer.
+            // The next image answers the call. The reply must not be dropped here: dropping it would send an answer.
             Activity::Evaluate(Evaluate { builder, reply, .. }) => {
                 observer.stuck(Some(builder.finish(end)), why);
                 std::mem::forget(reply);
@@ -246,7 +251,7 @@ impl Inner {
             _ => {
                 let answer = self.finish(&mut self.scheduler.lock(), running, JobEnd::Failed);
                 self.deliver([answer]);
-                // Leave time for the answer to be written.
+                // Leave time for the answer to be written before the image is replaced.
                 std::thread::sleep(Duration::from_millis(50));
                 observer.stuck(None, why);
             }

@@ -1,8 +1,9 @@
-//! A session: jobs, limits and the error state in front of one image.
+//! A session: the queue of jobs, the limits and the error state through which clients use one image.
 //!
-//! The [api] puts a request into the [scheduler]'s queue. A Lisp thread takes the request from there, and its [events]
-//! build up the result. Then the request is [completed](completion): recorded in the [error state](error_state) and
-//! among the [evaluations], and answered. Each client of a session has a [connection] of its own.
+//! The [api] puts a request into the [scheduler]'s queue. A Lisp thread takes the request from the queue, and the
+//! [events] that Lisp reports build up the result. At the [end](completion) of the request, its outcome is recorded in
+//! the [error state](error_state) and among the [evaluations], and the caller is answered. Each client of a session has
+//! a [connection] of its own.
 #![cfg_attr(not(feature = "mcp"), allow(dead_code, reason = "the server asks for more than programs do"))]
 
 mod abandoned;
@@ -58,44 +59,43 @@ const INSPECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 type Reply<T> = Box<dyn FnOnce(T) + Send>;
 
-/// A call that sends an answer: a [`Reply`] together with its value.
+/// A function that sends an answer: a [`Reply`] bound to the value that it gets.
 type Answer = Box<dyn FnOnce() + Send>;
 
 fn answer<T: Send + 'static>(reply: Reply<T>, value: T) -> Answer {
     Box::new(move || reply(value))
 }
 
-/// The state that all handles of a session share. Each field that every evaluation writes has a cache line of its own:
-/// the caller's thread and the Lisp thread alternate, and would slow each other down by writing to a shared line.
+/// The state that all handles of a session share. Each field that every evaluation writes has a cache line of its own,
+/// since the caller's thread and the Lisp thread would slow each other down by writing to a shared line.
 struct Inner {
     /// The scheduler state. Lock order: this lock is taken before all others.
     scheduler: CachePadded<Mutex<SchedulerState>>,
-    /// The condition variables, one per lane, that wake a lane's threads when the scheduler state has something new for
-    /// them.
+    /// The condition variables, one per lane, on which the lane's threads wait for work.
     changed: [Condvar; Lane::COUNT],
-    /// The condition variable of the threads that wait until nothing runs.
+    /// The condition variable on which threads wait until no evaluation runs, unwinds or is held.
     ended: Condvar,
     limits: CachePadded<Mutex<Limits>>,
-    /// The session's own connection.
+    /// The session's own connection, which has number 0.
     main: Arc<Connection>,
-    /// The connections other than the session's own, in the order in which they joined. No other lock is taken under
-    /// this one.
+    /// The connections other than the session's own, in the order in which they were added. While this lock is held, no
+    /// other lock is taken.
     attached: Mutex<Vec<Arc<Connection>>>,
     next_connection: AtomicU64,
-    /// The number of errors so far, of all connections. A reset does not restart the count, so that a number never
-    /// means two errors.
+    /// The number of errors that all connections have recorded so far, from which errors get their numbers. A reset
+    /// does not restart the count, so that a number never means two errors.
     error_count: AtomicU64,
     clock: CachePadded<Clock>,
-    /// The number of evaluations begun so far, and its value when the heap was last checked.
+    /// The number of jobs on evaluating threads that have begun, and this number at the clock's last check.
     evaluations_begun: CachePadded<AtomicU64>,
     begun_at_last_check: AtomicU64,
     next_id: CachePadded<AtomicU64>,
-    /// The number of times that the evaluation queue had something new. An evaluating thread polls this number before
-    /// it sleeps.
+    /// The number of times that the evaluating threads were notified of work. Such a thread polls this number briefly
+    /// before it sleeps.
     pushes: CachePadded<AtomicU64>,
     /// The observer, which receives the changes that must outlive the image.
     observer: OnceCell<Arc<dyn Observer>>,
-    /// The function that ends the process when abandoned threads block everything else.
+    /// The function that ends the process when abandoned threads block everything else, or are too many.
     process_end: OnceCell<EndProcess>,
 }
 
@@ -124,7 +124,7 @@ impl Inner {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Creates a job that belongs to no evaluation.
+    /// Creates a job that belongs to no evaluation. The meaning of `text` and `name` depends on the kind of job.
     fn job(&self, kind: JobKind, text: &str, name: &str) -> Job {
         Job { text: utf32(text), name: utf32(name), ..Job::empty(self.next_job_id(), kind, 0) }
     }
@@ -134,11 +134,12 @@ impl Inner {
         Job { operation: utf32(&operation.to_string()), ..self.job(JobKind::Query, "", "") }
     }
 
-    /// Unlocks the scheduler state and wakes the threads that it has something new for.
+    /// Schedules waiting requests, unlocks the scheduler state, and wakes the threads that have work.
     fn unlock_and_notify(&self, mut scheduler: MutexGuard<'_, SchedulerState>) {
         scheduler.reschedule(Instant::now());
         let changed = scheduler.take_changed();
-        // The lock is released first: a woken thread could get it, and then be stopped by a garbage collection.
+        // The lock is released before threads are woken, so that it does not pass to a Lisp thread that a garbage
+        // collection may stop.
         drop(scheduler);
         self.notify(changed);
         self.ended.notify_all();
@@ -148,7 +149,8 @@ impl Inner {
         for (lane, _) in changed.iter().enumerate().filter(|(_, changed)| **changed) {
             if lane == Lane::Evaluation as usize {
                 self.pushes.fetch_add(1, Ordering::Release);
-                // Threads that hold an evaluation wait here, too, so all of them must wake.
+                // The work may be for one particular thread, such as the holder of an evaluation, so all threads must
+                // wake.
                 self.changed[lane].notify_all();
             } else {
                 self.changed[lane].notify_one();

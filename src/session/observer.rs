@@ -7,12 +7,15 @@ use crate::config::Limits;
 use crate::image::interruption::Stuck;
 use crate::outcome::{Changes, Clipped, DefiningForm, ErrorRecord, Outcome};
 
-/// A receiver of the changes that another image needs to continue the session. The session calls it on Lisp's threads,
-/// before it sends the answer that a change belongs to: no method may block.
+/// A receiver of the changes that another image needs to continue the session. The session calls the observer before it
+/// sends the answer that a change belongs to, on Lisp's threads, on the clock's thread or on the thread of a caller: no
+/// method may block.
 pub(crate) trait Observer: Send + Sync {
-    /// Called when a foreground job of this connection begins. The job is interrupted after `timeout`.
+    /// Called when a foreground job of this connection begins. The job is interrupted after `timeout`; `None` for no
+    /// limit.
     fn begun(&self, _job: u64, _connection: u64, _timeout: Option<Duration>) {}
-    /// Called when the foreground job gets a new deadline. The argument is the time until then; `None` for no deadline.
+    /// Called when the foreground job gets a new deadline. The argument is the time until the deadline; `None` for no
+    /// deadline.
     fn deadline_changed(&self, _more: Option<Duration>) {}
     /// Called with the step that the foreground job begins, or with `None` when the step is over.
     fn step(&self, _step: Option<&str>) {}
@@ -40,8 +43,8 @@ pub(crate) trait Observer: Send + Sync {
     fn is_replaying(&self) -> bool {
         false
     }
-    /// Called when Lisp cannot be interrupted, so that the image must be replaced. `outcome` is for the evaluation, if
-    /// a call waits for it.
+    /// Called when Lisp cannot be interrupted, so that the image must be replaced. `outcome` is the evaluation's
+    /// outcome, if a call waits for it.
     fn stuck(&self, _outcome: Option<Outcome>, _why: Stuck) {}
 }
 

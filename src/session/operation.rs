@@ -1,4 +1,4 @@
-//! Operations and queries that Lisp runs by name, and the records that they return. Their Lisp half is in
+//! Operations and queries that Lisp runs by name, and the records that they return. The Lisp side is in
 //! lisp/core/operations.lisp.
 
 use std::fmt::{self, Display, Formatter};
@@ -9,8 +9,8 @@ use crate::error::InspectError;
 use crate::image::{Event, Text};
 use crate::outcome::{FieldValue, LoadProgress, Omitted, Record, System, of_kind};
 
-/// The maximum number of records in one answer, and their maximum size in bytes. Operations have smaller limits of
-/// their own.
+/// The maximum number of records in one answer, and the maximum size of these records together, in bytes. Operations
+/// have smaller limits of their own.
 const MAX_RECORDS: usize = 10_000;
 const MAX_BYTES: usize = 4 << 20;
 /// The maximum number of characters that are kept of one field.
@@ -19,7 +19,7 @@ const MAX_FIELD: u64 = 10_000;
 /// An argument of an operation, in Lisp syntax.
 pub(crate) struct Argument(String);
 
-/// Quotes a string for the standard reader.
+/// Quotes a string for Lisp's reader with standard syntax.
 pub(crate) fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
@@ -64,7 +64,7 @@ impl From<Vec<Operation>> for Argument {
 /// syntax.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Operation {
-    /// The list without its closing parenthesis.
+    /// The Lisp list that names the operation and its arguments, without the closing parenthesis.
     text: String,
     /// True if the operation reports handled errors, which its records refer to.
     pub(super) has_errors: bool,
@@ -166,7 +166,7 @@ impl RecordsBuilder {
         false
     }
 
-    /// Returns the record begun last, if it is a `System`: the first record about each of the systems in an answer.
+    /// Returns the record begun last, if it is a `System`, the record that begins the report on a system.
     pub(super) fn last_system(&mut self) -> Option<&mut System> {
         match self.records.last_mut().filter(|_| self.omitted == 0)? {
             Record::System(system) => Some(system),
@@ -200,7 +200,7 @@ impl RecordsBuilder {
         self.records
     }
 
-    /// Returns the answer of a query.
+    /// Returns the answer to a query.
     pub(super) fn finish(self, end: JobEnd) -> Result<Vec<Record>, InspectError> {
         match (end, self.error) {
             (JobEnd::Succeeded, _) => Ok(Self { error: None, ..self }.records()),

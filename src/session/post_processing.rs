@@ -1,5 +1,6 @@
-//! Post-processing: work for an evaluation whose Lisp part is done, such as writing files or asking other images. It
-//! has a thread of its own, while Lisp begins the next evaluation. The evaluation is over when this work is done.
+//! Post-processing: work for an evaluation whose Lisp part is done, such as writing files or asking other images. The
+//! work runs on a thread of its own, while Lisp begins the next evaluation. The evaluation is over when this work is
+//! done.
 
 use std::sync::Arc;
 
@@ -121,10 +122,10 @@ impl Finishing {
 }
 
 impl Inner {
-    /// Ends the evaluation of `job`, whose work is done.
+    /// Ends the evaluation of `job`, whose post-processing has returned `result`.
     fn end_post_processing(&self, connection: &Connection, job: u64, result: Result<Outcome, String>) {
         let mut scheduler = self.scheduler.lock();
-        // The evaluation may have been answered when its image was to be replaced.
+        // The evaluation may have been answered already, because its image is to be replaced or the session was reset.
         let Some(index) = scheduler.finishing.iter().position(|finishing| finishing.job == job) else { return };
         let Finishing { evaluation, background, end, earlier, reply, cancel, .. } =
             scheduler.finishing.swap_remove(index);

@@ -1,4 +1,4 @@
-//! The restoring of a session in a new image, and the end of a session in an old image.
+//! Restores a session in a new image, and ends a session in an old image.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,7 +23,7 @@ const SETTLING_TIME: Duration = Duration::from_millis(200);
 /// The message that a reset ended the foreground evaluation.
 const FOREGROUND_ENDED: &str = "The running evaluation was ended.";
 
-/// Returns messages that name the evaluations which a reset ends.
+/// Returns messages about the running evaluations that a reset, or the replacement of the image, ends.
 fn describe_cancelled(scheduler: &SchedulerState) -> Vec<String> {
     let is_foreground = |running: &Running| running.is_foreground() && running.activity.is_requested();
     let foreground = scheduler.running.iter().any(is_foreground).then(|| FOREGROUND_ENDED.to_owned());
@@ -31,7 +31,8 @@ fn describe_cancelled(scheduler: &SchedulerState) -> Vec<String> {
     foreground.into_iter().chain(background).collect()
 }
 
-/// Returns the beginning of a sentence in the passive whose subject is these background evaluations; `None` for none.
+/// Returns the beginning of a passive sentence about these background evaluations, up to and including "was" or "were";
+/// `None` if there are none.
 pub(crate) fn describe_background(numbers: impl Iterator<Item = u64>) -> Option<String> {
     let mut numbers: Vec<_> = numbers.collect();
     numbers.sort_unstable();
@@ -66,10 +67,10 @@ impl Inner {
 /// it serves.
 const MAX_HISTORY: usize = 1 << 20;
 
-/// The errors of a session, in the form in which another image gets them.
+/// The errors of a session, in the form that is passed to another image.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct SavedErrors {
-    /// The last error; `None` once an evaluation has succeeded.
+    /// The last error; `None` once a later evaluation has succeeded.
     pub(crate) last: Option<Arc<ErrorRecord>>,
     /// The recorded errors.
     pub(crate) history: History,
@@ -78,7 +79,8 @@ pub(crate) struct SavedErrors {
 }
 
 impl SavedErrors {
-    /// Adds the new error of an evaluation, if any, to the history, and makes error number `last` the last error.
+    /// Adds the new error of an evaluation, if there is one, to the history. Makes error number `last` the last error;
+    /// for `None`, there is no last error.
     pub(crate) fn record(&mut self, added: Option<Arc<ErrorRecord>>, last: Option<u64>) {
         if let Some(error) = added {
             self.count = self.count.max(error.id);
@@ -89,7 +91,7 @@ impl SavedErrors {
         self.last = before.or_else(|| self.history.get(last?).cloned());
     }
 
-    /// Removes everything but the count.
+    /// Removes the errors, but keeps the count.
     pub(crate) fn reset(&mut self) {
         *self = Self { count: self.count, ..Self::default() };
     }
@@ -126,8 +128,9 @@ impl Session {
         self.inner.next_id.fetch_max(number, Ordering::Relaxed);
     }
 
-    /// Answers a query for the error state. If this connection's foreground evaluation was cancelled, waits for it to
-    /// end and become part of the state, but 200 ms at most: then `answer` gets the evaluation's number.
+    /// Calls `answer` when a query for the error state may be answered. If this connection's foreground evaluation was
+    /// cancelled, the query waits until the evaluation has ended and is part of the state. After 200 ms, `answer` is
+    /// called in any case, with the number of the evaluation that has not ended.
     pub(crate) fn when_settled(&self, answer: impl FnOnce(Option<u64>) + Send + 'static) {
         let mut scheduler = self.inner.scheduler.lock();
         let own = scheduler.foreground().filter(|running| running.connection.id == self.connection.id);
@@ -160,13 +163,13 @@ impl Session {
         messages
     }
 
-    /// Cancels everything that waits, runs or is held, in an image that ends. Waits until all of it has unwound, or
-    /// until `deadline`.
+    /// Cancels everything that waits, runs or is held, in an image that ends. Waits until all evaluations have unwound,
+    /// or until `deadline`.
     pub(crate) fn unwind_all(&self, deadline: Instant) {
         self.cancel_all();
         let mut scheduler = self.inner.scheduler.lock();
         self.inner.release_all(&mut scheduler);
-        // The lock stays held until the wait below, which releases it for the threads that unwind.
+        // The lock is not released before the wait below, which releases it for the threads that unwind.
         scheduler.reschedule(Instant::now());
         let changed = scheduler.take_changed();
         self.inner.notify(changed);
@@ -182,13 +185,14 @@ impl Session {
         {}
     }
 
-    /// Returns true while jobs that [`cancel_and_answer_all`](Self::cancel_and_answer_all) ended still unwind.
+    /// Returns true while jobs that [`cancel_and_answer_all`](Self::cancel_and_answer_all) ended still unwind, or
+    /// another evaluation runs or is held.
     pub(crate) fn is_unwinding(&self) -> bool {
         let scheduler = self.inner.scheduler.lock();
         !scheduler.unwinding.is_empty() || scheduler.is_busy()
     }
 
-    /// Answers everything that waits, runs or is held as cancelled, in an image that is to be replaced. Running and
+    /// Answers all waiting and running requests with a cancellation, in an image that is to be replaced. Running and
     /// held evaluations then unwind.
     pub(crate) fn cancel_and_answer_all(&self) {
         let mut scheduler = self.inner.scheduler.lock();
@@ -198,7 +202,7 @@ impl Session {
             running.cancel_search();
             if running.evaluates() {
                 scheduler.unwinding.push(running.id);
-                // A job that unwinds already is not interrupted again: that would cut its cleanup forms short.
+                // A job that already unwinds is not interrupted: an interruption would cut its cleanup forms short.
                 if running.interrupted().is_none()
                     && !running.interruption.is_under_way()
                     && !running.activity.unwinds_held()
@@ -229,7 +233,7 @@ impl Session {
         self.connection.state().restore(errors);
     }
 
-    /// Records an outcome's error as the last one, as if an evaluation had failed with it.
+    /// Records an outcome's error as the last error, as if an evaluation had failed with it.
     pub(crate) fn record_failure(&self, outcome: &mut Outcome) {
         let mut state = self.connection.state();
         if let Err(error) = &mut outcome.result {
@@ -268,7 +272,7 @@ impl Session {
     }
 }
 
-/// A question to the user about the held evaluation. Dropping it ends the question.
+/// A question to the user about the held evaluation. The question ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct UserQuestion {
     session: Session,

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use super::Session;
 use crate::image::{self, Lane};
 
-/// The kind of error of an evaluation that the calling thread must not wait for.
+/// The kind of the error that is returned in place of an evaluation that the calling thread must not wait for.
 pub(super) const DEADLOCK: &str = "DEADLOCK";
 
 const BY_EVALUATION: &str = "Session::evaluate was called on an evaluation thread, by a Rust function that an \
@@ -21,7 +21,8 @@ thread_local! {
     static SERVES_STREAM: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Marks this thread as serving a stream or the warning hook: Lisp code that prints, reads or warns waits for it.
+/// Marks this thread as serving a stream or the warning hook. Lisp code that prints, reads or warns waits for the
+/// thread.
 pub(crate) fn serve_stream() {
     SERVES_STREAM.set(true);
 }
@@ -32,8 +33,8 @@ pub(crate) fn serves_stream() -> bool {
 }
 
 impl Session {
-    /// Returns the background evaluation that this thread works on, if there is one; or the reason why the thread must
-    /// not wait for an evaluation.
+    /// Returns the job number of the background evaluation that this thread runs, or `None` if it runs none. Returns
+    /// the reason, as an error, if the thread must not wait for an evaluation.
     pub(super) fn background_waiter(&self) -> Result<Option<u64>, &'static str> {
         if serves_stream() {
             return Err(BY_STREAM);
@@ -42,7 +43,7 @@ impl Session {
         let is_background = self.inner.scheduler.lock().find(job).is_some_and(|running| running.is_background());
         match lane {
             _ if is_background => Ok(Some(job)),
-            // The control lane starts the threads that evaluations may need.
+            // The control lane must not wait: it starts the threads that evaluations may need.
             Lane::Evaluation | Lane::Control => Err(BY_EVALUATION),
             _ => Ok(None),
         }

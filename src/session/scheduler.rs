@@ -3,10 +3,12 @@
 //!
 //! Evaluating threads pull from one queue. One evaluation at a time is in the foreground
 //! ([`SchedulerState::foreground`]), until it ends, is held, or continues in the background. The next evaluation begins
-//! on the same thread, the *home*, if it is free, so that it finds the state that belongs to a thread (a mutex, a C
-//! library's state). Otherwise a new thread is started, which becomes the home. A request about a held evaluation, such
-//! as a restart, runs in the foreground, too, but on the thread that holds the evaluation ([`SchedulerState::next`]
-//! with `held`), whichever thread is the home. A thread that asks for work ends if there is none for it.
+//! on the same thread, the *home*, if that thread is free, so that the evaluation finds the thread's own state (a mutex
+//! that is held, a C library's state). Otherwise a new thread is started, which becomes the home. A request about a
+//! held evaluation, such as a restart, runs in the foreground, too, but on the thread that holds the evaluation
+//! ([`SchedulerState::next`] with `held`), whichever thread is the home. A request that only reads a held evaluation's
+//! variables runs on that thread without waiting for the foreground. A thread that neither is the home nor holds an
+//! evaluation ends when there is no work for it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,7 +28,7 @@ use crate::image::interruption::{Interruption, REACTION_TIME};
 use crate::image::{Interrupt, Job, JobKind, Lane};
 use crate::os::thread_supply::ThreadSupply;
 
-/// The maximum number of evaluations in the background. Each has a thread of its own, with a control stack.
+/// The maximum number of evaluations in the background. Each of them takes a thread with a control stack of its own.
 pub(crate) const MAX_BACKGROUND: usize = 16;
 
 /// A job that waits, with the reply that gets its result.
@@ -41,7 +43,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Creates a request for the foreground, or for a lane other than that of evaluations.
+    /// Creates a request for the foreground, or for a lane other than the evaluation lane.
     pub(super) fn new(
         connection: &Arc<Connection>,
         mut job: Job,
@@ -57,14 +59,14 @@ impl Request {
         Self::new(connection, Job::empty(0, JobKind::StartThread, 0), None, RequestBody::Control)
     }
 
-    /// Moves the job out and leaves an empty one with the same number.
+    /// Moves the job out and leaves an empty job with the same number.
     fn take_job(&mut self) -> Job {
         let Job { id, evaluation, .. } = self.job;
         std::mem::replace(&mut self.job, Job::empty(id, JobKind::Reset, evaluation))
     }
 }
 
-/// The placement of an evaluation: whether it is in the foreground, and may leave it.
+/// The placement of a job: in the foreground, in the background, or beside them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Placement {
     /// In the foreground until its end.
@@ -72,21 +74,25 @@ pub(super) enum Placement {
     /// In the foreground, until a client moves it to the background.
     Detachable,
     Background,
+    /// Neither in the foreground nor in the background: the job reads a held evaluation's variables on the thread that
+    /// holds it.
+    Inspecting,
 }
 
-/// A held evaluation that no job works on at present.
+/// A held evaluation. While a job works on the evaluation, the job owns this value; otherwise it is in
+/// [`SchedulerState::holds`].
 pub(super) struct Hold {
     pub(super) connection: Arc<Connection>,
     /// The number of the holding thread's last job, by which the thread names its hold.
     pub(super) job: u64,
     /// The time when the evaluation is released; `None` for no limit.
     pub(super) until: Option<Instant>,
-    /// The builder with the evaluation's code and limits, from which a resumption makes its own.
+    /// The builder with the evaluation's code and limits, from which a resumption makes its own builder.
     pub(super) builder: OutcomeBuilder,
     /// True if the evaluation binds the package for itself alone.
     pub(super) binds_package: bool,
-    /// The number of the question that the user is being asked about this hold. Until it is answered, the connection's
-    /// requests wait, except resets and requests about the hold.
+    /// The number of the question that the user is being asked about this hold. Until the question is answered, the
+    /// connection's requests wait, except resets and requests about the hold. `None` without a question.
     question: Option<u64>,
     /// The thread that holds the evaluation.
     thread: u64,
@@ -98,41 +104,42 @@ pub(super) struct Running {
     /// The connection that sent the request.
     pub(super) connection: Arc<Connection>,
     pub(super) lane: Lane,
-    /// The number of the job's thread; 0 for one that does not evaluate.
+    /// The number of the job's thread; 0 for a thread that serves another lane than the evaluation lane.
     pub(super) thread: u64,
     pub(super) placement: Placement,
-    /// The evaluation that the job belongs to; 0 for none.
+    /// The number of the evaluation that the job belongs to; 0 for none.
     pub(super) evaluation: u64,
     pub(super) activity: Activity,
     /// The end of the job's time limit.
     pub(super) deadline: Option<Instant>,
     /// The part of the heap that the job may keep, in bytes; `None` for no limit.
     pub(super) heap_limit: Option<usize>,
-    /// True once the job was interrupted for exceeding `heap_limit`.
+    /// True from the time when the job is interrupted for exceeding `heap_limit` until a check finds room again.
     pub(super) filled_heap: bool,
     pub(super) interruption: Interruption<Interrupt>,
-    /// The last time at which a garbage collection was seen while the job was interrupted.
+    /// The time of the last check that found a garbage collection in progress while the job was interrupted.
     pub(super) collected_at: Option<Instant>,
     /// Queries for the error state that wait for the end of this job, which was cancelled.
     pub(super) error_queries: Vec<ErrorQuery>,
-    /// The flag that cancels the search for hints; `Some` while Lisp is done and the errors are searched.
+    /// The flag that cancels the search for hints; `Some` when Lisp is done and unbalanced texts are being searched.
     pub(super) search_cancelled: Option<Arc<AtomicBool>>,
-    /// The last wait of the job's thread in `Session::evaluate`; it may be over.
+    /// The last wait of the job's thread in `Session::evaluate`; the wait may be over already.
     pub(super) awaited: Option<Awaited>,
 }
 
 /// A thread's wait for another job.
 pub(super) struct Awaited {
     pub(super) job: u64,
-    /// The function that ends the wait, because the waiting job was interrupted or taken out.
+    /// The function that ends the wait, for the case that the waiting job is interrupted or taken out.
     pub(super) interrupt: Box<dyn FnOnce() + Send>,
 }
 
-/// A query for the error state that waits until a cancelled evaluation has become part of it.
+/// A query for the error state that waits until the state includes the end of a cancelled evaluation.
 pub(super) struct ErrorQuery {
     /// The time when the query is answered even if the evaluation has not ended.
     pub(super) until: Instant,
-    /// The function that answers the query. The argument is the number of the evaluation if it has not ended.
+    /// The function that answers the query. The argument is the number of the evaluation, or `None` if the evaluation
+    /// has ended.
     pub(super) answer: Box<dyn FnOnce(Option<u64>) + Send>,
 }
 
@@ -143,8 +150,8 @@ impl ErrorQuery {
 }
 
 impl Running {
-    /// Begins a request. `hold` is the held evaluation that the request is about. Returns `None` if nobody waits for
-    /// the result.
+    /// Makes a running job of a request. `hold` is the held evaluation that the request is about. Returns `None` if
+    /// nobody waits for the result.
     pub(super) fn new(
         request: Request,
         lane: Lane,
@@ -156,7 +163,11 @@ impl Running {
             connection: request.connection,
             lane,
             thread: 0,
-            placement: if request.background { Placement::Background } else { Placement::Foreground },
+            placement: match request.body {
+                RequestBody::Held(HeldRequest::Locals(..)) => Placement::Inspecting,
+                _ if request.background => Placement::Background,
+                _ => Placement::Foreground,
+            },
             evaluation: request.job.evaluation,
             activity: request.body.begin(hold)?,
             deadline,
@@ -175,8 +186,9 @@ impl Running {
         Self::new(request, lane, None, None)
     }
 
-    /// Returns the unbalanced texts that must be searched before the job is over, and the flag that cancels the search;
-    /// `None` if there are no such texts. From then on, only a cancellation interrupts the job.
+    /// Returns the unbalanced texts that must be searched for hints before the job is over, and the flag that cancels
+    /// the search; `None` if there are no such texts. The time limit and the heap limit no longer apply to the job:
+    /// only a cancellation interrupts the search.
     pub(super) fn begin_search(&mut self) -> Option<(Vec<Unbalanced>, Arc<AtomicBool>)> {
         let mut texts = Vec::new();
         self.activity.builders().for_each(|builder| builder.unbalanced(&mut texts));
@@ -218,20 +230,20 @@ impl Running {
     }
 
     pub(super) fn is_foreground(&self) -> bool {
-        self.evaluates() && !self.is_background()
+        self.evaluates() && matches!(self.placement, Placement::Foreground | Placement::Detachable)
     }
 
     pub(super) fn is_background(&self) -> bool {
         self.placement == Placement::Background
     }
 
-    /// Ends the question to the user about this job's held evaluation. Returns false if there was none.
+    /// Ends the question to the user about this job's held evaluation. Returns false if there was no question.
     pub(super) fn end_question(&mut self) -> bool {
         self.activity.hold_mut().is_some_and(|hold| hold.question.take().is_some())
     }
 
-    /// Takes the hold that remains when this job is over, whether the evaluation was held before or is held now for the
-    /// first time.
+    /// Takes the hold that remains when this job is over, and sets its time limit to `until`. The evaluation may have
+    /// been held before, or may have failed in this job. Returns `None` if no evaluation stays held.
     pub(super) fn take_hold(&mut self, until: Option<Instant>) -> Option<Hold> {
         let hold = match &mut self.activity {
             Activity::Evaluate(Evaluate { builder, binds_package, held: true, .. }) => Hold {
@@ -249,14 +261,14 @@ impl Running {
         Some(Hold { job: self.id, until, ..hold })
     }
 
-    /// Ends the wait of the job's thread for another job, so that Lisp takes an interruption.
+    /// Ends the wait of the job's thread for another job, so that the thread can take an interruption.
     pub(super) fn end_wait(&mut self) {
         if let Some(awaited) = self.awaited.take() {
             (awaited.interrupt)();
         }
     }
 
-    /// Returns the reason of the first interruption, if there was one.
+    /// Returns the reason why the job was interrupted; `None` if it was not.
     pub(super) fn interrupted(&self) -> Option<Interrupt> {
         self.interruption.reason()
     }
@@ -264,11 +276,11 @@ impl Running {
 
 /// The instruction to a thread that asks for a job.
 pub(super) enum Next {
-    /// Run this job: it counts as running.
+    /// Run this job, which already counts as running.
     Run(Job),
-    /// Answer this request, which is about a held evaluation when none is held; then ask again.
+    /// Answer this request with an error, since it is about a held evaluation and none is held; then ask again.
     Refuse(Box<Request>),
-    /// Release this hold, which the thread has, with this notice to the client.
+    /// Release this hold, which belongs to the thread, and give the client this notice.
     Release(Box<Hold>, &'static str),
     /// Ask again when something changes, or at this time.
     Wait(Option<Instant>),
@@ -282,7 +294,8 @@ enum Turn {
     Wait,
     /// Refuse the request: it is about a held evaluation, and none is held.
     Refuse,
-    /// Leave the request to the thread of this hold, which serves it or first releases its hold.
+    /// Leave the request to a thread that holds an evaluation: the thread serves the request, or first releases its
+    /// hold. The number is the index of the hold.
     Held(usize),
     /// Begin the request on a thread that holds nothing.
     Begin,
@@ -300,7 +313,7 @@ struct Threads {
 }
 
 impl Threads {
-    /// Records a thread that asks for work. Returns true if it is new.
+    /// Records a thread that asks for work. Returns true if the thread is new.
     fn register(&mut self, thread: u64) -> bool {
         let is_new = !self.all.contains(&thread);
         if is_new {
@@ -309,7 +322,7 @@ impl Threads {
         is_new
     }
 
-    /// Clears the home if it is this thread.
+    /// Clears the home if this thread is the home.
     fn clear_home(&mut self, thread: u64) {
         self.home.take_if(|home| *home == thread);
     }
@@ -319,7 +332,7 @@ impl Threads {
 #[derive(Default)]
 pub(super) struct SchedulerState {
     waiting: [VecDeque<Request>; Lane::COUNT],
-    /// Background requests whose turn has come, and which wait for a thread.
+    /// Background requests whose turn has come, and that wait for a thread.
     ready: VecDeque<Request>,
     pub(super) running: Vec<Running>,
     threads: Threads,
@@ -368,13 +381,13 @@ impl SchedulerState {
             || self.running.iter().any(Running::evaluates)
     }
 
-    /// Takes the lanes whose threads must be woken.
+    /// Returns, for each lane, whether its threads must be woken, and clears these flags.
     pub(super) fn take_changed(&mut self) -> [bool; Lane::COUNT] {
         std::mem::take(&mut self.changed)
     }
 
-    /// Returns the next instruction for `thread`, which serves `lane`. `held` is the last job of a thread that holds an
-    /// evaluation.
+    /// Returns the next instruction for `thread`, which serves `lane`. `held` is the number of the thread's last job if
+    /// the thread holds an evaluation.
     pub(super) fn next(&mut self, lane: Lane, thread: u64, held: Option<u64>, now: Instant) -> Next {
         match lane {
             Lane::Evaluation => {
@@ -412,7 +425,9 @@ impl SchedulerState {
             self.ready.push_back(request);
             turn = self.turn(now);
         }
-        self.changed[Lane::Evaluation as usize] |= !matches!(turn, Turn::Wait) || !self.ready.is_empty();
+        self.changed[Lane::Evaluation as usize] |= !matches!(turn, Turn::Wait)
+            || !self.ready.is_empty()
+            || self.holds.iter().any(|hold| self.reading_request(hold).is_some());
         let needs_home = !matches!(turn, Turn::Wait | Turn::Held(_)) && !self.is_home_free();
         let needed = self.ready.len() + usize::from(needs_home);
         while let Some(first) = self.waiting[Lane::Evaluation as usize].iter().chain(&self.ready).next()
@@ -444,8 +459,12 @@ impl SchedulerState {
         if background && self.background_count() >= MAX_BACKGROUND {
             return Turn::Wait;
         }
+        if kind == JobKind::Reset && self.is_inspecting(None) {
+            return Turn::Wait;
+        }
         if kind == JobKind::Reset && self.background_count() > 0 {
-            // Evaluations that are being cancelled must not continue in the reset image: wait for their end.
+            // Background evaluations that are being cancelled must not continue in the reset image, so the reset waits
+            // for their end.
             let unwinding = self.running.iter().filter(|running| running.is_background());
             let deadline = unwinding.filter_map(|running| running.interruption.deadline()).max();
             let until = *self.reset_at.get_or_insert(now + REACTION_TIME);
@@ -457,15 +476,40 @@ impl SchedulerState {
         Turn::Begin
     }
 
-    /// Returns true if there is a home and it holds nothing.
+    /// Returns true if there is a home and it neither holds an evaluation nor runs a job.
     fn is_home_free(&self) -> bool {
-        self.threads.home.is_some_and(|home| self.holds.iter().all(|hold| hold.thread != home))
+        self.threads.home.is_some_and(|home| {
+            self.holds.iter().all(|hold| hold.thread != home)
+                && self.running.iter().all(|running| running.thread != home)
+        })
     }
 
-    /// Returns the next instruction for a thread that holds an evaluation.
+    /// Returns true while the variables of an evaluation that this connection holds are being read. `None` stands for
+    /// any connection.
+    fn is_inspecting(&self, connection: Option<u64>) -> bool {
+        self.running.iter().any(|running| {
+            running.placement == Placement::Inspecting && connection.is_none_or(|id| running.connection.id == id)
+        })
+    }
+
+    /// Returns the index of the first waiting request of the hold's connection, if this request reads the held
+    /// evaluation's variables.
+    fn reading_request(&self, hold: &Hold) -> Option<usize> {
+        let waiting = &self.waiting[Lane::Evaluation as usize];
+        let first = waiting.iter().position(|request| request.connection.id == hold.connection.id)?;
+        matches!(waiting[first].job.kind, JobKind::FrameLocals { .. }).then_some(first)
+    }
+
+    /// Returns the next instruction for a thread that holds an evaluation. `job` is the number of the thread's last
+    /// job.
     fn next_held(&mut self, job: u64, now: Instant) -> Next {
         let Some(own) = self.holds.iter().position(|hold| hold.job == job) else { return Next::Wait(None) };
         let until = self.holds[own].until;
+        if let Some(index) = self.reading_request(&self.holds[own]) {
+            let request = self.waiting[Lane::Evaluation as usize].remove(index).expect("it is there");
+            let hold = Box::new(self.holds.swap_remove(own));
+            return Next::Run(self.begin(Lane::Evaluation, hold.thread, request, Some(hold), now));
+        }
         match self.turn(now) {
             Turn::Refuse => Next::Refuse(Box::new(self.pop_evaluation())),
             Turn::Held(target) if target == own => {
@@ -491,8 +535,9 @@ impl SchedulerState {
         }
     }
 
-    /// Returns the index of the hold that must serve the request, or be released before it; `None` if a thread that
-    /// holds nothing must serve it. A reset waits until all holds are released.
+    /// Returns the index of the hold whose thread must serve the request, or must release the hold before the request
+    /// begins. Returns `None` if a thread that holds nothing must serve the request. A reset waits until all holds are
+    /// released.
     fn hold_for(&self, request: &Request) -> Option<usize> {
         match request.job.kind {
             JobKind::Reset if self.holds.is_empty() => None,
@@ -534,9 +579,9 @@ impl SchedulerState {
         self.threads.clear_home(thread);
     }
 
-    /// Records that a thread could not be started. Takes out the last ready background request if no thread is left for
-    /// it, so that it can fail. Otherwise returns the time of the next attempt: the foreground request waits until
-    /// then, or until the home is free.
+    /// Records that a thread could not be started, for this reason. If no thread is left for the last ready background
+    /// request, takes out and returns this request, so that it can fail. Otherwise returns the time of the next
+    /// attempt, as an error: the foreground request waits until then, or until the home is free.
     pub(super) fn thread_refused(&mut self, reason: &str, now: Instant) -> Result<Request, Instant> {
         if self.ready.len() >= self.threads.supply.starting()
             && let Some(request) = self.ready.pop_back()
@@ -550,12 +595,14 @@ impl SchedulerState {
         Err(self.threads.supply.refused(now))
     }
 
-    /// Returns the index of the first request that may be served now.
+    /// Returns the index of the first waiting request on the evaluation lane that may be served now.
     fn first_evaluation(&self) -> Option<usize> {
         let asks = |request: &Request| self.hold_of(request.connection.id).is_some_and(|hold| hold.question.is_some());
         let mut waiting = self.waiting[Lane::Evaluation as usize].iter();
-        waiting.position(|request| {
-            request.job.kind.concerns_held() || request.job.kind == JobKind::Reset || !asks(request)
+        waiting.position(|request| match request.job.kind {
+            JobKind::Reset => true,
+            _ if self.is_inspecting(Some(request.connection.id)) => false,
+            kind => kind.concerns_held() || !asks(request),
         })
     }
 
@@ -569,7 +616,7 @@ impl SchedulerState {
         self.holds.iter().find(|hold| hold.connection.id == connection)
     }
 
-    /// Returns true if the connection's next evaluation will release its hold.
+    /// Returns true if an evaluation that the connection submits now will release the connection's hold.
     pub(super) fn releases_held(&self, connection: u64) -> bool {
         self.hold_of(connection).is_some_and(|hold| hold.question.is_none())
             && self.waiting[Lane::Evaluation as usize].iter().all(|request| request.connection.id != connection)
@@ -593,14 +640,14 @@ impl SchedulerState {
         self.all_holds().any(|hold| hold.question == Some(question))
     }
 
-    /// Ends the question about the connection's hold. Returns false if there was none.
+    /// Ends the question about the connection's hold. Returns false if there was no question.
     pub(super) fn end_question(&mut self, connection: u64) -> bool {
         let hold = self.all_holds().find(|hold| hold.connection.id == connection);
         hold.is_some_and(|hold| hold.question.take().is_some())
     }
 
-    /// Transfers a held evaluation to another connection, which holds it until `until`. Returns the former connection;
-    /// `None` while the user is being asked about the evaluation.
+    /// Transfers a held evaluation to another connection, which holds it until `until`. Returns the former connection.
+    /// Returns `None` if the evaluation is not held, or a job works on it, or the user is being asked about it.
     pub(super) fn transfer_hold(
         &mut self,
         evaluation: u64,
@@ -638,7 +685,8 @@ impl SchedulerState {
         hold.map(|hold| hold.builder.evaluation())
     }
 
-    /// Returns true if the connection holds nothing, and none of its jobs waits or runs that could end in a hold.
+    /// Returns true if the connection holds nothing, and has no job that runs or waits for an evaluating thread and so
+    /// could end in a hold.
     pub(super) fn cannot_hold(&self, connection: u64) -> bool {
         let lane = &self.waiting[Lane::Evaluation as usize];
         self.holds.iter().all(|hold| hold.connection.id != connection)
@@ -688,8 +736,8 @@ impl SchedulerState {
         let index = self.running.iter().position(|running| running.id == job)?;
         let mut running = self.running.swap_remove(index);
         running.end_wait();
-        // Threads with a hold do not release it while something is in the foreground; wake them to check their time
-        // again.
+        // A thread does not release its hold while a job is in the foreground. When that job ends, the holding threads
+        // must check their time limits again.
         self.changed[Lane::Evaluation as usize] |= running.is_foreground() && !self.holds.is_empty();
         Some(running)
     }
@@ -720,7 +768,7 @@ impl SchedulerState {
         queues.flat_map(|(lane, queue)| std::mem::take(queue).into_iter().map(move |request| (lane, request))).collect()
     }
 
-    /// Returns the queues that clients' requests wait in, with their lanes.
+    /// Returns the queues in which clients' requests wait, with their lanes.
     fn queues(&mut self) -> [(Lane, &mut VecDeque<Request>); 3] {
         let [evaluations, inspections, ..] = &mut self.waiting;
         [(Lane::Evaluation, evaluations), (Lane::Evaluation, &mut self.ready), (Lane::Inspection, inspections)]
@@ -743,12 +791,13 @@ impl SchedulerState {
             + self.waiting[Lane::Evaluation as usize].iter().filter(|request| request.background).count()
     }
 
-    /// Returns true if the thread of `job`, in the background, must not wait for an evaluation that is submitted now:
-    /// the background is full, and every evaluation there would wait for the end of another evaluation.
+    /// Returns true if the thread of `job`, which is in the background, must not wait for an evaluation that is
+    /// submitted now: the background is full, and every evaluation there would wait for an evaluation that cannot begin
+    /// or end. `in_background` is true if the submitted evaluation is for the background.
     pub(super) fn would_deadlock(&self, job: u64, in_background: bool) -> bool {
         let waiting = &self.waiting[Lane::Evaluation as usize];
-        // The first background request that waits. Neither it nor a later request begins before a background evaluation
-        // ends.
+        // The position of the first waiting request for the background. Neither this request nor a later request begins
+        // before a background evaluation ends.
         let blocked = waiting.iter().position(|request| request.background);
         let Some(blocked) = blocked.or(in_background.then_some(waiting.len())) else { return false };
         let background = || self.running.iter().filter(|running| running.is_background());
@@ -779,8 +828,9 @@ impl SchedulerState {
         }
     }
 
-    /// Records that the thread of job `waiter` waits for another job. Ends the wait at once if an interruption has been
-    /// sent to the thread, but not while the interruption is still queued: Lisp could continue without noticing it.
+    /// Records that the thread of job `waiter` waits for another job. Ends the wait at once if the job no longer runs,
+    /// or an interruption has been sent to its thread. While the interruption is still queued, the wait continues:
+    /// otherwise Lisp could continue without noticing the interruption.
     pub(super) fn wait_for(&mut self, waiter: u64, awaited: Awaited) {
         let is_queued = self.sending.iter().any(|(_, target)| *target == waiter);
         let Some(waiter) = self.find(waiter) else { return (awaited.interrupt)() };
@@ -800,8 +850,8 @@ impl SchedulerState {
         running.chain(waiting).chain(finishing.map(|finishing| finishing.evaluation))
     }
 
-    /// Moves a detachable evaluation to the background, or marks it to begin there if it still waits. Returns false if
-    /// the background is full or the evaluation is about to end.
+    /// Moves a detachable evaluation that runs to the background. An evaluation that still waits is marked to begin in
+    /// the background. Returns false if the background is full, or the evaluation is about to end or is not detachable.
     pub(super) fn move_to_background(&mut self, job: u64) -> bool {
         let full = self.background_and_waiting() >= MAX_BACKGROUND;
         let waiting = &mut self.waiting[Lane::Evaluation as usize];
@@ -862,6 +912,52 @@ mod tests {
         assert!(matches!(next(&mut scheduler, 1), Next::Run(Job { id: 2, .. })));
     }
 
+    /// Reading a held evaluation's variables waits neither for the foreground nor for a request of another connection;
+    /// the connection's own next request waits for the reading.
+    #[test]
+    fn held_variables_are_read_beside_the_foreground() {
+        let mut scheduler = SchedulerState::default();
+        let now = Instant::now();
+        let (holder, other) = (Connection::new(1), Connection::new(2));
+        let push = |scheduler: &mut SchedulerState, connection: &Arc<Connection>, id, kind| {
+            scheduler.push(Lane::Evaluation, test_requests::request(connection, id, kind));
+            scheduler.reschedule(now);
+        };
+        let run = |scheduler: &mut SchedulerState, thread, held, expected| {
+            assert!(
+                matches!(scheduler.next(Lane::Evaluation, thread, held, now), Next::Run(job) if job.id == expected)
+            );
+        };
+        let hold = |scheduler: &mut SchedulerState, job| {
+            let mut running = scheduler.take_running(job).unwrap();
+            match &mut running.activity {
+                Activity::Evaluate(evaluate) => evaluate.held = true,
+                Activity::Held(about) => about.effect = HoldEffect::Unchanged,
+                Activity::Inspect(_) => unreachable!("it holds nothing"),
+            }
+            let hold = running.take_hold(None).unwrap();
+            scheduler.holds.push(hold);
+            scheduler.reschedule(now);
+        };
+        push(&mut scheduler, &holder, 1, test_requests::evaluation(false));
+        run(&mut scheduler, 1, None, 1);
+        hold(&mut scheduler, 1);
+        push(&mut scheduler, &other, 2, test_requests::evaluation(false));
+        push(&mut scheduler, &other, 3, test_requests::evaluation(false));
+        run(&mut scheduler, 2, None, 2);
+        scheduler.take_changed();
+        push(&mut scheduler, &holder, 4, JobKind::FrameLocals { from: 0, count: 1 });
+        push(&mut scheduler, &holder, 5, JobKind::InvokeRestart(1));
+        assert!(scheduler.take_changed()[Lane::Evaluation as usize], "nobody wakes the thread");
+        run(&mut scheduler, 1, Some(1), 4);
+        scheduler.take_running(2).unwrap();
+        // Request 4 still reads variables: the restart waits for it, but evaluation 3 begins.
+        run(&mut scheduler, 2, None, 3);
+        hold(&mut scheduler, 4);
+        scheduler.take_running(3).unwrap();
+        run(&mut scheduler, 1, Some(4), 5);
+    }
+
     /// Evaluations begin in the order of their numbers, in the background too. The foreground stays with its thread.
     #[test]
     fn background_jobs_begin_in_their_turn() {
@@ -874,7 +970,7 @@ mod tests {
         assert!(matches!(next(&mut scheduler, 1), Next::Run(Job { id: 1, .. })));
         assert!(matches!(next(&mut scheduler, 2), Next::End));
         scheduler.take_running(1).unwrap();
-        // An evaluation would begin now; a reset waits for the evaluation in the background.
+        // An evaluation would begin now, but job 3 is a reset, which waits for the evaluation in the background.
         assert!(matches!(next(&mut scheduler, 1), Next::Wait(Some(time)) if time > now));
         assert!(matches!(
             scheduler.next(Lane::Control, 0, None, now),

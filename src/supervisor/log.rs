@@ -15,7 +15,8 @@ use crate::rpc::descriptors::reopen_nonblocking;
 /// so its flags must not change.
 struct Stderr {
     kind: FileType,
-    /// A nonblocking descriptor of a pipe or a terminal, which was reopened; `None` for other files.
+    /// A nonblocking descriptor of a pipe or a terminal that was opened anew; `None` for other files, or if opening
+    /// failed.
     own: Option<OwnedFd>,
 }
 

@@ -31,7 +31,7 @@ pub(super) fn request_id(message: &Value) -> Option<&Value> {
     message.get("id").filter(|id| id.is_number() || id.is_string())
 }
 
-/// Returns the id of the request that a message cancels.
+/// Returns the id of the request that a message cancels; `None` for a message that cancels nothing.
 pub(super) fn cancelled_id(message: &Value) -> Option<&Value> {
     (message.get("method")? == "notifications/cancelled").then_some(message.get("params")?.get("requestId")?)
 }

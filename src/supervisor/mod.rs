@@ -61,7 +61,7 @@ impl Supervisor {
     /// Creates a supervisor that continues its persistent session, if there is one, or begins with an empty state.
     ///
     /// # Errors
-    /// A sentence: the reason why the persistent session cannot be continued.
+    /// Returns the reason, worded as a sentence, if the persistent session cannot be continued.
     pub(crate) fn new(options: Options) -> Result<Self, String> {
         let mut recovery = Recovery::new(&options);
         if let Some((session, _)) = &options.session {

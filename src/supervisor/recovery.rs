@@ -51,8 +51,8 @@ impl Recovery {
     /// Continues a persistent session where its last server stopped.
     ///
     /// # Errors
-    /// A sentence: the saved image needs another heap size, a newer program wrote the log, or the log cannot be read,
-    /// copied or written.
+    /// Returns the reason, worded as a sentence, if the saved image needs another heap size, a newer program wrote the
+    /// log, or the log cannot be read, copied or written.
     pub(super) fn continue_session(&mut self, session: &PersistentSession) -> Result<(), String> {
         let Loaded { state, unreadable, has_snapshot } = session.load()?;
         self.state = state.continued();
@@ -183,7 +183,8 @@ impl Recovery {
         let must_compact = self.log.as_mut().filter(|_| event.outlives_server()).is_some_and(|log| log.append(&event));
         self.state.apply(event);
         if let Some(checkpoint) = replaced_by {
-            // Not earlier: before the event was applied, the next image would have booted from the older checkpoint.
+            // The older checkpoints of this name are deleted only now. Before the event was applied, the next image
+            // would have booted from one of them.
             self.checkpoints.delete_replaced(&checkpoint);
         }
         if must_compact {
@@ -223,14 +224,14 @@ impl Recovery {
     }
 
     /// Records the crash of a worker. `replayed` is true when the worker had replayed its definitions. Returns true
-    /// when the crash advances the replay.
+    /// when the crash advances the replay, for instance because a poisoned form is now left out.
     pub(super) fn record_crash(&mut self, status: &WorkerStatus, replayed: bool, crash: &Crash) -> bool {
         self.record_finished_saves();
         let last = self.last_status(status);
-        // A line whose job has begun was not lost: foreign code may have written to the page.
+        // A line whose job has begun was not lost: foreign code may have written to the status page.
         let lost_line = Some(status.get(StatusField::LostLine)).filter(|line| *line != call_of_job(last.begun));
         lost_line.into_iter().for_each(|line| self.requests.record_lost(line));
-        // The state counts the crashes during an inspection.
+        // A crash during an inspection does not count as a stall: the recovery state counts these crashes.
         if let Some(line) = crash.stalled_at.filter(|line| last.inspecting != Some(*line)) {
             self.requests.record_stall(line);
         }
@@ -246,7 +247,7 @@ impl Recovery {
 
     /// Reads a worker's status page.
     fn last_status(&self, status: &WorkerStatus) -> LastStatus {
-        // A job of a call that was never sent cannot have begun: foreign code may have written to the page.
+        // A job of a call that was never sent cannot have begun: foreign code may have written to the status page.
         let begun = Some(status.get(StatusField::Begun))
             .filter(|job| call_of_job(*job) < self.requests.next_number())
             .unwrap_or(0);
@@ -312,7 +313,7 @@ impl Recovery {
     pub(super) fn image(&mut self) -> Option<PathBuf> {
         let (checkpoints, begins_with_checkpoints) = (&self.checkpoints, self.begins_with_checkpoints);
         let requested = self.state.requested_checkpoint();
-        // Named checkpoints may have been deleted since.
+        // Named checkpoints may have been deleted since they were recorded.
         self.state.retain_checkpoints(|checkpoint| {
             (begins_with_checkpoints || requested.as_ref() == Some(&checkpoint.file))
                 && checkpoints.path(checkpoint).is_file()

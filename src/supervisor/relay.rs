@@ -375,7 +375,7 @@ impl Relay {
         attached.handle_ready(
             |descriptor| ready.has(Descriptor::Attached(descriptor)),
             |client, event| match event {
-                ClientEvent::Connected => worker.recovery.connect(client),
+                ClientEvent::Connected => worker.connect(client),
                 ClientEvent::Line(Line::Text(line)) => worker.add_line(client, line),
                 ClientEvent::Line(Line::TooLong(id)) => too_long.push((client, id)),
                 ClientEvent::Disconnected => worker.disconnect(client),

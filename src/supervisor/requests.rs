@@ -6,7 +6,7 @@ use super::messages::{self, MAX_PARSED};
 use crate::rpc::id_scanner::IdScanner;
 use crate::rpc::route;
 
-/// Bytes that each line counts for in addition to its text.
+/// The number of bytes that each line counts for in addition to its text.
 const OVERHEAD: usize = 64;
 /// Maximum number of workers that may stall at a line. After that, no other worker gets the line.
 const MAX_STALLS: u32 = 2;
@@ -24,7 +24,8 @@ pub(super) struct Requests {
     waiting: BTreeMap<u64, VecDeque<PendingLine>>,
     /// The connections with something to send, in the order of their turns.
     turns: VecDeque<u64>,
-    /// The lines that are partly sent, by connection: the number of each, and the bytes that are sent.
+    /// The lines that are partly sent, by connection: the number of each line, and the number of its bytes that are
+    /// sent.
     partial: BTreeMap<u64, (u64, usize)>,
     /// The number of the next line.
     next: u64,
@@ -95,7 +96,8 @@ impl Requests {
         !self.turns.is_empty()
     }
 
-    /// Returns the next line, or the next piece of a line, of the client whose turn it is.
+    /// Returns the next line, or the next piece of a line, of the client whose turn it is; `None` if there is nothing
+    /// to send.
     pub(super) fn next_piece(&mut self) -> Option<Piece> {
         let connection = self.turns.pop_front()?;
         let waiting = self.waiting.get_mut(&connection);
@@ -233,7 +235,8 @@ impl Requests {
         open.chain(self.waiting.get(&connection).into_iter().flatten()).map(|line| &*line.text)
     }
 
-    /// Returns the number of the first line whose client waits for an answer; 0 for a line that is not sent yet.
+    /// Returns the number of the first line whose client waits for an answer; 0 if that line is not sent yet, `None` if
+    /// no client waits.
     pub(super) fn first_awaited(&mut self) -> Option<u64> {
         // A long line counts as a request: parsing it would take too long.
         let waits = |line: &mut PendingLine| {

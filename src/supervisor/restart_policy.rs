@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// The number of losses within [`WITHIN`], without an answer in between, at which the server stops.
+/// The number of losses within [`WITHIN`] at which the server stops. An answer between the losses restarts the count.
 const MAX_LOSSES: usize = 20;
 /// The number of losses of workers that had not served yet, within [`WITHIN`], at which the server stops.
 const MAX_EARLY_LOSSES: usize = 5;
@@ -38,7 +38,8 @@ impl RestartPolicy {
     /// Records that a worker was lost at `now`. Returns the time to start the next worker.
     ///
     /// # Errors
-    /// The number of losses and their time span, as text: too many workers were lost.
+    /// Returns the number of losses and their time span, worded as "5 times within 10 seconds", if too many workers
+    /// were lost.
     pub(super) fn after_loss(&mut self, stage: WorkerStage, now: Instant) -> Result<Instant, String> {
         self.losses.retain(|(at, _)| now - *at < WITHIN);
         self.losses.push((now, stage));

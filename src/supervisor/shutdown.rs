@@ -11,7 +11,8 @@ use crate::rpc::WriteBuffer;
 const SHUTDOWN_TIME: Duration = Duration::from_millis(950);
 /// Minimum time for the client to read the last answers.
 const FINAL_READ_TIME: Duration = Duration::from_millis(50);
-/// Maximum time that a failed server waits for a request, so that the client learns the reason.
+/// Maximum time that a failed server waits for a request to answer with the reason of the failure, and for the client
+/// to read the answer.
 const FAILURE_REPORT_TIME: Duration = Duration::from_secs(2);
 
 /// A shutdown in progress.
@@ -40,9 +41,9 @@ impl Shutdown {
         Self { status: 1, reason, deadline: Instant::now() + FAILURE_REPORT_TIME, waits_for_request: true }
     }
 
-    /// Answers the open requests of the client of stdin, and waits until the client has read `output`: until the deadline
-    /// at most, or for [`FINAL_READ_TIME`] if that ends later. Returns the exit status of the server: after the end of
-    /// input, the status that the `worker` announced, if any.
+    /// Answers the open requests of the client of stdin, and waits until the client has read `output`. The wait ends at
+    /// the deadline, or after [`FINAL_READ_TIME`] if that is later. `worker` is the exit status that the worker
+    /// announced. Returns the exit status of the server, which is `worker` after the end of input, if there is one.
     pub(super) fn finish(self, requests: &Requests, output: &mut WriteBuffer, worker: Option<i32>) -> i32 {
         let mut refusals = requests.texts_of(0).filter_map(|line| messages::refusal(line, &self.reason));
         let end = self.deadline.max(Instant::now() + FINAL_READ_TIME);

@@ -20,11 +20,13 @@ const NOT_READING: u32 = 10;
 const STALLED: u32 = 20;
 /// Limit for a worker that a signal has stopped: a SIGCONT may follow.
 const STOPPED: u32 = 10;
-/// Limit for an evaluation that still runs after the worker should have abandoned it.
+/// Limit for an evaluation that still runs after its deadline, by which the worker should have ended it or asked to be
+/// replaced.
 const OVERDUE: u32 = 2;
 /// Limit for a frame that the worker has begun to write and does not finish.
 const UNFINISHED: u32 = 5;
-/// Limit for a worker that has not replayed its definitions, when no form has time left to run.
+/// Limit for a worker that has not finished its start and the replay of definitions. A check counts unless the form
+/// that is being replayed still has time left.
 const UNREADY: u32 = 45;
 
 /// The watchdog of one worker process.
@@ -55,7 +57,7 @@ impl Watchdog {
     }
 
     /// Checks the worker if the interval has passed. Returns the crash to record if the worker must be ended.
-    /// `is_serving` is true unless the server is shutting down: the worker should read its input and write answers.
+    /// `is_serving` is false while the server shuts down: the worker then need not read its input or write answers.
     pub(super) fn check(&mut self, worker: &WorkerProcess, requests: &mut Requests, is_serving: bool) -> Option<Crash> {
         if self.last_check.get_or_insert_with(Instant::now).elapsed() < self.interval {
             return None;

@@ -11,6 +11,7 @@ use super::worker_process::{self, WorkerProcess};
 use crate::recovery::persistent::PersistentSession;
 use crate::recovery::persistent::lock::Lock;
 use crate::recovery::state::Crash;
+use crate::rpc::WriteBuffer;
 use crate::rpc::route::notice;
 
 /// The number of a worker among the workers of a supervisor. The number stays when the worker's process is replaced.
@@ -82,15 +83,9 @@ impl Worker {
         if self.recovery.log_retry().is_some_and(|time| time.is_zero()) {
             self.recovery.rewrite_log();
         }
-        // A replay discards the notices that arrive while it runs.
-        let Some(process) = self.process.as_mut().filter(|process| process.replayed) else { return };
-        let Some(input) = &mut process.input else { return };
+        let Some(input) = input_for_notices(&mut self.process) else { return };
         let text = match self.recovery.log_failure() {
-            Some(reason) if !self.log_failed => format!(
-                "The session's log cannot be written: {reason}. Until it can, new definitions are lost if the server \
-                 is killed. The server retries every {} seconds.",
-                LOG_RETRY.as_secs()
-            ),
+            Some(reason) if !self.log_failed => log_failure_notice(reason),
             None if self.log_failed => {
                 "The session's log can be written again and includes the definitions made meanwhile.".to_owned()
             }
@@ -103,7 +98,20 @@ impl Worker {
         }
     }
 
-    /// Queues a line of a client, and sends as many waiting lines as the process reads.
+    /// Records that a client has connected. If the log cannot be written, notifies the client, as the other clients
+    /// were notified when the log began to fail.
+    pub(super) fn connect(&mut self, client: u64) {
+        self.recovery.connect(client);
+        if self.log_failed
+            && let Some(reason) = self.recovery.log_failure()
+            && let Some(input) = input_for_notices(&mut self.process)
+        {
+            // An error means that the worker is lost, which the event loop detects.
+            let _ = input.put(&notice(client, &log_failure_notice(reason)));
+        }
+    }
+
+    /// Queues a line of a client, and sends waiting lines as long as the process reads them.
     pub(super) fn add_line(&mut self, client: u64, line: &[u8]) {
         self.recovery.requests.add(client, line);
         self.send_waiting();
@@ -115,7 +123,7 @@ impl Worker {
         self.send_waiting();
     }
 
-    /// Sends waiting lines, as far as the process reads.
+    /// Sends waiting lines as long as the process reads them.
     pub(super) fn send_waiting(&mut self) {
         if let Some(process) = &mut self.process {
             process.send_waiting(&mut self.recovery.requests);
@@ -150,7 +158,8 @@ impl Worker {
     /// request, returns the request's client and the error that answers the request.
     ///
     /// # Errors
-    /// A sentence: too many processes were lost.
+    /// Returns a sentence that says how often the image was lost, and why the last time, if too many processes were
+    /// lost.
     pub(super) fn record_loss(&mut self, crash: &Crash) -> Result<Option<(u64, Vec<u8>)>, String> {
         let process = self.process.take();
         let cause = &crash.cause;
@@ -184,4 +193,18 @@ impl Worker {
         }
         self.start_at = Instant::now();
     }
+}
+
+/// Returns the pipe for notices to the clients; `None` while there is no process, or the process still replays
+/// definitions: a replay discards the notices that arrive while it runs.
+fn input_for_notices(process: &mut Option<WorkerProcess>) -> Option<&mut WriteBuffer> {
+    process.as_mut().filter(|process| process.replayed)?.input.as_mut()
+}
+
+fn log_failure_notice(reason: &str) -> String {
+    format!(
+        "The session's log cannot be written: {reason}. Until it can, new definitions are lost if the server is killed. \
+         The server retries every {} seconds.",
+        LOG_RETRY.as_secs()
+    )
 }

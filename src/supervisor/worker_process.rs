@@ -27,8 +27,9 @@ const CHUNK: usize = 64 << 10;
 /// Maximum capacity, in bytes, that an empty read buffer keeps allocated.
 const KEEP: usize = 1 << 20;
 
-/// Starts a worker process with these arguments, which boots `image`, or the program's own core. With a persistent
-/// session the process inherits the session's lock, and its status page is a file of the session.
+/// Starts a worker process with these arguments. The process boots the core `image`, or the program's own core if there
+/// is none. With a persistent session the process inherits the session's lock, and its status page is a file of the
+/// session.
 pub(super) fn start(
     arguments: &[OsString],
     image: Option<&Path>,
@@ -49,8 +50,8 @@ pub(super) fn start(
         command.arg(format!("--lock-fd={}", lock.as_raw_fd()));
     }
     command.stdin(Stdio::from(OwnedFd::from(requests))).stdout(Stdio::from(OwnedFd::from(answers)));
-    // A process group of its own: the terminal's signals reach only the supervisor, and signals that a child of the
-    // worker sends to its process group do not reach the supervisor.
+    // The worker gets a process group of its own: the terminal's signals reach only the supervisor, and signals that a
+    // child of the worker sends to its process group do not reach the supervisor.
     let child = command.process_group(0).spawn();
     status.inherit(false)?;
     lock.map_or(Ok(()), |lock| rustix::io::fcntl_setfd(lock, FdFlags::CLOEXEC))?;
@@ -86,7 +87,7 @@ pub(super) struct WorkerProcess {
     /// The pipe that the process reads; `None` once the pipe is closed.
     pub(super) input: Option<WriteBuffer>,
     output: OwnedFd,
-    /// True until the end of the process' output.
+    /// True until the end of the process's output.
     pub(super) open: bool,
     /// The bytes that were read; the bytes before `start` are handled.
     buffer: Vec<u8>,
@@ -113,8 +114,8 @@ pub(super) struct WorkerProcess {
 }
 
 impl WorkerProcess {
-    /// Writes unsent bytes and then waiting lines, as far as the process reads, but not much more than one piece per
-    /// call. A process gets lines only once it is ready, since it must read its recovery state first.
+    /// Writes unsent bytes and then waiting lines, as long as the process reads them, but not much more than one piece
+    /// per call. A process gets lines only once it is ready, since it must read its recovery state first.
     pub(super) fn send_waiting(&mut self, requests: &mut Requests) {
         let Some(input) = &mut self.input else { return };
         // A process that has closed its input is lost; the next process gets the lines.
@@ -158,7 +159,7 @@ impl WorkerProcess {
         match rustix::io::read(&self.output, rustix::buffer::spare_capacity(&mut self.buffer)) {
             Ok(0) => self.open = false,
             Ok(read) => self.read += read as u64,
-            // The descriptor does not block: there is nothing to read now.
+            // The descriptor does not block: an error means that there is nothing to read now.
             Err(_) => {}
         }
     }
@@ -166,7 +167,7 @@ impl WorkerProcess {
     /// Returns the next complete frame, or the next answer that came in parts; `None` until more is read.
     ///
     /// # Errors
-    /// [`Malformed`] for bytes that the worker's own code does not write.
+    /// Returns [`Malformed`] for bytes that the worker's own code does not write, and for an answer that is too long.
     pub(super) fn next_frame(&mut self) -> Result<Option<Received<'_>>, Malformed> {
         loop {
             let Some(((kind, line, payload), length)) = parse(&self.buffer[self.start..])? else { return Ok(None) };
@@ -198,7 +199,7 @@ impl AsFd for WorkerProcess {
     }
 }
 
-/// Describes the end of a process, as the rest of a sentence.
+/// Describes the end of a process, as the predicate of a sentence.
 pub(super) fn cause(status: WaitStatus) -> String {
     if let Some(signal) = status.terminating_signal() {
         let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown");

@@ -126,7 +126,10 @@ fn find_symbols_reports_omitted_matches_and_near_names() {
         ["Nothing matches \"stirng-upcase\".", "Near names: string-upcase, nstring-upcase."]
     );
     let excluded = symbols(&mut server, json!({"query": "string-upcase", "type": "variable"}));
-    assert_eq!(excluded[..2], ["Nothing matches \"string-upcase\" (only kind variable).", "Without that: 2 matches."]);
+    assert_eq!(
+        excluded[..2],
+        ["Nothing matches \"string-upcase\" (only kind variable).", "Without these filters: 2 matches."]
+    );
 }
 
 #[test]
@@ -178,8 +181,8 @@ fn find_references_says_where_sbcl_keeps_no_cross_references() {
         (
             "odd",
             "methods",
-            "ODD has no methods, and none specialises on it. Not looked at: code that names it otherwise; relation \
-             references tells some of that.",
+            "ODD has no methods, and no method specialises on it. Not searched: other code that names the class. \
+             Relation references finds some of it.",
         ),
     ] {
         assert_eq!(references(&mut server, name, relation)[0], expected);

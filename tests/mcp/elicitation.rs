@@ -116,7 +116,7 @@ fn choosing_abort_aborts_the_evaluation_with_a_notice(mode: Mode) {
     let (id, params) = next_question(&mut server);
     reply(&mut server, &id, &accept(&offered_choice(&params, "ABORT"), ""));
     let (text, is_error) = server.outcome(call);
-    let said = "[notice]\nThe user chose 2. ABORT: the evaluation was aborted.\n\n[ERROR] SIMPLE-ERROR\nboo\n";
+    let said = "[notice]\nThe user chose restart 2 (ABORT): the evaluation was aborted.\n\n[ERROR] SIMPLE-ERROR\nboo\n";
     assert!(is_error && text.starts_with(said) && !text.contains("[Debugger]"), "{text}");
     let (text, _) = server.call_tool("describe-last-error", json!({}));
     assert!(text.starts_with("Error: SIMPLE-ERROR\n"), "{text}");

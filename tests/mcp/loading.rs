@@ -468,7 +468,7 @@ fn fasl_of_another_sbcl_or_incomplete_fasl_is_rebuilt_from_source() {
     assert!(before_backtrace(&text).contains("a.fasl"), "{text}");
     overwrite(&project.path("one.fasl"), &whole[..200], compiled);
     let text = load(&mut server, json!({"path": "one.fasl"}));
-    assert!(text.contains("one.fasl is not whole: its source was loaded in its place."), "{text}");
+    assert!(text.contains("one.fasl is incomplete: its source was loaded instead."), "{text}");
     assert_eq!(server.evaluate("(one)"), "=> :ANEW");
 }
 
@@ -529,7 +529,7 @@ fn reload_names_stale_definitions_and_defvars_with_old_values() {
     let expected = "[notice]
 APP::*LIMIT* keeps its value: its DEFVAR in app/a.lisp has changed, but DEFVAR does not reassign a bound variable. \
                     (setf APP::*LIMIT* (* 2                    10)) does.
-app/a.lisp no longer defines what is still there from before: function APP::GONE, function APP::OLD-NAME, macro \
+app/a.lisp no longer defines these, but the image still has them: function APP::GONE, function APP::OLD-NAME, macro \
                     APP::GONE-MACRO, method APP::METH (STRING), class APP::SHAPE.
 
 Loaded app: 2 files, 2 compiled, T s";
@@ -546,7 +546,7 @@ Loaded app: 2 files, 2 compiled, T s";
     let text = load(&mut server, json!({"path": "f.lisp"}));
     insta::assert_snapshot!(text, @r"
     [notice]
-    f.lisp no longer defines what is still there from before: function F.
+    f.lisp no longer defines these, but the image still has them: function F.
 
     Loaded f.lisp: 1 file, T s
     ");

@@ -236,7 +236,7 @@ fn effect(tool: &Value) -> &'static str {
     match (&tool["annotations"]["readOnlyHint"], &tool["annotations"]["destructiveHint"]) {
         (Value::Bool(true), _) => "Read-only: it changes nothing.",
         (_, Value::Bool(false)) => "It changes settings only.",
-        _ => "It may change anything: clients that ask before calls should ask.",
+        _ => "This tool can change anything: a client that asks for confirmation should ask before calling it.",
     }
 }
 

@@ -440,7 +440,7 @@ fn all_kinds() -> String {
 
 /// Returns the sorted names in the notice of a load.
 fn names_in_notice(text: &str) -> Vec<String> {
-    let Some((_, names)) = text.split_once(" no longer defines what is still there from before: ") else {
+    let Some((_, names)) = text.split_once(" no longer defines these, but the image still has them: ") else {
         assert!(!text.contains("[notice]"), "{text}");
         return Vec::new();
     };
@@ -501,7 +501,7 @@ fn definitions_of_a_failed_load_are_compared_with_the_versions_before_and_after(
         project.write("a.lisp", failing);
         let text = call_err(&mut server, "load-system", arguments.clone());
         let stays = "In a.lisp:5, in (ERROR \"at load\").\n\
-                     What a.lisp had defined before stays: function KEPT, variable *EARLY*, class POINT.\n";
+                     Definitions that a.lisp made before the error remain: function KEPT, variable *EARLY*, class POINT.\n";
         assert!(text.contains(stays), "{text}");
         project.write("a.lisp", "(in-package :app)\n(defun kept () 2)\n(defun late () 1)\n");
         let text = load_with(&mut server, arguments.clone());

@@ -12,8 +12,8 @@ use crate::server_mode::{Mode, both_modes};
 use rstest_reuse::apply;
 use serde_json::json;
 
-const NOTICE: &str = "[notice]\nWhat a program run with :output t or :error t prints is not captured: it goes to the \
-                      server's stderr. With :output *standard-output* it comes here.\n\n";
+const NOTICE: &str = "[notice]\nOutput of a program run with :output t or :error t is not captured: it goes to the server's \
+                      stderr. To capture it, pass :output *standard-output*.\n\n";
 
 /// Returns the running processes with this command line.
 fn running(command_line: &str) -> Vec<String> {

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use crate::attach::Client;
 use crate::client::{BINARY, Scratch, Server, call_err, call_ok};
 use crate::processes::{
     NO_FORK, NO_SIGXFSZ, children, is_alive, kill_worker, limit_file_size, signal, wait_until, worker,
@@ -719,7 +720,11 @@ fn failed_save_at_exit_is_reported_and_keeps_the_saved_state() {
     let end = server.finish();
     let report_heading = "Messages from the last save of the session \"full\":\n";
     assert!(end.stderr.contains(report_heading), "{}", end.stderr);
-    assert!(end.stderr.contains("The session was not saved: the process that saved it exited with "), "{}", end.stderr);
+    assert!(
+        end.stderr.contains("The session was not saved: the process that was saving it exited with "),
+        "{}",
+        end.stderr
+    );
     assert!(end.stderr.contains("the session was not saved: "), "{}", end.stderr);
     assert!(end.stderr.contains("The process cannot be copied: Cannot allocate memory."), "{}", end.stderr);
     state.await_free("full");
@@ -753,6 +758,12 @@ fn a_log_that_cannot_be_written_is_reported_and_written_later() {
     let text = server.evaluate("(defun later () 3)");
     assert!(text.starts_with(notice), "{text}");
     assert_eq!(server.evaluate("(later)"), "=> 3");
+    // A client that attaches meanwhile is notified, too.
+    let mut client = Client::connect(&state.directory.join("sbcl-mcp/full.sock"));
+    client.initialize("person");
+    let (text, _) = client.call("evaluate-lisp", json!({"code": "(later)"}));
+    assert!(text.starts_with(notice) && text.ends_with("=> 3"), "{text}");
+    drop(client);
     // A new image reports that the log works again, too.
     kill_worker(&server);
     limit_file_size(server.pid(), None);

@@ -652,3 +652,18 @@ fn garbage_collection_by_another_thread_delays_no_request(mode: Mode) {
     println!("the slowest, {slowest_request}, took {slowest:?}");
     assert!(slowest <= BUSY_LIMIT, "{slowest_request} took {slowest:?}");
 }
+
+/// The watchdog must not take the deadline of a query for the deadline of the evaluation that runs beside it.
+#[test]
+fn query_that_times_out_does_not_end_a_running_evaluation() {
+    let mut server = Server::start_with(&["--watch-interval", "20", "--cleanup", "0.5"]);
+    server.initialize("2025-11-25");
+    server.evaluate("(defmacro stuck () (loop))");
+    let end = server.home().join("end");
+    let code = format!("(loop until (probe-file {end:?}) do (sleep 0.01)) (sleep 2) :done");
+    let running = server.post_running("", &code, 120.0);
+    let failed = call_err(&mut server, "macroexpand", json!({"form": "(stuck)"}));
+    assert!(failed.contains("did not finish within 10 seconds"), "{failed}");
+    std::fs::write(end, "").unwrap();
+    assert_eq!(server.outcome(running), ("=> :DONE".to_owned(), false));
+}

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::{error, fresh};
 use sbcl::{Background, Evaluation, HoldError, Outcome, RestartDesignator, Resumed, Session, report};
@@ -134,6 +134,34 @@ fn held_evaluation_stays_held_while_other_connections_evaluate() {
         assert!(text.starts_with("[notice]\nThe evaluation held for debugging was released."), "{text}");
         assert!(!holder.is_held());
     }
+    person.disconnect();
+}
+
+#[test]
+fn held_variables_are_read_while_another_connection_evaluates() {
+    let lisp = fresh();
+    let (agent, person) = (lisp.session().clone(), lisp.session().connect());
+    let directory = tempfile::tempdir().unwrap();
+    let [begun, end] = ["begun", "end"].map(|name| directory.path().join(name));
+    hold(&agent, "(let ((a 41)) (+ a (restart-case (error \"held\") (use-value (v) v))))");
+    let (send, ended) = mpsc::channel();
+    let code = format!(
+        "(with-open-file (s {begun:?} :direction :output)) (loop until (probe-file {end:?}) do (sleep 0.01)) \
+         (sb-thread:main-thread-p)"
+    );
+    person.submit(Evaluation::new(code), move |outcome| send.send(outcome).expect("somebody waits"));
+    let deadline = Instant::now() + REPLY_TIMEOUT;
+    while !begun.exists() {
+        assert!(Instant::now() < deadline, "the evaluation does not begin");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let locals = wait(|reply| _ = agent.held_locals(0, 1, reply));
+    assert!(locals.is_ok(), "{locals:?}");
+    assert!(ended.try_recv().is_err(), "the other evaluation has ended");
+    std::fs::write(end, "").unwrap();
+    let outcome = ended.recv_timeout(REPLY_TIMEOUT).expect("an answer");
+    assert_eq!(outcome.result.as_ref().unwrap()[0].text, "T", "the foreground is the main thread");
+    assert_eq!(resume(&agent, "use-value", "1").result.unwrap()[0].text, "42");
     person.disconnect();
 }
 

@@ -24,7 +24,7 @@ use crate::progress::Progress;
 /// A file whose modification time is the time of the stage's last use.
 const USED: &str = ".used";
 
-/// The cache's directory.
+/// A cache in the directory `root`.
 #[derive(Debug, Clone)]
 pub(crate) struct Cache {
     root: PathBuf,
@@ -101,7 +101,7 @@ impl Cache {
             self.discard(entry)?;
         }
         self.clear_leftovers(name);
-        // Programs of a killed build may still run in its directory, so this one has a different name.
+        // Programs of a killed build may still run in its directory, so this build's directory has a different name.
         let temporary = self.folder("tmp")?.join(format!("{name}.{}", std::process::id()));
         remove(&temporary)?;
         let context = StageContext {

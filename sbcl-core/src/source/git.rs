@@ -17,7 +17,7 @@ const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
 /// Time limit of a local command.
 const LOCAL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Variables that make git use another repository, as when it runs under a hook.
+/// Variables that make git use another repository. They are set, for instance, if a git hook runs this program.
 const FOREIGN_VARIABLES: [&str; 6] = [
     "GIT_DIR",
     "GIT_WORK_TREE",
@@ -69,7 +69,7 @@ fn git() -> Command {
         command.env_remove(name);
     }
     command.env("GIT_TERMINAL_PROMPT", "0").env("LC_ALL", "C.UTF-8");
-    // Abandons a connection that has stalled.
+    // With these options, git abandons a connection that has stalled.
     command.args(["-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=20"]);
     command
 }
@@ -99,7 +99,7 @@ impl Git {
         let fetched = self.fetch_into(&temporary, remote, &tag);
         let published = fetched.and_then(|()| {
             let target = repository(&self.sources);
-            // An existing repository has been found unusable before.
+            // If a repository exists there, it has been found unusable before.
             let _ = std::fs::remove_dir_all(&target);
             let renamed = std::fs::rename(&temporary, &target);
             renamed.map(|()| target).map_err(|error| error.to_string())

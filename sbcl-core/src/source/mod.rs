@@ -42,7 +42,7 @@ impl fmt::Display for Source {
 enum Outcome {
     /// The provider has the source.
     Found(Source),
-    /// The provider does not have the source, for this reason. The next one is asked.
+    /// The provider does not have the source, for this reason. The next provider is asked.
     Missing(String),
     /// The user named a source that cannot be used, for this reason. No other provider is asked.
     Refused(String),
@@ -61,9 +61,9 @@ pub(crate) fn find(settings: &Settings, cache: &Cache, progress: &Progress) -> R
     first(&providers(settings, &cache.sources()?), progress)
 }
 
-/// Returns a text that distinguishes stages built from different sources: `pinned` for every source that agrees with
+/// Returns a string that distinguishes stages built from different sources: `pinned` for every source that agrees with
 /// the pin bit by bit, or a digest of a directory's contents. Fails if the user named a source that cannot be used,
-/// even if the cache does not need it.
+/// even if the cache has all stages.
 pub(crate) fn identity(settings: &Settings, progress: &Progress) -> Result<String, Error> {
     if settings.source.is_some() {
         let named: Box<dyn Provider> = Box::new(named::Named::new(settings.source.clone()));

@@ -32,7 +32,7 @@ pub(super) fn directory_files(directory: &Path) -> Result<Vec<PathBuf>, Error> {
 fn untar(archive: &Path, tree: &Path, context: &StageContext<'_>) -> Result<(), Error> {
     let mut tar = process::clean_command("tar");
     tar.arg("-xf").arg(archive).arg("-C").arg(tree);
-    // Git's archive has no top-level directory.
+    // Unlike Debian's archive, the archive made by git has no top-level directory.
     if files::has_extension(archive, &["xz"]) {
         tar.arg("--strip-components=1");
     }

@@ -24,7 +24,7 @@ pub(super) struct AbortEvaluation;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Arguments {
-    /// A running or waiting evaluation. Default: the held one.
+    /// Number of a running or waiting evaluation. Default: the held evaluation.
     id: Option<EvaluationNumber>,
     /// The default is the newest, as it was for the tool evaluation of version 0.1.
     #[serde(default)]
@@ -76,14 +76,24 @@ fn abort_held() -> Result<CallHandler, Fault> {
     handle_with_job(|session, call| session.abort_held(move |result| call.answer(result.map(|()| Aborted))))
 }
 
-/// Interrupts an evaluation, and answers with its progress once it has ended.
+/// Interrupts an evaluation, and aborts it if it is held afterwards. Answers with its progress once it has ended.
 fn interrupt(call: Call, id: u64) {
     let session = call.session().clone();
     if let Err(error) = session.cancel_evaluation(id) {
         return call.refuse(error);
     }
     let report = move || status_of(&session, id).unwrap_or_else(|error| Refused(error.to_string()).into());
-    wait(call, id, WAIT, move |session, answer| session.when_ended(id, move || answer(report())));
+    wait(call, id, WAIT, move |session, answer| {
+        let ended = session.clone();
+        session.when_ended(id, move || {
+            // The interrupted code was to resume a held evaluation, which is now held as before.
+            if ended.held_evaluation() == Some(id) {
+                ended.abort_held(move |result| answer(result.map_or_else(|_| report(), |()| Aborted.into())));
+            } else {
+                answer(report());
+            }
+        })
+    });
 }
 
 /// The result of aborting the held evaluation.

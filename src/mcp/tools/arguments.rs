@@ -19,7 +19,7 @@ use crate::{Limits, TimeLimit};
 /// Reads the arguments of a call of `tool`, whose schema is that of `T`.
 ///
 /// # Errors
-/// A sentence for the model, if an argument is missing, unknown, or has a wrong value.
+/// Returns a sentence for the model if an argument is missing, unknown, or has a wrong value.
 pub(super) fn read<T: DeserializeOwned>(tool: &Tool, map: JsonObject) -> Result<T, Fault> {
     T::deserialize(Arguments { tool, map }).map_err(|Wrong(reason)| Fault::Value(reason))
 }
@@ -46,7 +46,7 @@ impl serde::de::Error for Wrong {
     }
 }
 
-/// Describes a value that is not allowed.
+/// Returns the end of a sentence about a value that is not allowed. `allowed` describes the allowed values.
 pub(super) fn mismatch(allowed: &str, value: &Value) -> String {
     format!("{allowed}, not {}", abbreviate(value.to_string()))
 }
@@ -364,7 +364,7 @@ whole_number!(
     EvaluationNumber, 1, None, "an evaluation number, from 1"
 );
 whole_number!(
-    /// A character's index in a text, counted from 0.
+    /// A character's index in a string, counted from 0.
     CharacterNumber, 0, None, "the index of a character, from 0"
 );
 whole_number!(
@@ -419,7 +419,7 @@ argument!(Timeout, {"type": "number", "minimum": 0}, |value| {
     Ok(Self(limit.map_or(TimeLimit::None, TimeLimit::Of)))
 });
 
-/// Splits a text at commas and blanks that are not within parentheses, `"` or `|`.
+/// Splits a string at commas and blanks that are not within parentheses, `"` or `|`.
 pub(crate) fn split_names(text: &str) -> Vec<&str> {
     let (mut depth, mut quote) = (0_usize, None);
     let separates = move |character: char| {
@@ -435,10 +435,10 @@ pub(crate) fn split_names(text: &str) -> Vec<&str> {
     text.split(separates).filter(|part| !part.is_empty()).collect()
 }
 
-/// The mark that some editors put at the start of a text.
+/// The mark that some editors put at the start of a file.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
-/// Quotes a text from the client and truncates it, for use in a message.
+/// Quotes a string from the client and truncates it, for use in a message.
 pub(super) fn abbreviated(text: &str) -> String {
     abbreviate(format!("{text:?}"))
 }

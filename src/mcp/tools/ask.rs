@@ -22,7 +22,7 @@ const MAX_ROUNDS: usize = 20;
 /// Maximum number of characters of the condition's report in a question.
 const MAX_SHOWN_MESSAGE: usize = 1000;
 
-/// The questions that wait for a repeated call.
+/// The state of questions that a client answers by repeating the call.
 #[derive(Debug, Default)]
 pub(super) struct Questions {
     /// A secret key, so that clients cannot forge a request state.
@@ -274,7 +274,7 @@ fn after_restart(call: Call, ask_state: AskState, mut before: Outcome, number: u
     let mut after = match after {
         Ok(Resumed::Outcome(outcome)) => Arc::unwrap_or_clone(outcome),
         Ok(Resumed::Aborted) => {
-            before.notices.push(format!("The user chose {number}. {name}: the evaluation was aborted."));
+            before.notices.push(format!("The user chose restart {number} ({name}): the evaluation was aborted."));
             return call.reply(Outcome { held: false, ..before });
         }
         Err(error) => {

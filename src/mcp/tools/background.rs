@@ -91,7 +91,7 @@ impl Job {
         Self { post_processing: Some(post_processing), ..self }
     }
 
-    /// Replaces the text of progress reports.
+    /// Sets the function that returns the text of progress reports.
     pub(super) fn with_progress_text(self, progress_text: fn(&Session, JobId, usize) -> Option<String>) -> Self {
         Self { progress_text, ..self }
     }

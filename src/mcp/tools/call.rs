@@ -60,7 +60,7 @@ impl Call {
     pub(super) fn reply(self, reply: impl Into<Reply>) {
         let mut reply = reply.into();
         let max = self.context.max_answer();
-        // Always one block: some clients show only the first block of an error.
+        // The text is always one block: some clients show only the first block of an error.
         let content = vec![ContentBlock::text(reply.text(max))];
         let mut result =
             if reply.is_error() { CallToolResult::error(content) } else { CallToolResult::success(content) };
@@ -108,7 +108,8 @@ impl Call {
     }
 }
 
-/// A call that several callbacks may try to answer: only the first to take it does. Clones share the call.
+/// A call that several callbacks may try to answer: the callback that takes the call first answers it. Clones share the
+/// call.
 #[derive(Debug, Clone)]
 pub(super) struct SharedCall(Arc<Mutex<Option<Call>>>);
 
@@ -176,7 +177,7 @@ impl PendingCall {
         }
     }
 
-    /// Asks the client a question. `reply` gets the answer, or the reason why none came within `time`.
+    /// Asks the client a question. `reply` gets the answer, or the reason why no answer came within `time`.
     pub(super) fn ask(
         &self,
         method: &str,

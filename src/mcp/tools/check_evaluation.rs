@@ -25,17 +25,17 @@ pub(super) struct CheckEvaluation;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Arguments {
-    /// Default: the newest.
+    /// Number of the evaluation. Default: the newest.
     id: Option<EvaluationNumber>,
-    /// Wait up to this many seconds for its end; then its result is shown, as its call would have.
+    /// Wait up to this many seconds for its end; then show the result as its own call would have.
     #[serde(alias = "seconds", alias = "timeout")]
     wait: Option<WaitSeconds>,
-    /// Show a page of this.
+    /// Show a page of this part.
     part: Option<Part>,
-    /// For `part`: the first character.
+    /// With `part`: index of the first character.
     #[serde(default)]
     from: CharacterNumber,
-    /// For `part`: how many characters.
+    /// With `part`: number of characters.
     #[serde(default = "default_page", alias = "characters")]
     limit: PageCharacters,
 }
@@ -297,7 +297,7 @@ pub(super) fn status_of(session: &Session, id: u64) -> Result<Reply, EvaluationE
 /// A function that answers a waiting call.
 pub(super) type Answer = Box<dyn FnOnce(Reply) + Send>;
 
-/// Answers a call when `begin` calls its `Answer`, or, after `time`, with the progress of evaluation `id`.
+/// Answers a call when the `Answer` given to `begin` is called, or, after `time`, with the progress of evaluation `id`.
 pub(super) fn wait(
     call: Call,
     id: u64,

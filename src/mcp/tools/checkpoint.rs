@@ -24,7 +24,7 @@ pub(super) struct Arguments {
     /// What to do.
     #[serde(default)]
     action: Action,
-    /// For all but `list`. Saving replaces a checkpoint of that name.
+    /// Name of the checkpoint; not for `list`. Saving replaces a checkpoint of the same name.
     name: Option<Text>,
 }
 
@@ -223,7 +223,7 @@ fn restore(call: Call, checkpoint: store::Checkpoint) {
         }
         Some(Err(reason)) => refuse(call, reason.clone()),
         None => {
-            // The next worker answers.
+            // The next worker answers the call.
             let inflight = call.context.inflight.clone();
             call.leave_unanswered();
             session.cancel_and_answer_all();

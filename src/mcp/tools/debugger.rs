@@ -39,7 +39,7 @@ pub(super) struct RestartArguments {
     values: Option<Text>,
 }
 
-/// Structured content of invoke-restart: the resumed evaluation's result, or the note that it was aborted.
+/// Structured content of invoke-restart: the resumed evaluation's result, or a note that the evaluation was aborted.
 #[derive(JsonSchema)]
 #[allow(dead_code, reason = "it is one of two contents: this is the schema of both")]
 pub(super) struct RestartContent {

@@ -17,10 +17,10 @@ pub(super) struct ListDefinitions;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Arguments {
-    /// Which kind to list.
+    /// Kind of definition to list.
     #[serde(default, rename = "type")]
     filter: DefinitionFilter,
-    /// Only this package, also definitions of loaded systems.
+    /// Only definitions in this package, also those of loaded systems.
     package: Option<Text>,
     /// How many to list.
     #[serde(default)]

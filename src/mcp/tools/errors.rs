@@ -57,7 +57,7 @@ fn error(session: &Session, id: Option<Text>) -> Result<Option<Arc<ErrorRecord>>
     })
 }
 
-/// Describes the identifiers of errors, which are sorted newest first.
+/// Describes the range of the identifiers of `errors`, which are sorted newest first.
 fn range(errors: &[Arc<ErrorRecord>]) -> String {
     match errors {
         [newest, .., oldest] => format!("E{} to E{}", oldest.id, newest.id),
@@ -72,7 +72,7 @@ pub(super) struct ErrorContent {
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<Failure>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    #[schemars(extend("says" = "The evaluation is held, and the local variables are as they are now."))]
+    #[schemars(extend("says" = "The evaluation is held, and the local variables have their current values."))]
     live: bool,
     /// The number of a cancelled evaluation that has not ended.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -31,10 +31,10 @@ pub(super) struct Arguments {
     /// Add a line with real, run and GC time and the bytes allocated.
     #[serde(default)]
     capture_time: Flag,
-    /// Also record errors that the code handles, where they are signalled; [notice] lists them[[get-backtrace| for get-backtrace]].
+    /// Also record handled errors where they are signalled; [notice] lists them[[get-backtrace| for get-backtrace]].
     #[serde(default)]
     record_errors: Flag,
-    /// On a failure: `abort` unwinds; [[debugger|`debug` holds it where it failed; ]]`ask` lets the user choose the restart, where the client can ask. Default: the session's.
+    /// On a failure: `abort` unwinds; [[debugger|`debug` holds it where it failed; ]]`ask` lets the user choose a restart if the client can ask. Default: the session's.
     on_error: Option<OnErrorChoice>,
     /// Answer at once; evaluate in the background (no time limit).
     #[serde(default)]

@@ -17,9 +17,9 @@ pub(super) struct FindReferences;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Arguments {
-    /// As my-app:run or (setf slot).
+    /// Name, as my-app:run or (setf slot).
     name: Text,
-    /// callees: what it calls. references, sets, binds: of a variable. expansions: of a macro. methods: of a generic function or class. tests: those that call it, indirectly too. Default: callers.
+    /// callees: functions that it calls. references, sets, binds: uses of a variable. expansions: uses of a macro. methods: of a generic function or class. tests: tests that call it, also indirectly. Default: callers.
     relation: Option<Relation>,
     /// How many to list.
     #[serde(default)]

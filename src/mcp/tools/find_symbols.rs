@@ -24,7 +24,7 @@ pub(super) struct Arguments {
     /// Only symbols of this type.
     #[serde(rename = "type", alias = "kind")]
     kind: Option<Kind>,
-    /// Only what packages export.
+    /// Only exported symbols.
     #[serde(default)]
     external: Flag,
     /// How many to list.
@@ -44,7 +44,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// Returns the name that Lisp knows.
+    /// Returns the name by which Lisp knows the kind.
     fn name(self) -> &'static str {
         match self {
             Self::Function => "function",

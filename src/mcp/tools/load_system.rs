@@ -27,14 +27,14 @@ pub(super) struct LoadSystem;
 #[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Arguments {
-    /// An ASDF system, as `my-app/tests`.
+    /// ASDF system, as `my-app/tests`.
     system: Option<Text>,
     /// In place of `system`: a .lisp, .fasl or .asd file, or a directory with an .asd.
     path: Option<Text>,
-    /// Reload what is up to date: the system it`self`, or `all` it depends on.
+    /// Reload even if up to date: `self` for the system, `all` for its dependencies, too.
     #[serde(default)]
     force: Force,
-    /// Where to look for the .asd first.
+    /// Directory to search first for the .asd file.
     directory: Option<Text>,
     /// Current package during the load.
     package: Option<Text>,
@@ -61,7 +61,7 @@ enum Force {
 }
 
 impl Force {
-    /// Returns the name that Lisp knows.
+    /// Returns the name by which Lisp knows the choice; `None` if nothing is reloaded.
     fn name(self) -> Option<&'static str> {
         match self {
             Self::None => None,

@@ -19,7 +19,7 @@ pub(super) struct MacroExpand;
 pub(super) struct Arguments {
     /// The form, as Lisp source.
     form: Text,
-    /// once: one step. full: until the form itself is no macro form. all: subforms, too.
+    /// once: one step. full: until the form is no longer a macro form. all: subforms, too.
     #[serde(default)]
     depth: Depth,
     /// Package to read the form in.

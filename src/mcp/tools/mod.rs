@@ -165,7 +165,7 @@ impl<T: std::error::Error> From<T> for Fault {
     }
 }
 
-/// A function that answers a call whose arguments are valid, now or later.
+/// A function that answers a call, now or later. The arguments of the call are valid.
 type CallHandler = Box<dyn FnOnce(Call) + Send>;
 
 /// Wraps `work`, which answers a call now or later, as a handler.
@@ -360,7 +360,7 @@ pub(super) fn call(call: Call, request: CallToolRequestParams) {
                 // The call was cancelled meanwhile.
                 _ if !call.is_awaited() => {}
                 ReplayEnd::Complete => call_now(call, request),
-                // The next image answers.
+                // The next image answers the call.
                 ReplayEnd::Abandoned if policy.repeatable => call.leave_unanswered(),
                 ReplayEnd::Abandoned => call.reply(outcome_after_reset()),
             });

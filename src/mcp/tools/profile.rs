@@ -25,13 +25,13 @@ pub(super) struct ProfileCode;
 pub(super) struct Arguments {
     /// Common Lisp source.
     code: Text,
-    /// `cpu`: what takes processor time; `time`: also where threads wait; `alloc`: what allocates memory.
+    /// `cpu`: processor time; `time`: also time spent waiting; `alloc`: memory allocation.
     #[serde(default)]
     mode: Mode,
     /// How many functions to show.
     #[serde(default, alias = "top")]
     limit: Count<500, 20>,
-    /// A file for a flame graph (SVG).
+    /// File to write a flame graph (SVG) to.
     save_to: Option<Text>,
     /// Package to read the code in.
     package: Option<Text>,
@@ -56,7 +56,7 @@ enum Mode {
 }
 
 impl Mode {
-    /// Returns the name that Lisp knows.
+    /// Returns the name by which Lisp knows the mode.
     fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -87,8 +87,8 @@ struct Summary {
 impl ToolSpec for ProfileCode {
     const NAME: &'static str = "profile";
     const TITLE: &'static str = "Profile";
-    const DESCRIPTION: &'static str = "Evaluate Common Lisp code under SBCL's statistical profiler: the functions that took time or \
-        memory, with places, in all threads; then the code's own answer.";
+    const DESCRIPTION: &'static str = "Evaluate Common Lisp code under SBCL's statistical profiler. Returns the functions that used time \
+        or memory, in all threads, with source locations; then the code's own answer.";
     type Arguments = Arguments;
     type Content = Content;
 
@@ -150,7 +150,7 @@ impl Finding for Profiled {
     }
 }
 
-/// Writes the flame graph of a profile. The error says why no graph was written.
+/// Writes the flame graph of a profile. Returns the reason if no graph was written.
 fn flame_graph(outcome: &Outcome, mode: &str, path: &Path) -> Result<(), String> {
     use inferno::flamegraph::{Options, from_lines};
     let stacks =

@@ -11,7 +11,7 @@ use crate::tool_names;
 
 /// An observer of changes to the list of tools.
 pub(in crate::mcp) trait ToolListObserver: Send + Sync {
-    /// Called after each change.
+    /// Handles a change of the list. The registry calls this function after each change.
     fn tools_changed(&self);
 }
 

@@ -44,7 +44,7 @@ impl ToolSpec for ResetSession {
                 if recovery.is_fresh_for(number) {
                     return answer(call, Vec::new());
                 }
-                // The next worker answers.
+                // The next worker answers the call.
                 let context = call.context.clone();
                 call.leave_unanswered();
                 recovery.abandon_replay(&session);
@@ -67,7 +67,7 @@ impl ToolSpec for ResetSession {
     }
 }
 
-/// The result of a reset. `notices` include one for the evaluations that the reset ended.
+/// The result of a reset. `notices` include a notice about the evaluations that the reset ended.
 #[derive(Debug)]
 struct Reset {
     notices: Vec<String>,

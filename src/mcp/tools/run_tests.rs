@@ -49,24 +49,24 @@ pub(super) struct RunTests;
 #[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Arguments {
-    /// One or more ASDF systems: `a, b`. Or give test-package or name.
+    /// One or more ASDF systems: `a, b`. Alternatively test-package or name.
     #[serde(default)]
     #[schemars(with = "Option<Text>")]
     system: Names,
-    /// Where to look for the .asd first.
+    /// Directory to search first for the .asd file.
     directory: Option<Text>,
     /// Run the tests of this package.
     #[serde(alias = "package")]
     test_package: Option<Text>,
     /// A test, suite or tag, as `my-tests::parse`.
     name: Option<Text>,
-    /// Seconds for each test.
+    /// Time limit of each test, in seconds.
     #[serde(default)]
     timeout: TestSeconds,
-    /// First load what changed on disk.
+    /// First load files that changed on disk.
     #[serde(default)]
     reload: Flag,
-    /// Run in a fresh image that loads the files only; name what differs.
+    /// Run in a fresh image that only loads the files; list tests whose result differs.
     #[serde(default)]
     fresh: Flag,
     /// For each failing test, list up to N functions that few passing tests ran, with the lines. Runs the tests again.
@@ -309,7 +309,7 @@ fn failed_tests(outcome: &Outcome, predicate: impl Fn(&TestResult) -> bool) -> V
     failed.map(|test| test.name.clone()).collect()
 }
 
-/// Returns the items of `names` whose tests passed according to `records`.
+/// Returns those of the tests in `names` that passed according to `records`.
 fn passed_tests(names: &[String], records: &[Record]) -> Vec<String> {
     let passed = of_kind(records).filter(|test: &&TestResult| test.status == TestStatus::Passed);
     let passed: HashSet<_> = passed.map(|test| &test.name).collect();
@@ -371,7 +371,7 @@ fn add_suspects(run: &FreshRun, tests: &TestSelection, outcome: &mut Outcome) {
     outcome.notices.push(format!("The search for suspects failed. {failed}"));
 }
 
-/// Returns a record for each test that passes in only one of the two images.
+/// Returns a record for each test that passes in one of the two images and fails in the other.
 fn differences(here: &[Record], fresh: &[Record]) -> Vec<Record> {
     let status = |records| {
         let tests = of_kind(records);

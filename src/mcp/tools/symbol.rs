@@ -16,11 +16,11 @@ pub(super) struct DescribeSymbol;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Arguments {
-    /// The symbol, as car or my-app:run.
+    /// Symbol, as car or my-app:run.
     name: Text,
     /// Package for a name without prefix.
     package: Option<Text>,
-    /// Add the text of each definition.
+    /// Add the source text of each definition.
     #[serde(default)]
     source: Flag,
 }

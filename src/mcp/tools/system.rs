@@ -48,7 +48,7 @@ impl System {
     /// over ASDF's, or else in the working directory. `known` caches what the searches of one request read.
     ///
     /// # Errors
-    /// If `directory` does not exist.
+    /// Returns an error if `directory` does not exist.
     pub(super) fn find(name: &str, directory: Option<&str>, known: &DefinitionCache) -> Result<Self, Fault> {
         let name = system_name(name);
         let begin = directory.map_or_else(|| absolute_path("."), existing_directory)?;
@@ -58,8 +58,8 @@ impl System {
         Ok(Self { name, definition, fallback: directory.is_none(), looked })
     }
 
-    /// Returns true if both are the same system. If neither has a definition, their names may differ in case, since
-    /// ASDF is asked for both spellings.
+    /// Returns true if `self` and `other` are the same system. If neither has a definition, their names may differ in
+    /// case, since ASDF is asked for both spellings.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let alike =
             self.definition.is_none() && other.definition.is_none() && eq_ignoring_case(&self.name, &other.name);
@@ -76,7 +76,7 @@ impl System {
     /// Returns the system of the only .asd file in a directory.
     ///
     /// # Errors
-    /// If the directory has no .asd file or more than one.
+    /// Returns an error if the directory has no .asd file or more than one.
     pub(super) fn of_directory(directory: &Path) -> Result<Self, Fault> {
         match &asd_files_in(directory)[..] {
             [path] => Ok(Self::of_definition(path)),
@@ -92,7 +92,8 @@ impl System {
         }
     }
 
-    /// Returns code that loads the system and can be read in any package. `force` is `self` or `all`.
+    /// Returns code that loads the system and can be read in any package. `force` is `self` or `all`; without `force`,
+    /// only changed files are compiled again.
     pub(in crate::mcp) fn code(&self, force: Option<&str>) -> String {
         let name = quoted(&self.name);
         let lower = quoted(&self.name.to_lowercase());
@@ -120,7 +121,7 @@ impl System {
         }
     }
 
-    /// Adds the system to an operation.
+    /// Adds the system's name, and where its definition is, to an operation.
     pub(in crate::mcp) fn add_to(&self, operation: Operation) -> Operation {
         let (directory, file) = match &self.definition {
             Some(Definition::InDirectory(directory)) => (Some(directory), None),
@@ -140,7 +141,7 @@ impl System {
 /// Returns the absolute path of a directory.
 ///
 /// # Errors
-/// If the directory does not exist.
+/// Returns an error if the directory does not exist.
 pub(super) fn existing_directory(directory: &str) -> Result<PathBuf, Fault> {
     let directory = absolute_path(directory)?;
     if directory.is_dir() {
@@ -213,7 +214,7 @@ fn find_as_written(name: &str, begin: &Path, known: &DefinitionCache) -> Option<
     found.or_else(|| begin.ancestors().find_map(in_directory)).or_else(below)
 }
 
-/// Returns the primary system name, which is the name of the .asd file.
+/// Returns the part of a system's name before the slash: the primary system name, which is the name of the .asd file.
 fn primary_name(name: &str) -> &str {
     name.split('/').next().unwrap_or(name)
 }
@@ -238,7 +239,7 @@ fn asd_files_in(directory: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// Returns the directories for [`subdirectories`](DefinitionCache::subdirectories).
+/// Reads the entries that [`subdirectories`](DefinitionCache::subdirectories) returns.
 fn subdirectories_of(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().take(MAX_ENTRIES).flatten();
     let hidden = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
@@ -271,7 +272,7 @@ impl DefinitionCache {
         known.entry(directory.to_owned()).or_insert_with(|| subdirectories_of(directory).into()).clone()
     }
 
-    /// Returns the names of the systems that the .asd file at `path` seems to define. Returns none if the request has
+    /// Returns the names of the systems that the .asd file at `path` seems to define, or no names if the request has
     /// read too much.
     fn names(&self, path: &Path) -> Rc<[String]> {
         let mut names = self.names.borrow_mut();
@@ -282,8 +283,8 @@ impl DefinitionCache {
         names.entry(path.to_owned()).or_insert_with(read).clone()
     }
 
-    /// Returns the name and definition of the system `written`, if the .asd file at `path` seems to define it, or if
-    /// exactly one name there differs only in case.
+    /// Returns the name and definition of the system `written` if the .asd file at `path` seems to define this system,
+    /// or defines exactly one system whose name differs only in case.
     fn defined_by(&self, path: &Path, written: &str) -> Option<(String, Definition)> {
         let names = self.names(path);
         let name = if names.iter().any(|name| name == written) {

@@ -110,7 +110,7 @@ impl ToolSet {
         }
     }
 
-    /// Returns the tools of this set that suit the image of a program.
+    /// Returns this set for the image of a program: without the tools that would remove the program's own definitions.
     pub(in crate::mcp) fn embedded(self) -> Self {
         Self::Embedded(Box::new(self))
     }

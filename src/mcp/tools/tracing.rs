@@ -26,7 +26,7 @@ pub(super) struct TraceCalls;
 pub(super) struct Arguments {
     /// Common Lisp source.
     code: Text,
-    /// Also (setf f), (method f :around (integer)), (labels g :in f).
+    /// Names of functions; also (setf f), (method f :around (integer)), (labels g :in f).
     #[serde(default)]
     functions: Names,
     /// Trace all functions of this package.
@@ -42,7 +42,7 @@ pub(super) struct Arguments {
     /// Seconds until TIMEOUT; 0: no limit.
     #[serde(default)]
     timeout: Timeout,
-    /// On a failure, abort (the default) or hold it for debugging.
+    /// On a failure, abort (the default) or hold the evaluation for debugging.
     #[schemars(extend("enum" = ["abort", "debug"]))]
     on_error: Option<OnErrorChoice>,
     /// Answer at once; evaluate in the background (no time limit).

@@ -90,7 +90,7 @@ impl AutosaveTrigger {
     fn wait_to_save(&self, decide: impl Fn(Option<Instant>) -> SaveDecision) {
         loop {
             let last = *self.last.lock();
-            // Called without the lock: the caller of `ended` may hold locks that `decide` takes.
+            // `decide` is called without the lock, because the caller of `ended` may hold locks that `decide` takes.
             let decision = decide(last);
             let mut last = self.last.lock();
             match decision {
@@ -109,7 +109,7 @@ impl AutosaveTrigger {
 /// Starts the thread that saves the image after the evaluations that `activity` reports, and deletes automatic
 /// checkpoints when all checkpoints together take more than `space` bytes.
 pub(crate) fn start_autosave(saver: Saver, activity: Arc<AutosaveTrigger>, space: u64) {
-    // Read here, so that evaluations before the thread begins are saved, too.
+    // The number is read here, so that evaluations before the thread begins are saved, too.
     let mut saved = saver.session.evaluations_so_far();
     let run = move || {
         let mut pace = Pace::default();

@@ -140,7 +140,7 @@ impl Saver {
                 Ok(records) => records,
                 Err(error) => return done(Err(format!("Nothing was saved: {error}"))),
             };
-            // Reported before the next evaluation, since the core contains no definition from here on.
+            // The save is reported before the next evaluation begins, since the core contains no later definitions.
             let in_progress = reports.as_ref().map(|reports| reports.begun(draft.file()));
             let Some(child) = saving_process(&records) else {
                 return done(Err("Nothing was saved: the saving process did not start.".to_owned()));
@@ -164,7 +164,7 @@ impl Saver {
     }
 }
 
-/// The policy for saves without a request.
+/// The policy for saves that no client requests.
 #[derive(Debug, Default)]
 pub(crate) struct SavePolicy {
     /// The space for all checkpoints together, in bytes; `None` without automatic saves.
@@ -194,7 +194,8 @@ impl Saver {
     /// of the saving process; `None` when there is nothing new to save.
     ///
     /// # Errors
-    /// The reason why the image cannot be saved.
+    /// Returns the reason why the image cannot be saved: the directory or the errors file cannot be created, running
+    /// evaluations do not end in time, or Lisp refuses to save.
     pub(crate) fn save_at_end(&self, at_end: FinalSave) -> Result<Option<Pid>, String> {
         if self.reports.as_ref().is_some_and(|reports| reports.is_saved(&self.session)) {
             return Ok(None);

@@ -52,7 +52,7 @@ pub(crate) struct Checkpoint {
     pub(crate) saved: jiff::Timestamp,
     /// The heap size of the saved image, in bytes. The core boots only with this size.
     pub(crate) heap: u64,
-    /// The build of the program that saved the core. Only this program can boot it.
+    /// The build of the program that saved the core. Only this build can boot the core.
     pub(crate) build: String,
     /// True for an automatic checkpoint.
     pub(crate) automatic: bool,
@@ -74,8 +74,8 @@ impl Checkpoint {
     }
 }
 
-/// Returns the directory for persistent files, below XDG_STATE_HOME, which need not exist; `None` for a user without a
-/// home directory.
+/// Returns the directory for persistent files, below XDG_STATE_HOME or, if that is not set, below `~/.local/state`. The
+/// directory need not exist. Returns `None` if XDG_STATE_HOME is not set and the user has no home directory.
 pub(crate) fn state_directory() -> Option<PathBuf> {
     let state = std::env::var_os(crate::environment::STATE_HOME)
         .filter(|path| Path::new(path).is_absolute())
@@ -100,11 +100,11 @@ impl Checkpoints {
         Self { directory, heap, control_stack }
     }
 
-    /// Chooses a directory that no other server uses, below XDG_STATE_HOME or, for a user without a home directory, in
+    /// Chooses a directory that no other server uses, in the directory for persistent files or, if there is none, in
     /// `scratch`. The first checkpoint creates the directory.
     pub(crate) fn choose_directory(scratch: &Path) -> PathBuf {
         match state_directory() {
-            // The standard library seeds its hash maps from the system's randomness.
+            // The hash is random: the standard library seeds `RandomState` from the system's randomness.
             Some(state) => state.join(format!("checkpoints-{:016x}", RandomState::new().hash_one(std::process::id()))),
             None => scratch.join("checkpoints"),
         }
@@ -165,7 +165,7 @@ impl Checkpoints {
         self.list().into_iter().rfind(|checkpoint| checkpoint.name == name)
     }
 
-    /// Returns the checkpoint of this name that cannot be booted because its core is damaged or missing.
+    /// Returns the newest checkpoint of this name that cannot be booted because its core is damaged or missing.
     pub(crate) fn damaged(&self, name: &str) -> Option<Checkpoint> {
         let is_meant = |checkpoint: &Checkpoint| {
             checkpoint.name == name && checkpoint.build == build_id() && checkpoint.heap == self.heap
@@ -188,7 +188,7 @@ impl Checkpoints {
     /// Chooses a file for a new checkpoint.
     ///
     /// # Errors
-    /// A sentence: the directory cannot be created, or there are too many named checkpoints.
+    /// Returns the reason as a sentence if the directory cannot be created, or if there are too many named checkpoints.
     pub(crate) fn begin(&self, automatic: bool) -> Result<Draft, String> {
         if !automatic && self.list().iter().filter(|checkpoint| !checkpoint.automatic).count() >= MAX_CHECKPOINTS {
             return Err(format!("Checkpoint limit reached: {MAX_CHECKPOINTS}. Delete one first."));
@@ -203,7 +203,7 @@ impl Checkpoints {
     /// Deletes a checkpoint.
     ///
     /// # Errors
-    /// The manifest or the core cannot be removed.
+    /// Returns an error if the manifest cannot be removed, or if the core exists and cannot be removed.
     pub(crate) fn delete(&self, checkpoint: &Checkpoint) -> io::Result<()> {
         let core = self.path(checkpoint);
         // The manifest is removed first: without it the core is no checkpoint, even if the other files stay.
@@ -254,8 +254,8 @@ impl Checkpoints {
         format!("auto-{}", last.unwrap_or(0).saturating_add(1))
     }
 
-    /// Deletes the automatic checkpoints that are newer than `from`, the checkpoint from which the session continues;
-    /// all automatic checkpoints for `None`.
+    /// Deletes the automatic checkpoints that are newer than `from`, the checkpoint from which the session continues. If
+    /// `from` is `None`, deletes all automatic checkpoints.
     pub(crate) fn delete_newer(&self, from: Option<&Checkpoint>) {
         let later = |checkpoint: &Checkpoint| from.is_none_or(|from| checkpoint.saved > from.saved);
         for checkpoint in self.list().into_iter().filter(|checkpoint| checkpoint.automatic && later(checkpoint)) {
@@ -292,7 +292,8 @@ impl Checkpoints {
     /// Returns the image's description of its definitions.
     ///
     /// # Errors
-    /// A clause: the process cannot be started, or the image does not boot.
+    /// Returns the reason, worded as a clause, if the process cannot be started, or if the image does not boot in time or
+    /// has another name.
     pub(crate) fn probe(&self, core: &Path, name: &str) -> Result<String, String> {
         let mut command = Command::new(this_program().map_err(|error| error.to_string())?);
         command.arg0("sbcl-mcp").arg("probe").args([
@@ -344,7 +345,7 @@ pub(crate) fn manifests(directory: &Path) -> Vec<Checkpoint> {
     let paths = entries.flatten().map(|entry| entry.path()).filter(|path| path.extension() == Some("json".as_ref()));
     let mut found: Vec<Checkpoint> = paths
         .filter_map(|path| serde_json::from_slice(&fs::read(path).ok()?).ok())
-        // A checkpoint's manifest names a file in its own directory.
+        // A manifest that names a file in another directory is ignored.
         .filter(|checkpoint: &Checkpoint| Path::new(&checkpoint.file).file_name() == Some(checkpoint.file.as_ref()))
         .collect();
     found.sort_by_key(|checkpoint| checkpoint.saved);
@@ -364,7 +365,7 @@ pub(crate) fn unreadable_manifests(directory: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// Returns true for a file named like a file of a checkpoint. A directory that the user chose may have others.
+/// Returns true for a file named like a file of a checkpoint. A directory that the user chose may contain other files.
 pub(crate) fn is_checkpoint_file(path: &Path) -> bool {
     let is_number = |stem: &str| stem.len() == 16 && stem.bytes().all(|byte| byte.is_ascii_hexdigit());
     let Some((stem, extensions)) = path.file_name().and_then(|name| name.to_str()?.split_once('.')) else {
@@ -435,44 +436,46 @@ impl Draft {
         pointers.collect::<Vec<_>>().leak().as_ptr().expose_provenance() as u64
     }
 
-    /// Waits until process `child` has saved the core, boots the core as a test, and turns it into a checkpoint.
+    /// Waits until process `child` has saved the core, boots the core as a test, and turns the draft into a checkpoint.
     ///
     /// # Errors
-    /// A clause: the reason why there is no checkpoint.
+    /// Returns the reason, worded as a clause, if the process failed or did not end in time, if the core does not boot, or
+    /// if a file cannot be written.
     pub(crate) fn finish(self, child: Pid, made: SaveDetails) -> Result<Checkpoint, String> {
         if !wait_child(child, SAVE_TIMEOUT) {
             let _ = kill_process(child, Signal::KILL);
         }
         match waitpid(Some(child), WaitOptions::empty()) {
             Ok(ended) => self.complete(ended.map(|(_, status)| status), made),
-            Err(error) => Err(format!("waiting for the process that saved it failed: {error}")),
+            Err(error) => Err(format!("waiting for the process that was saving it failed: {error}")),
         }
     }
 
     /// [Finishes](Self::finish) the draft when the only child of this process has saved the core.
     ///
     /// # Errors
-    /// A clause: the reason why there is no checkpoint.
+    /// Returns the reason, worded as a clause, in the same cases as [`finish`](Self::finish).
     pub(crate) fn finish_only_child(self, made: SaveDetails) -> Result<Checkpoint, String> {
         let (sender, ended) = std::sync::mpsc::channel();
         std::thread::spawn(move || sender.send(rustix::process::wait(WaitOptions::empty())));
         match ended.recv_timeout(SAVE_TIMEOUT) {
             Ok(Ok(ended)) => self.complete(ended.map(|(_, status)| status), made),
-            Ok(Err(error)) => Err(format!("waiting for the process that saved it failed: {error}")),
+            Ok(Err(error)) => Err(format!("waiting for the process that was saving it failed: {error}")),
             // The kernel kills the child process when this process ends.
-            Err(_) => Err("the process that saves it did not end in time".to_owned()),
+            Err(_) => Err("the process that was saving it did not end in time".to_owned()),
         }
     }
 
-    /// Boots the core that a process with this exit status saved, and turns it into a checkpoint.
+    /// Boots the core as a test, and turns the draft into a checkpoint. `ended` is the exit status of the process that saved
+    /// the core; `None` if there was no such process.
     fn complete(mut self, ended: Option<WaitStatus>, made: SaveDetails) -> Result<Checkpoint, String> {
-        let status = ended.ok_or("the process that saved it is gone")?;
+        let status = ended.ok_or("the process that was saving it has disappeared")?;
         if status.exit_status() != Some(0) {
             let how = match (status.exit_status(), status.terminating_signal()) {
                 (_, Some(signal)) => format!("was killed by signal {signal}"),
                 (status, _) => format!("exited with status {}; see stderr", status.unwrap_or(-1)),
             };
-            return Err(format!("the process that saved it {how}"));
+            return Err(format!("the process that was saving it {how}"));
         }
         let path = self.path();
         let defines = self.checkpoints.probe(&path, &made.name)?;
@@ -725,7 +728,7 @@ pub(crate) mod tests {
         let path = test.0.make_directory().unwrap().join("manifest.json");
         write_atomically(&path, b"old").unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        // The disk is full.
+        // Writing to this draft fails as on a full disk.
         std::os::unix::fs::symlink("/dev/full", draft_of(&path)).unwrap();
         assert_eq!(write_atomically(&path, b"new").unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert_eq!((fs::read(&path).unwrap(), test.files()), (b"old".to_vec(), 1));

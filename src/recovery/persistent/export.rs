@@ -12,7 +12,7 @@ use crate::recovery::state::RecoveryState;
 const USER: &str = "COMMON-LISP-USER";
 
 /// Returns the definitions of the session `name` as source text: each form in its package, in the order of evaluation,
-/// with `require` forms for the modules they use. Comments name the missing forms.
+/// with `require` forms for the modules that the forms use. Comments contain the missing forms.
 pub(super) fn export(name: &str, state: &RecoveryState) -> String {
     let definitions: Vec<&Definition> = state.definitions().collect();
     let dropped = state.definitions.as_ref().map_or(0, Definitions::dropped);
@@ -40,7 +40,7 @@ pub(super) fn export(name: &str, state: &RecoveryState) -> String {
             definition.form.code.trim().lines().for_each(|line| _ = writeln!(text, ";; {line}"));
             continue;
         }
-        // `export` writes its own `in-package` forms.
+        // This function writes its own `in-package` forms.
         if definition.changes.role == FormRole::PackageSelection || is_replaced(&definitions[index..], &definitions) {
             continue;
         }
@@ -70,9 +70,9 @@ fn commented(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
 
-/// Returns true when the first of `definitions` is a function that a later form defines again, and nothing can have
-/// called the first version: only functions and methods are between, and no form in `all` can run code while these
-/// functions are compiled.
+/// Returns true when the first of `definitions` is a function that a later form defines again, and no code can have called
+/// the first version: only functions and methods lie between the two definitions, and no form in `all` can run code while
+/// these functions are compiled.
 fn is_replaced(definitions: &[&Definition], all: &[&Definition]) -> bool {
     let Some((first, rest)) = definitions.split_first() else { return false };
     let defines_same = |other: &&Definition| {

@@ -59,7 +59,7 @@ impl Lock {
     /// Tries to take the lock of the session in this directory. Returns the holder if another process has the lock.
     ///
     /// # Errors
-    /// The file cannot be opened or locked.
+    /// Returns an error if the file cannot be opened or locked.
     pub(crate) fn try_acquire(directory: &Path) -> io::Result<Result<Self, Holder>> {
         let path = directory.join(LOCK);
         loop {
@@ -80,7 +80,7 @@ impl Lock {
         Self(fd.into())
     }
 
-    /// Writes this process' id and state to the file, for processes that do not get the lock.
+    /// Writes this process's id and state to the file, for processes that do not get the lock.
     pub(crate) fn set_state(&mut self, state: HolderState) {
         let state = match state {
             HolderState::Serving => "serving",

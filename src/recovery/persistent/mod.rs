@@ -36,7 +36,7 @@ impl PersistentSession {
     /// Returns the session of this name, or the session in this directory when `name` contains a slash.
     ///
     /// # Errors
-    /// A sentence: `name` is not valid, or there is no directory for sessions.
+    /// Returns the reason as a sentence if `name` is not valid, or if there is no directory for sessions.
     pub(crate) fn named(name: &OsStr) -> Result<Self, String> {
         let text = name.to_string_lossy();
         if name.as_bytes().contains(&b'/') {
@@ -55,7 +55,7 @@ impl PersistentSession {
     /// Returns the sessions in this user's directory for sessions, sorted by name.
     ///
     /// # Errors
-    /// A sentence: there is no directory for sessions, or it cannot be read.
+    /// Returns the reason as a sentence if this user has no directory for sessions, or if the directory cannot be read.
     pub(crate) fn all() -> Result<Vec<Self>, String> {
         let entries = match fs::read_dir(root()?) {
             Ok(entries) => entries,
@@ -91,7 +91,7 @@ impl PersistentSession {
     /// Creates the session's directory, accessible only to its owner.
     ///
     /// # Errors
-    /// A sentence: the directory cannot be created, or contains other files.
+    /// Returns the reason as a sentence if the directory cannot be created, or contains other files.
     pub(crate) fn make_directory(&self) -> Result<(), String> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
         made.map_err(|error| {
@@ -101,7 +101,7 @@ impl PersistentSession {
                 self.directory.display()
             )
         })?;
-        // A directory without a log may belong to a new session whose server was killed, or is about to write the log.
+        // A directory without a log may belong to a new session, whose server was killed or has not written the log yet.
         let is_begun = |path: &PathBuf| is_session_file(path) && path.file_name() != Some(log::LOG.as_ref());
         if self.exists() || self.files().all(|path| is_begun(&path)) {
             return Ok(());
@@ -127,7 +127,7 @@ impl PersistentSession {
     /// Reads the session's recovery state. A caller that only displays the state need not lock the session.
     ///
     /// # Errors
-    /// A sentence: a newer program wrote the log, or the log cannot be read.
+    /// Returns the reason as a sentence if a newer program wrote the log, or if the log cannot be read.
     pub(crate) fn load(&self) -> Result<Loaded, String> {
         let failed = |reason| format!("The session {:?} cannot be used here: {reason}.", self.name);
         let mut loaded = log::load(&self.directory).map_err(failed)?;
@@ -182,7 +182,8 @@ impl PersistentSession {
     /// Deletes the session's files, and the directory if no other files are in it.
     ///
     /// # Errors
-    /// A sentence: there is no such session, a process serves or saves the session, or its files cannot be removed.
+    /// Returns the reason as a sentence if there is no such session, if a process serves or saves the session, or if its
+    /// log or its directory cannot be removed.
     pub(crate) fn delete(&self) -> Result<(), String> {
         let _lock = self.lock_for("deleted")?;
         let ours = self.files().filter(|path| is_session_file(path));
@@ -201,7 +202,8 @@ impl PersistentSession {
     /// Returns the session's definitions as the text of a file that SBCL can load.
     ///
     /// # Errors
-    /// A sentence: there is no such session, or its log cannot be read.
+    /// Returns the reason as a sentence if there is no such session, if a newer program wrote its log, or if its log cannot
+    /// be read.
     pub(crate) fn export(&self) -> Result<String, String> {
         if !self.exists() {
             return Err(self.missing());
@@ -255,7 +257,7 @@ pub(crate) struct Description {
     pub(crate) holder: Option<lock::Holder>,
 }
 
-/// Returns this user's directory for sessions.
+/// Returns this user's directory for sessions, or a sentence if there is none.
 fn root() -> Result<PathBuf, String> {
     let state = store::state_directory();
     state.map(|state| state.join("sessions")).ok_or_else(|| {

@@ -27,14 +27,14 @@ const MAX_FRAMES: usize = 3;
 pub(super) struct Detail {
     pub(super) checks: usize,
     pub(super) frames: usize,
-    /// Number of suspects shown with at most `lines` lines each. Of further suspects only the location is shown.
+    /// Number of suspects shown with at most `lines` lines each. For further suspects only name and location are shown.
     pub(super) functions: usize,
     pub(super) lines: usize,
-    /// True to show also lines that more passing tests ran than the other lines of the suspect.
+    /// True to show also those lines of a suspect that more passing tests ran than the suspect's other lines.
     pub(super) context: bool,
 }
 
-/// The levels of detail, highest first. The first one with which all failures fit is used.
+/// The levels of detail, highest first. The report uses the first level with which all failures fit.
 const DETAIL_LEVELS: [Detail; 6] = [
     Detail { checks: 4, frames: MAX_FRAMES, functions: usize::MAX, lines: usize::MAX, context: true },
     Detail { checks: 2, frames: 2, functions: usize::MAX, lines: 8, context: false },
@@ -130,7 +130,7 @@ fn error_message(test: &TestResult, error: &ErrorRecord) -> String {
 /// An entry in the list of failures.
 struct Entry<'a, 'b> {
     test: &'a Test<'b>,
-    /// The index of the first entry with the same failure, if its suspects differ.
+    /// The index of the first entry with the same failure but different suspects.
     same_failure_as: Option<usize>,
     /// The index of the first entry with the same suspects.
     suspects_of: Option<usize>,
@@ -205,7 +205,7 @@ impl GroupingKey {
 /// Groups the failed tests into entries, so that failures of the same kind are shown once.
 fn entries<'a, 'b>(failed: &[&'a Test<'b>], errors: &[Arc<ErrorRecord>]) -> Vec<Entry<'a, 'b>> {
     let mut entries = Vec::<Entry<'a, 'b>>::new();
-    // Each map leads to the index of the first entry with that key.
+    // Each map has the index of the first entry with a given key.
     let (mut signatures, mut suspects, mut entries_by_key) = (HashMap::new(), HashMap::new(), HashMap::new());
     for &test in failed {
         let signature = FailureSignature::of(test, errors);
@@ -232,7 +232,8 @@ fn entries<'a, 'b>(failed: &[&'a Test<'b>], errors: &[Arc<ErrorRecord>]) -> Vec<
     entries
 }
 
-/// Appends a reference to the entry `other` with the same failure, and what differs: the message of the error.
+/// Appends a reference to the entry with the number `other`, which has the same failure, and the error message, if any,
+/// which may differ.
 fn push_same_failure(entry: &mut String, other: usize, test: &Test<'_>, errors: &[Arc<ErrorRecord>]) {
     match error_of(test, errors) {
         _ if fails_in_checks(test) => _ = write!(entry, "\n   Same as {other}"),
@@ -244,8 +245,8 @@ fn push_same_failure(entry: &mut String, other: usize, test: &Test<'_>, errors: 
     }
 }
 
-/// Appends the names of the other tests of an entry: first the tests with the same message, then the others, each with
-/// its message.
+/// Appends the names of the duplicates of an entry: first the tests with the same message, then each of the remaining
+/// tests with its own message.
 fn push_duplicates(target: &mut String, entry: &Entry<'_, '_>, errors: &[Arc<ErrorRecord>]) {
     let message =
         |test: &Test<'_>| error_of(test, errors).map(|error| error_message(test.result, error)).unwrap_or_default();

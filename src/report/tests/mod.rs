@@ -18,7 +18,7 @@ const MAX_CALL: usize = 120;
 const RESERVED: usize = 700;
 /// Characters shown from the beginning and from the end of what a test operation printed.
 const MAX_PRINTED: [usize; 2] = [1500, 700];
-/// Like [`MAX_PRINTED`], when the suspects already show what the test operation printed of each failure.
+/// Like [`MAX_PRINTED`], if the suspects already show what the test operation printed for each failure.
 const MAX_PRINTED_WITH_SUSPECTS: [usize; 2] = [600, 600];
 /// Output of a test operation with at most this many lines is assumed not to report on single tests.
 const FEW_LINES: usize = 2;
@@ -35,7 +35,7 @@ const SUSPECTS_HINT: &str =
     "\nrun-tests with `suspects`: 3 also lists code that these tests ran and passing tests did not.";
 
 /// Returns the text of run-tests, in at most `max` characters: the counts, then the failed tests that fit. For several
-/// systems, it has a section for each, and the total counts.
+/// systems, the text has a section for each system, and the total counts.
 #[must_use]
 pub fn tests(outcome: &Outcome, max: usize) -> String {
     let mut sections = Sections(String::new());
@@ -72,7 +72,7 @@ fn push_runs(target: &mut String, systems: &[(&str, Outcome)], mut room: usize) 
         push_run(&mut text, outcome, room, false);
         text
     };
-    // Smaller texts are placed first, so that what they leave of their share goes to the larger ones.
+    // Smaller texts are placed first, so that room that they do not need goes to the larger texts.
     let mut full_texts: Vec<_> = systems.iter().map(|system| section(system, usize::MAX)).enumerate().collect();
     full_texts.sort_by_key(|(_, text)| length(text));
     let mut texts = vec![String::new(); systems.len()];
@@ -100,7 +100,8 @@ pub(crate) fn tests_ran(system: &str, records: &[Record]) -> bool {
     of_kind(records).any(|test: &TestResult| test.name != system)
 }
 
-/// Appends the results of one run, with the failures cut to `room`. Returns true if all output of the tests is shown.
+/// Appends the results of one run, with the failures cut to `room`, and the hint about suspects if `hint` is true and
+/// it applies. Returns true if all output of the tests is shown.
 fn push_run(target: &mut String, outcome: &Outcome, room: usize, hint: bool) -> bool {
     let counts = TestCounts::of(outcome).unwrap_or_default();
     target.push_str(&counts_line(&counts));
@@ -115,7 +116,7 @@ fn push_run(target: &mut String, outcome: &Outcome, room: usize, hint: bool) -> 
     shows_all_output
 }
 
-/// Returns true if tests failed, no suspects were looked for, and looking for them makes sense.
+/// Returns true if tests failed, no suspects were looked for, and a search for them might find some.
 fn lacks_suspects(outcome: &Outcome) -> bool {
     let counts = TestCounts::of(outcome).unwrap_or_default();
     counts.failed + counts.errors > 0
@@ -168,9 +169,9 @@ fn omitted(outcome: &Outcome) -> u64 {
     outcome.stdout.omitted + outcome.stderr.omitted
 }
 
-/// Returns the beginning and the end of what a test operation printed, and true if that is everything. Nothing else is
-/// known about its tests. Lines without letters or digits, such as rows of dots, are left out. The text is empty if no
-/// test operation ran.
+/// Returns the beginning and the end of what a test operation printed, since nothing else is known about its tests.
+/// Also returns true if this is all of the output. Lines without letters or digits, such as rows of dots, are left out.
+/// The text is empty if no test operation ran or if it printed nothing.
 fn printed_by_test_op(outcome: &Outcome) -> (String, bool) {
     if !of_kind(&outcome.records).any(TestResult::is_test_operation) {
         return (String::new(), false);
@@ -212,7 +213,7 @@ fn push_differences(target: &mut String, outcome: &Outcome) {
     }
 }
 
-/// Appends the passed tests that made no check, since test frameworks differ in how they count them.
+/// Appends the passed tests that made no check. Some test frameworks count such tests as passed, others do not.
 fn push_without_checks(target: &mut String, outcome: &Outcome) {
     let tests = of_kind(&outcome.records).filter(|test: &&TestResult| !test.is_test_operation());
     let empty = tests.filter(|test| test.status == TestStatus::Passed && test.checks == Some(0));

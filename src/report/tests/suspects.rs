@@ -25,7 +25,7 @@ pub(super) fn has_suspects(test: &Test<'_>) -> bool {
     test.suspects.iter().any(|list| list.of.printed.is_some() || !list.functions.is_empty())
 }
 
-/// Appends the suspects, each with the lines that only failing tests ran, or few passing ones.
+/// Appends the suspects, each with its lines that no or only few passing tests ran.
 pub(super) fn push_suspects(entry: &mut String, lists: &[SuspectList<'_>], detail: &Detail) {
     for SuspectList { of, functions } in lists {
         if let Some(printed) = &of.printed {
@@ -54,7 +54,8 @@ pub(super) fn push_suspects(entry: &mut String, lists: &[SuspectList<'_>], detai
     }
 }
 
-/// Appends the suspects that are not in `known`, of a test that fails in the same checks as the test of entry `other`.
+/// Appends a reference to the suspects of entry `other`, whose test fails in the same checks. Adds the functions of
+/// `suspects` that are not in `known`, the suspects of that entry.
 pub(super) fn push_new_suspects(
     entry: &mut String,
     suspects: &[SuspectList<'_>],
@@ -78,7 +79,7 @@ fn suspect_location(suspect: &Suspect) -> String {
     suspect.file.as_ref().map_or_else(String::new, |file| format!("  {}:{line}", one_line(file, MAX_CALL)))
 }
 
-/// Appends the lines of a suspect.
+/// Appends the lines of a suspect, as many as `detail` allows.
 fn push_lines(entry: &mut String, lines: &[&SuspectLine], detail: &Detail) {
     let (context, own): (Vec<&SuspectLine>, Vec<_>) = lines.iter().partition(|line| line.passing.is_some());
     let mut shown = if detail.context || own.is_empty() { [own, context].concat() } else { own };

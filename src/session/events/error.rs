@@ -26,7 +26,7 @@ pub(crate) struct ErrorBuilder {
     pub(crate) is_interrupted: bool,
     message: ClippedBuffer,
     time: jiff::Timestamp,
-    /// The number of the form that failed, and the position where it begins.
+    /// The number of the form that failed, and the position of its first character in the code.
     form: Option<(u64, usize)>,
     slots: Vec<(String, ClippedBuffer)>,
     slots_omitted: u64,
@@ -61,8 +61,8 @@ impl ErrorBuilder {
         Self { bytes_left: MAX_SIGNALLED_BYTES, ..Self::new(kind, limits) }
     }
 
-    /// Begins a part of the record, such as a slot. `count` is the number of parts of this kind so far. Returns the
-    /// part's name; `None` if the part does not fit.
+    /// Begins a part of the record, such as a slot, with the name `text`. `count` is the number of parts of this kind
+    /// so far. Returns the part's name; `None` if the part does not fit.
     fn begin_part(&mut self, count: usize, text: Text<'_>) -> Option<String> {
         self.skips_part = count >= MAX_PARTS || self.bytes_left == 0;
         (!self.skips_part).then(|| {
@@ -77,16 +77,16 @@ impl ErrorBuilder {
         self.message.is_blank()
     }
 
-    /// Returns true if the reader found the submitted code unbalanced, judging by the wording of `push-reader-position`
-    /// in lisp/debugger/hints.lisp and of SBCL's reader.
+    /// Returns true if the reader found the submitted code unbalanced. The messages are recognised by their wording,
+    /// which comes from `push-reader-position` in lisp/debugger/hints.lisp and from SBCL's reader.
     fn is_unbalanced_code(&self) -> bool {
         let message = self.message.as_str();
         self.kind == "END-OF-FILE" && message.contains("\nThe code ends at line ")
             || self.kind == "SB-INT:SIMPLE-READER-ERROR" && message.starts_with("unmatched close parenthesis")
     }
 
-    /// Returns the unbalanced text that the reader failed on while it evaluated `code`, if the error is about an
-    /// unbalanced text.
+    /// Returns the text that the error reports as unbalanced, which is a file or the submitted code `code`. Returns
+    /// `None` for other errors.
     pub(crate) fn unbalanced(&self, code: &Arc<str>) -> Option<Unbalanced> {
         if self.is_unbalanced_code() {
             return Some(Unbalanced::Code(code.clone()));
@@ -94,13 +94,13 @@ impl ErrorBuilder {
         unreadable_file(self.message.as_str()).map(Unbalanced::File)
     }
 
-    /// Adds a hint to the message, which says where the text is probably unbalanced.
+    /// Adds `hint` to the message: it says where the text is probably unbalanced.
     pub(crate) fn add_hint(&mut self, hint: &str) {
         self.message.push_clipped(&format!("\nBy the indentation, {hint}").into());
     }
 
-    /// Makes the record of an error in evaluation number `evaluation` of `code`. `message` replaces the error's own
-    /// message.
+    /// Makes the record of an error in evaluation number `evaluation` of `code`. `message`, if there is one, replaces
+    /// the error's own message.
     pub(crate) fn finish(self, message: Option<String>, code: &str, evaluation: u64) -> ErrorRecord {
         ErrorRecord {
             id: 0,
@@ -147,8 +147,9 @@ pub(crate) enum Unbalanced {
 }
 
 impl Unbalanced {
-    /// Finds the place where the text is probably unbalanced, and describes it. Reads the file and searches until
-    /// `stop` returns true, so it must not be called under a lock.
+    /// Describes the place where the text is probably unbalanced; `None` if no place is found, or the file is too long
+    /// or cannot be read. Stops searching when `stop` returns true. Reading and searching take time, so this function
+    /// must not be called under a lock.
     pub(crate) fn hint(&self, stop: impl Fn() -> bool) -> Option<String> {
         match self {
             Self::Code(code) => lisp_syntax::hint(code, stop),
@@ -162,8 +163,8 @@ impl Unbalanced {
     }
 }
 
-/// Returns the path of the file that the reader found unbalanced, from the message of an error. The wording is SBCL's,
-/// when it loads or compiles a file.
+/// Returns the path of the file that the reader found unbalanced, from the message of an error. The message has the
+/// wording of SBCL's `load` and `compile-file`.
 fn unreadable_file(message: &str) -> Option<String> {
     let (_, rest) = message.split_once("READ error during ")?;
     let rest = rest.split_once(": ")?.1;
@@ -184,7 +185,8 @@ fn form_position(code: &str, number: u64, start: usize) -> FormPosition {
     }
 }
 
-/// Makes a local variable from its parts. The number is a validity code of the host contract.
+/// Makes a local variable from its name, its validity code and its value. The host contract defines the code: 0 for a
+/// valid value, 1 for a variable that is no longer live.
 pub(crate) fn local((name, validity, value): (String, u64, ClippedBuffer)) -> Local {
     let value = match validity {
         0 => LocalValue::Value(printed_on_one_line(value)),

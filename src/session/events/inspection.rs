@@ -23,7 +23,8 @@ pub(crate) struct InspectionBuilder {
 /// The maximum number of characters that are kept of one item.
 const MAX_ITEM: u64 = 10_000;
 
-/// The maximum number of characters that are kept of a definition in a list, and of a variable's value there.
+/// The maximum number of characters that are kept of a definition in the list of definitions, and of a variable's value
+/// in this list.
 const MAX_DEFINITION: u64 = 1_000;
 const MAX_VARIABLE: u64 = 200;
 

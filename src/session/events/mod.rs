@@ -17,7 +17,7 @@ use crate::image::Interrupt;
 pub(crate) enum JobEnd {
     /// Lisp completed the job.
     Succeeded,
-    /// Lisp failed and has reported an error, unless the thread was ended.
+    /// The job failed. Lisp has reported the error, unless the code ended the job's thread.
     Failed,
     /// The job was interrupted and did not succeed.
     Interrupted(Interrupt),

@@ -54,10 +54,11 @@ pub(crate) struct OutcomeBuilder {
     warnings_omitted: u64,
     values: Vec<Clipped>,
     values_left: u64,
-    /// The value of `values_left` when the last value began.
+    /// The content of `values_left` before the last value was added.
     value_left: u64,
     error: Option<ErrorBuilder>,
-    /// Errors before `error`: cleanup forms failed in turn, or stopped the unwinding.
+    /// The errors that reached the debugger before `error`, for instance because a cleanup form failed while the
+    /// evaluation was unwinding.
     superseded: Vec<ErrorBuilder>,
     /// The signalled errors, in order. An entry becomes `None` when nothing handles its error. The list is `None` if
     /// signalled errors are not recorded.
@@ -131,7 +132,7 @@ impl OutcomeBuilder {
         self.turns.iter().copied().map(u64::from).sum()
     }
 
-    /// Detaches the outcome from its evaluation: it is the outcome of a debugger operation.
+    /// Detaches the outcome from the evaluation, since it is the outcome of a debugger operation.
     pub(crate) fn clear_evaluation(&mut self) {
         (self.evaluation, self.printed_before) = (0, 0);
     }
@@ -153,7 +154,7 @@ impl OutcomeBuilder {
         push_within_chars(&mut self.output_left, &mut stream.text, &mut stream.omitted, text);
         let kept = u32::try_from(left - self.output_left).unwrap_or(u32::MAX);
         if kept > 0 {
-            // Turns of stdout have even indices, turns of stderr odd ones.
+            // Turns of stdout have even indices, and turns of stderr have odd indices.
             let last_is_stderr = self.turns.len().is_multiple_of(2);
             match self.turns.last_mut() {
                 Some(turn) if last_is_stderr == stderr => *turn += kept,
@@ -284,7 +285,7 @@ impl OutcomeBuilder {
         self.error = Some(error);
     }
 
-    /// Returns the outcome so far of an evaluation that continues in the background.
+    /// Returns an outcome with the output so far, marked as the outcome of an evaluation in the background.
     pub(crate) fn so_far(&self) -> Outcome {
         let mut builder = Self::new(self.evaluation, Arc::default(), self.limits, None);
         (builder.stdout, builder.stderr) = (self.stdout.clone(), self.stderr.clone());
@@ -302,10 +303,11 @@ impl OutcomeBuilder {
         self.records.progress()
     }
 
-    /// Handles an event about an error that the code may handle. The result is that of [`event`](Self::event).
+    /// Handles an event about an error that the code may handle. Returns true if the rest of the current text is not
+    /// kept.
     pub(crate) fn signalled(&mut self, event: Event<'_>) -> bool {
         match event {
-            // Output of print methods.
+            // Print methods may print while the error is being described.
             Event::Stdout(_) | Event::Stderr(_) => return self.event(event),
             Event::Error { kind, .. } => {
                 if let Some(signalled) = self.signalled.as_mut().filter(|signalled| signalled.len() < MAX_SIGNALLED) {
@@ -331,7 +333,7 @@ impl OutcomeBuilder {
         Some(errors.map(|error| Arc::new(error.finish(None, &self.code, 0))).collect())
     }
 
-    /// Takes the errors that reached the debugger before the final one, in order, each with a flag: true if the
+    /// Takes the errors that reached the debugger before the final error, in order, each with a flag: true if the
     /// evaluation was interrupted while the error was being described.
     pub(crate) fn take_superseded(&mut self) -> Vec<(Arc<ErrorRecord>, bool)> {
         let errors = std::mem::take(&mut self.superseded);
@@ -384,7 +386,7 @@ impl OutcomeBuilder {
         Outcome { result: Err(Arc::new(error)), ..self.finish(JobEnd::Failed) }
     }
 
-    /// Returns the outcome of a job that is over.
+    /// Returns the outcome of a job that ended in the way `end`.
     pub(crate) fn finish(mut self, end: JobEnd) -> Outcome {
         let errors = if self.errors_are_records { self.signalled_errors().unwrap_or_default() } else { Vec::new() };
         let result = match end {
@@ -431,9 +433,9 @@ impl OutcomeBuilder {
     }
 }
 
-/// Returns the form of `code` that begins at character `start`, and its changes. Lisp describes them in lines: the end
-/// of the form, its [changes](Changes::parse), and, after an `@`, the name of its package, which may contain line
-/// breaks.
+/// Returns the form of `code` that begins at character `start`, and its changes. `description` is Lisp's text. Its
+/// lines are the position at which the form ends, the [changes](Changes::parse), and, after an `@`, the name of the
+/// form's package, which may contain line breaks. Returns `None` if the description is malformed.
 fn defining_form(code: &str, start: u64, description: &str) -> Option<(DefiningForm, Changes)> {
     let (lines, package) = description.split_once("\n@")?;
     let mut lines = lines.lines();
@@ -453,7 +455,7 @@ fn error_kind(end: JobEnd) -> &'static str {
     }
 }
 
-/// Returns the message of an error that has none.
+/// Returns the message of an error that Lisp reported without a message, or not at all.
 fn default_message(kind: &str, end: JobEnd, timeout: Option<Duration>, step: Option<&str>) -> String {
     match (kind, end, timeout) {
         (_, JobEnd::Abandoned(reason), _) => abandoned_message(reason, timeout),

@@ -3,9 +3,10 @@
 use crate::image::Text;
 use crate::outcome::Clipped;
 
-/// The number of omitted characters that are counted, for the report of an omission, before printing stops.
+/// The number of omitted characters after which printing stops. Until then the characters are counted, for the report
+/// of the omission.
 const MAX_COUNTED: u64 = 100_000;
-/// The maximum number of characters that are kept of a name: of a condition's type, a restart, a slot, a variable.
+/// The maximum number of characters that are kept of the name of a condition's type, a restart, a slot or a variable.
 const MAX_NAME: usize = 150;
 /// The maximum number of characters that are kept of a frame's location, and of the first line of a failing form.
 pub(crate) const MAX_LOCATION: usize = 1_000;
@@ -47,13 +48,13 @@ impl ClippedBuffer {
         self.text.trim().is_empty() && self.omitted == 0
     }
 
-    /// Returns true if writing more text changes nothing: enough omitted characters have been counted.
+    /// Returns true if no more text is wanted, because enough omitted characters have been counted.
     pub(crate) fn enough(&self) -> bool {
         self.omitted >= MAX_COUNTED
     }
 }
 
-/// Returns the first characters of `text`: at most `most`.
+/// Returns the first characters of `text`: `most` characters, or all if there are fewer.
 pub(crate) fn beginning(text: Text<'_>, most: usize) -> String {
     let mut kept = String::new();
     text.append_to(&mut kept, most);
@@ -111,7 +112,7 @@ pub(crate) fn with_omission(buffer: ClippedBuffer) -> String {
     text
 }
 
-/// Returns a printed object on one line.
+/// Returns the text of a printed object on one line, with line breaks escaped.
 pub(crate) fn printed_on_one_line(call: ClippedBuffer) -> String {
     let text = with_omission(call);
     match text.contains(['\n', '\r']) {

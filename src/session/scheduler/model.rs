@@ -69,7 +69,7 @@ impl ModelState {
         self.ended.push(connection.id);
     }
 
-    /// Ends a job on its thread. Returns true if the thread now holds an evaluation, and `None` if the job was
+    /// Ends a job on its thread. Returns whether the thread now holds an evaluation, or `None` if the job was
     /// abandoned.
     fn end_evaluation(&mut self, thread: u64, job: &Job) -> Option<bool> {
         let Some(mut running) = self.scheduler.take_running(job.id) else {
@@ -144,7 +144,7 @@ impl Model {
     fn evaluate(&self, thread: u64) {
         let mut held = None;
         while let Some(job) = self.next(thread, held) {
-            // A job takes a while. It may end before its interruption, or because of it.
+            // A job takes a while. It may end before it is interrupted, or because it is interrupted.
             (0..thread_rng().gen_range(0..3)).for_each(|_| thread::yield_now());
             match self.with(|known| known.end_evaluation(thread, &job)) {
                 Some(holds) => held = holds.then_some(job.id),
@@ -192,7 +192,7 @@ impl Model {
                         known = self.changed[Lane::Evaluation as usize].wait(known).unwrap();
                         continue;
                     };
-                    // Waiting moves the model's clock to that time.
+                    // Waiting moves the model's clock to the time `until`.
                     drop(known);
                     thread::yield_now();
                     known = self.known.lock().unwrap();
@@ -206,7 +206,8 @@ impl Model {
         }
     }
 
-    /// Runs the thread of the control lane. If it fails to start a thread, the clock moves to the next attempt.
+    /// Runs the thread of the control lane. When it fails to start a thread, a background request fails, or the clock
+    /// moves to the next attempt.
     fn control(self: &Arc<Self>) {
         let mut known = self.known.lock().unwrap();
         loop {

@@ -398,8 +398,8 @@ fn unwinding_to_a_directly_called_local_function_is_refused(mode: Mode) {
     let report = hold(&mut server, "(list (outer 2))");
     let frame = frame_of(&report, "((FLET G :IN OUTER)");
     let said = format!(
-        "SBCL cannot unwind to frame {frame}: it is a local function that its own code calls directly, and that code \
-         relies on everything that the compiler derived about it. The next outer frame to which it can unwind is {}.",
+        "SBCL cannot unwind to frame {frame}: it is a local function that the same compiled code calls directly, \
+         and that code relies on the return types that the compiler derived. The next outer frame to which it can unwind is {}.",
         frame + 1
     );
     assert_eq!(call_err(&mut server, "resume-from-frame", json!({"frame": frame})), said);

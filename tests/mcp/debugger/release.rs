@@ -39,6 +39,28 @@ fn abort_restart_releases_the_held_evaluation(mode: Mode) {
     assert_eq!(server.evaluate("*cleaned*"), "=> :YES");
 }
 
+/// The code of a resumption is not the evaluation: interrupting it must also abort the evaluation, which is held again.
+#[apply(both_modes)]
+fn abort_evaluation_ends_a_held_evaluation_whose_resumption_runs(mode: Mode) {
+    let mut server = mode.ready();
+    server.evaluate("(defvar *cleaned* nil) (defun broken () (error \"x\"))");
+    let report = hold(&mut server, "(unwind-protect (broken) (setf *cleaned* :yes))");
+    let begun = server.home().join("begun");
+    let code = format!("(with-open-file (s {begun:?} :direction :output)) (loop)");
+    let arguments = json!({"frame": frame_of(&report, "(BROKEN)"), "return": code});
+    let resumption = server.post_call("resume-from-frame", arguments);
+    wait_until("the code begins", || begun.exists());
+    let id = call_ok(&mut server, "check-evaluation", json!({}));
+    let id: u64 = id.strip_prefix("Evaluation ").unwrap().split(':').next().unwrap().parse().unwrap();
+    let begin = Instant::now();
+    assert_eq!(call_ok(&mut server, "abort-evaluation", json!({"id": id})), "Evaluation aborted.");
+    assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+    let (text, is_error) = server.outcome(resumption);
+    assert!(is_error && text.contains("[ERROR] CANCELLED"), "{text}");
+    assert_nothing_held(&mut server);
+    assert_eq!(server.evaluate("*cleaned*"), "=> :YES");
+}
+
 #[apply(both_modes)]
 fn new_evaluation_releases_the_held_evaluation_with_a_notice(mode: Mode) {
     let mut server = mode.ready();

@@ -49,7 +49,7 @@ const CALLS: [(&str, Figure, &str); 15] = [
         "≤ 4 µs, and 1 µs over the hand-over",
     ),
     (
-        "a bare hand-over to another thread and back, with the same waiting",
+        "for comparison: a bare hand-over to another thread and back, with the same polling",
         Figure::Time("bare hand-over with the same waiting", 1.0),
         "",
     ),
@@ -59,12 +59,12 @@ const CALLS: [(&str, Figure, &str); 15] = [
         "≤ 150 ns",
     ),
     (
-        "a string of 1 KB there and back, inside `enter`",
+        "a string of 1 KB to Lisp and back, inside `enter`",
         Figure::Time("1 KB string there and back, inside enter", 1.0),
         "≤ 1 µs",
     ),
     (
-        "1 MB of octets copied, to `memcpy`'s time",
+        "copying 1 MB of octets, relative to `memcpy`",
         Figure::Ratio(1.0, "1 MB copied, inside enter", "1 MB copied by memcpy"),
         "≤ 1.2",
     ),
@@ -75,20 +75,28 @@ const CALLS: [(&str, Figure, &str); 15] = [
         Figure::Time("error with its condition, inside enter", 1.0),
         "≤ 15 µs",
     ),
-    ("the same from another thread", Figure::Time("error with its condition, another thread", 1.0), ""),
     (
-        "calls of 1 ms from two threads at once, to one's throughput",
+        "an error caught in Rust, with its condition, restarts and frames, from another thread",
+        Figure::Time("error with its condition, another thread", 1.0),
+        "",
+    ),
+    (
+        "throughput of two threads relative to one thread, with calls of 1 ms",
         Figure::Ratio(2.0, "a call of 1 ms, one thread", "a call of 1 ms, two threads at once"),
         "≥ 1.8",
     ),
     (
-        "calls of 100 µs",
+        "throughput of two threads relative to one thread, with calls of 100 µs",
         Figure::Ratio(2.0, "a call of 100 µs, one thread", "a call of 100 µs, two threads at once"),
         "",
     ),
-    ("calls of 10 µs", Figure::Ratio(2.0, "a call of 10 µs, one thread", "a call of 10 µs, two threads at once"), ""),
     (
-        "calls that return at once",
+        "throughput of two threads relative to one thread, with calls of 10 µs",
+        Figure::Ratio(2.0, "a call of 10 µs, one thread", "a call of 10 µs, two threads at once"),
+        "",
+    ),
+    (
+        "throughput of two threads relative to one thread, with calls that return at once",
         Figure::Ratio(
             2.0,
             "a call that returns at once, one thread",
@@ -158,7 +166,7 @@ fn peers(samples: &Samples) -> String {
 
 fn calls(samples: &Samples) -> String {
     let of = |name| samples.median("criterion", name);
-    let mut text = String::from("| | | to be |\n|---|---|---|\n");
+    let mut text = String::from("| operation | time or ratio | goal |\n|---|---|---|\n");
     for (label, figure, goal) in CALLS {
         let value = match figure {
             Figure::Time("", _) => samples.median("sbcl", "start").map(time),
@@ -173,7 +181,7 @@ fn calls(samples: &Samples) -> String {
 }
 
 fn evaluations(samples: &Samples) -> String {
-    let mut text = String::from("| `(+ 1 2)` | start and first answer | each |\n|---|---|---|\n");
+    let mut text = String::from("| `(+ 1 2)` | start and first answer | each later evaluation |\n|---|---|---|\n");
     let rows = [
         ("sbcl", "evaluation inside enter", "this crate, inside `enter`".to_owned()),
         ("sbcl", "evaluation", "this crate, from another thread".to_owned()),
@@ -203,33 +211,34 @@ fn page(samples: &Samples) -> String {
     format!(
         "# Benchmarks of the library
 
-`make bench` measures all of this in one run, and writes this page and the plot. These are of
+`make bench` measures all figures in one run, and writes this page and the plot. These figures are from
 {processors} processors, {arch} {os}.
 
-## Beside other languages for Rust programs
+## Comparison with other languages for Rust programs
 
 {peers}
-![The same as a plot, logarithmic](benchmarks.svg)
+![The table as a plot, on a logarithmic scale](benchmarks.svg)
 
-Medians; in parentheses the ratio to this crate's. Each round starts a process an engine, one after another; there each
-program runs once to warm up, and three times for the figure. All return the same, which is looked at each time. The
-programs are written as one writes them in each language where speed counts, hence with types in Lisp, which checks them,
-and `fib` declared inline there, which unrolls the recursion once: LuaJIT does so of its own accord.
-The keys of the table are integers far apart, lest it be a vector; rhai has strings only for keys, steel's tables are
-immutable, but changed in place where nothing else refers to them. The mandelbrot set is a chain of three dependent
-operations on floats a step: who compiles it to these waits for the processor. The host function adds two integers, and is
-registered as each crate's guide does it. A start is over when `1 + 2` has been evaluated.
-[benches/peers](../benches/peers) has it all. Where other work shares the processors, times are up to twice as long and
-ratios rough.{notes}
+The figures are medians; the ratio to this crate's time is in parentheses. Each round starts one process for each engine, one
+after another. In each process, each program runs once to warm up and three times for the figure, and each result is
+checked. The programs are written the way one writes fast code in each language. In Lisp they therefore have type
+declarations, which SBCL checks, and `fib` is declared inline, which unrolls the recursion once; LuaJIT does this by itself.
+The keys of the hash table are widely spaced integers, so that no engine can use a vector. In rhai only strings can be keys.
+Steel's tables are immutable, but are changed in place if nothing else refers to them. Each step of the mandelbrot program is
+a chain of three dependent floating-point operations, so the processor's latency bounds all engines that compile to machine
+code. The host function adds two integers, and is registered as each crate's guide recommends. The start is measured up to
+the first evaluation, of `1 + 2`. [benches/peers](../benches/peers) contains the programs. If other work shares the
+processors, times are up to twice as long and ratios are inaccurate.{notes}
 
-## One evaluation, and other ways to have it
+## One evaluation, compared with other ways to evaluate
 
 {evaluations}
 ## Calls between Rust and Lisp
 
 {calls}
-Criterion's medians, from [benches/library.rs](../benches/library.rs). Calls from another thread hand over to a Lisp thread
-that looks out for 50 µs before it sleeps; to wake a sleeping processor takes 10 to 40 µs more on a virtual machine.
+The figures are criterion's medians, from [benches/library.rs](../benches/library.rs). Calls from another thread are handed
+over to a Lisp thread that polls for 50 µs before it sleeps; on a virtual machine, waking a sleeping processor takes 10 to
+40 µs longer.
 ",
         arch = std::env::consts::ARCH,
         os = std::env::consts::OS,
