@@ -17,8 +17,12 @@ build-tools:
 sbcl: build-tools
 	cargo run --quiet -p sbcl-core
 
-build: sbcl ## Build the release binary, SBCL included: target/release/sbcl-mcp
-	cargo build --release
+# The crates are compiled while SBCL, whose build uses one processor most of the time, is built. The build script of the
+# program waits for SBCL.
+build: build-tools ## Build the release binary, SBCL included: target/release/sbcl-mcp
+	@cargo build --release & crates=$$!; \
+	cargo run --quiet -p sbcl-core || { kill $$crates; exit 1; }; \
+	wait $$crates
 
 sbcl-internals: build-tools ## Write the table of SBCL's internal names that the Lisp side uses (CONTRIBUTING.md, Moving the pin)
 	cargo run --quiet -p sbcl-core -- internals

@@ -12,6 +12,8 @@
 //! | [`saving`] | saving the image to a file, and booting it in another process |
 //! | [`safety`] | what safe Rust guarantees, and what Lisp code can do |
 //! | [`what_ends_the_process`] | faults, and which of them end the process |
+//! | [`mistakes`] | common mistakes, and what to do instead |
+//! | [`performance`] | what costs time, and how to avoid it |
 //!
 //! The example `guided_tour` shows all of this in one file.
 
@@ -265,7 +267,7 @@ pub mod saving {
     //! use sbcl::{BootError, Error, Lisp};
     //!
     //! let lisp = match Lisp::builder().core("app.core").boot() {
-    //!     // There is none, or another build of this program saved it: begin anew.
+    //!     // No saved core, or one saved by another build of this program: boot a fresh image.
     //!     Err(Error::Boot(BootError::OtherBuild { .. } | BootError::Core { .. })) => Lisp::boot()?,
     //!     booted => booted?,
     //! };
@@ -278,7 +280,7 @@ pub mod saving {
     //! | object | in the saved core |
     //! |---|---|
     //! | variables, functions, closures, macros, packages, hash tables, classes, instances, loaded systems | unchanged |
-    //! | a [`Value`](crate::Value), a [`Function`](crate::Function) | without meaning; objects that only these kept alive are gone |
+    //! | a [`Value`](crate::Value), a [`Function`](crate::Function) | invalid; objects that only these kept alive are gone |
     //! | a function [defined](crate::Lisp::define) in Rust | signals a `rust:host-error` until it is defined again |
     //! | a [local function](crate::Cx::local_function) | always signals a `rust:host-error` |
     //! | calls on other threads | cut off where they were, without cleanup forms; their locks are free |
@@ -354,4 +356,92 @@ pub mod what_ends_the_process {
     //!
     //! Lisp threads may hold locks at any moment, so end a program by returning from `main` or by `process::exit`. An
     //! image cannot be unloaded. After a `fork` without `exec` the child has no Lisp.
+}
+
+pub mod mistakes {
+    //! Common mistakes, and what to do instead.
+    //!
+    //! **Names in the wrong case.** A name in a text is read as Lisp reads it, so that `price` means `PRICE`. The parts
+    //! of a [`Symbol`](crate::Symbol) are exact:
+    //!
+    //! ```
+    //! # let lisp = sbcl::Lisp::get_or_boot()?;
+    //! use sbcl::Symbol;
+    //!
+    //! assert_eq!(lisp.eval::<Symbol>("'car")?, Symbol::new("COMMON-LISP", "CAR"));
+    //! # Ok::<(), sbcl::Error>(())
+    //! ```
+    //!
+    //! **`nil` is false, the empty list and the absence of a value.** An `Option` reads it as `None`. To tell an absent
+    //! value from an empty list, let Lisp return a second value, as `gethash` does:
+    //!
+    //! ```
+    //! # let lisp = sbcl::Lisp::get_or_boot()?;
+    //! assert_eq!(lisp.eval::<Option<Vec<i64>>>("nil")?, None);
+    //! assert_eq!(lisp.eval::<Vec<i64>>("nil")?, []);
+    //! lisp.load_str("(defvar *lists* (list (cons :empty nil)))")?;
+    //! let (list, found): (Vec<i64>, bool) =
+    //!     lisp.eval("(let ((entry (assoc :empty *lists*))) (values (cdr entry) (consp entry)))")?;
+    //! assert!(list.is_empty() && found);
+    //! # Ok::<(), sbcl::Error>(())
+    //! ```
+    //!
+    //! **A number that does not fit.** No conversion truncates an integer: a larger integer is an
+    //! [`Error::Conversion`](crate::Error::Conversion). An `f64` accepts any real number, rounded to the nearest double.
+    //!
+    //! ```
+    //! # let lisp = sbcl::Lisp::get_or_boot()?;
+    //! assert!(lisp.eval::<u8>("256").is_err());
+    //! assert_eq!(lisp.eval::<f64>("1/2")?, 0.5);
+    //! # Ok::<(), sbcl::Error>(())
+    //! ```
+    //!
+    //! **Code as a string for each call.** A string that contains values must be built, read and compiled each time, and
+    //! breaks on quotes. Define a function once and call it with arguments.
+    //!
+    //! **A lock held while calling Lisp.** The call may run a Rust function that takes the same lock, or wait for
+    //! another thread that does. Copy what you need, release the lock, then call.
+    //!
+    //! **A time limit for Rust code.** [`with_timeout`](crate::Lisp::with_timeout) interrupts Lisp. A Rust function that
+    //! Lisp has called runs to its end first.
+    //!
+    //! **A second boot.** A process has one image, so tests of one program share it:
+    //! [`Lisp::get_or_boot`](crate::Lisp::get_or_boot) returns the same image to all of them.
+}
+
+pub mod performance {
+    //! What costs time, and how to avoid it.
+    //!
+    //! **The hand-over.** A call from a thread of the program is handed to a Lisp thread, and back. Inside
+    //! [`enter`](crate::Lisp::enter) calls are direct, which is several times as fast. Use it for many small calls:
+    //!
+    //! ```
+    //! # let lisp = sbcl::Lisp::get_or_boot()?;
+    //! lisp.load_str("(defun square (n) (declare (fixnum n)) (* n n))")?;
+    //! let sum: i64 = lisp.enter(|cx| {
+    //!     let square = cx.function("square")?;
+    //!     (1..=1000).map(|n| square.call::<i64>((n,))).sum()
+    //! })?;
+    //! assert_eq!(sum, 333_833_500);
+    //! # Ok::<(), sbcl::Error>(())
+    //! ```
+    //!
+    //! **Looking up names, and compiling.** [`Lisp::function`](crate::Lisp::function) looks a function up once and
+    //! follows its redefinitions; [`Lisp::call`](crate::Lisp::call) looks the name up each time.
+    //! [`Lisp::eval`](crate::Lisp::eval) also reads the text, and compiles it unless it is a simple call.
+    //!
+    //! **Conversions.** They copy. Keep large objects in Lisp and pass a [`Value`](crate::Value), which costs the same
+    //! for any size. Vectors of numbers are copied at the speed of memory with
+    //! [`Cx::copy_bytes`](crate::Cx::copy_bytes).
+    //!
+    //! **Generic arithmetic.** Undeclared Lisp arithmetic works on numbers of all types. Declarations of the types
+    //! (`fixnum`, `double-float`) make inner loops many times as fast; SBCL checks them.
+    //!
+    //! **Garbage.** A collection stops all Lisp threads for some milliseconds. Rust threads continue unless they are
+    //! inside a call.
+    //!
+    //! **One thread.** Calls run in parallel on the number of threads that [`Builder::threads`](crate::Builder::threads)
+    //! sets.
+    //!
+    //! The repository's `docs/benchmarks.md` has the figures of each kind of call; `make bench` measures them.
 }

@@ -1,33 +1,56 @@
-//! A running Common Lisp image (SBCL) inside a Rust process.
+//! Steel Bank Common Lisp (SBCL) inside a Rust process.
 //!
-//! ```no_run
-//! use sbcl::{Evaluation, ImageConfig, Limits, Session};
+//! ```
+//! use sbcl::{Error, Lisp};
 //!
-//! let session = Session::start(&ImageConfig::default(), Limits::default())?;
-//! assert!(!session.evaluate(Evaluation::new("(defun square (x) (* x x))")).is_error());
-//! let outcome = session.evaluate(Evaluation::new("(square 12)"));
-//! assert_eq!(outcome.result.as_ref().unwrap()[0].text, "144");
+//! let lisp = Lisp::get_or_boot()?;
+//! lisp.load_str("(defun price (n &key (rate 2)) (* n rate))")?;
+//! assert_eq!(lisp.call::<i64>("price", (21,))?, 42);
 //!
-//! let outcome = session.evaluate(Evaluation::new("(/ 1 0)"));
-//! let error = outcome.result.as_ref().unwrap_err();
-//! assert_eq!(error.kind, "DIVISION-BY-ZERO");
-//! println!("{}", sbcl::report::backtrace(Some(&error), 20));
-//! # Ok::<(), sbcl::BootError>(())
+//! lisp.define("host:shout", "Return TEXT in upper case.", |text: String| text.to_uppercase())?;
+//! assert_eq!(lisp.eval::<String>(r#"(host:shout "lisp")"#)?, "LISP");
+//!
+//! match lisp.eval::<i64>("(/ 1 0)") {
+//!     Err(Error::Condition(condition)) => assert!(condition.is("arithmetic-error")),
+//!     other => panic!("{other:?}"),
+//! }
+//! # Ok::<(), Error>(())
 //! ```
 //!
-//! A process has one image: [`Session::start`] boots it, and a second boot is an error. A [`Session`] is cheap to clone
-//! and may be used from any thread; its evaluations run one after another on a Lisp thread. A Lisp error is not a Rust
-//! error: it is an [`Outcome`] that contains everything SBCL knows about the error.
+//! [`Lisp`] is the image: it boots SBCL, evaluates, calls functions in both directions, and converts values. The [`guide`]
+//! explains it by topic, beginning with [values](guide::values) and ending with [common mistakes](guide::mistakes) and
+//! [performance](guide::performance). A process has one image; see [what ends the process](guide::what_ends_the_process).
 //!
-//! A [`Session`] exchanges text. To exchange values, functions and conditions, start with [`Lisp`] and the [`guide`].
+//! A [`Session`] is for programs that exchange text instead of values, such as the MCP server: it evaluates code as a REPL
+//! does, captures everything SBCL knows about an error, and can hold a failed evaluation for debugging. [`mcp`] serves a
+//! session to an MCP client.
+//!
+//! To use the crate without the server, from a clone of its repository:
+//!
+//! ```toml
+//! [dependencies]
+//! sbcl-mcp = { path = "/path/to/clone", default-features = false, features = ["core"] }
+//! ```
 //!
 //! # Features
 //!
-//! - `mcp` (default): the MCP server and the command line. Without this feature the library has few dependencies.
-//! - `core` (default): the program contains the plain core. Without this feature, the program needs a core of its own,
-//!   which its build script makes from the program's Lisp code with the crate `sbcl-build`.
-//! - `num-bigint`: conversions of integers of any size.
+//! | feature | default | effect |
+//! |---|---|---|
+//! | `core` | yes | The program contains the plain core. Without this feature, the program needs a core of its own, which its build script makes from the program's Lisp code with the crate `sbcl-build`. |
+//! | `mcp` | yes | The module [`mcp`]: the MCP server and the command line. Without this feature the library has few dependencies. |
+//! | `num-bigint` | no | Conversions of integers of any size. |
+//!
+//! # Platforms
+//!
+//! | platform | state |
+//! |---|---|
+//! | x86-64 Linux, glibc 2.31 or newer | tested |
+//! | aarch64 Linux, macOS | the Rust code compiles, but has never run |
+//! | Windows | not supported |
+//!
+//! The crate needs Rust 1.89 or newer. Building it compiles SBCL 2.6.4, which takes some minutes once per machine.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 
 mod config;
@@ -58,6 +81,7 @@ mod tool_names;
 #[doc(hidden)]
 pub mod cli;
 #[cfg(feature = "mcp")]
+#[cfg_attr(docsrs, doc(cfg(feature = "mcp")))]
 pub mod mcp;
 #[cfg(feature = "mcp")]
 mod supervisor;

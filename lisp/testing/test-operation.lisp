@@ -260,8 +260,9 @@ package to tests with the same name in other packages. Signal an error with simi
         (t t)))
 
 (defun check-position (form map text)
-  "Return the position in TEXT of the check around FORM, as in (is FORM); or else of FORM itself; or NIL if FORM does not
-occur. MAP is the map of the form of TEXT that defines the test."
+  "Return the position in TEXT of the check that contains FORM, such as (is FORM). If there is no check, return the position
+of FORM itself, or NIL if FORM does not occur. MAP is the position map (see lisp/core/source.lisp) of the form in TEXT that
+defines the test."
   (let ((found nil))
     (labels ((visit (part around depth)
                (when (and (consp part) (< depth 30))

@@ -94,7 +94,7 @@ bundle.lisp itself, return NIL, 0, 0 and NIL."
           (write-line text out))))))
 
 (defun note-warning (condition)
-  "Report the warning CONDITION, unless SBCL muffles it or it only summarizes other warnings."
+  "Report the warning CONDITION, unless it is a redefinition warning, is muffled by SBCL, or only summarizes others."
   (typecase condition
     ((or sb-kernel:redefinition-warning (satisfies sb-kernel::muffle-warning-p)
          uiop:compile-warned-warning uiop:compile-failed-warning))

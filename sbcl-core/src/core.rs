@@ -18,13 +18,13 @@ const BUILD_FILE: &str = "build/build.lisp";
 /// The header with the contract between the Lisp side and its host. Compiling the Lisp side reads it.
 const HEADER: &str = "sbcl_host.h";
 
-/// The variable that names the core's file for the build file.
+/// The environment variable that tells build.lisp in which file to save the core.
 const OUTPUT: &str = "SBCL_MCP_CORE_OUTPUT";
 
-/// The variable that names the file for the compiled Lisp side.
+/// The environment variable with the file for the compiled Lisp side.
 const HOST_OUTPUT: &str = "SBCL_MCP_HOST_OUTPUT";
 
-/// The variable that names the directory for fasls.
+/// The environment variable with the directory for fasls.
 const FASLS: &str = "SBCL_MCP_FASL_DIR";
 
 /// The core's file name.

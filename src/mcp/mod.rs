@@ -97,10 +97,10 @@ pub(crate) struct ToolOptions {
     pub(crate) attachable: bool,
 }
 
-/// Serves a supervisor's clients until the supervisor closes its end. The recovery state that the supervisor sends
-/// first continues the last worker's session.
+/// Serves a supervisor's clients until the supervisor closes the connection. First reads the recovery state from the
+/// supervisor, and continues the previous worker's session from it.
 ///
-/// Returns the exit status, and the process that saves the session at the end, if any.
+/// Returns the exit status, and the id of the process that saves the session at the end, if any.
 pub(crate) fn serve(
     stdio: Stdio,
     session: &Session,

@@ -349,7 +349,7 @@ pub struct DefiningForm {
     pub package: String,
 }
 
-/// The changes that a form made to the image, as reported by Lisp.
+/// The changes that a form made to the image, as reported by Lisp, and the form's place.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Changes {
@@ -361,6 +361,8 @@ pub(crate) struct Changes {
     /// The modules that the form's symbols belong to, by the names that `require` takes.
     pub(crate) modules: Vec<String>,
     pub(crate) role: FormRole,
+    /// The line of the evaluation's code on which the form begins, from 0.
+    pub(crate) line: usize,
 }
 
 /// The role of a form in a session. It determines whether the form can be replayed, and whether an exported source file

@@ -194,7 +194,7 @@ impl Definitions {
     /// Adds a definition. Returns the positions of dropped definitions that are no longer named, only counted.
     pub(crate) fn add(&mut self, definition: Definition) -> Vec<u64> {
         self.dropped_forms.retain_mut(|(_, form)| !form.is_resolved_by(&definition.form, &definition.changes));
-        // The form was held where it failed, and has been resumed: the new report replaces the last report.
+        // If the last entry records that this form failed and was held, the form has been resumed: replace the entry.
         if let Some((_, failed)) = self.entries.pop_if(|(_, last)| definition.continues(last)) {
             self.bytes -= failed.size();
         }
@@ -446,7 +446,7 @@ mod tests {
             dropped.extend(definitions.add(definition(format!("({round})"))));
         }
         assert!(definitions.bytes > MAX_BYTES / 2 && serde_json::to_vec(&definitions).unwrap().len() <= MAX_BYTES);
-        // The newest dropped forms are named.
+        // Only the newest dropped forms are listed; older ones are only counted.
         assert_eq!(definitions.dropped_forms.len(), MAX_DROPPED);
         assert!(dropped.iter().copied().eq(0..definitions.dropped() as u64));
         assert_eq!(definitions.dropped() + MAX_DROPPED + definitions.entries.len(), 200_041);

@@ -17,6 +17,9 @@ const REPLAY_TIME_FACTOR: u32 = 5;
 /// The shortest time limit of a replayed form.
 const MIN_REPLAY_TIME: Duration = Duration::from_secs(10);
 
+/// The maximum number of line breaks that are put before a form.
+const MAX_LINES_BEFORE: usize = 100_000;
+
 /// The end of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReplayEnd {
@@ -108,7 +111,9 @@ impl DefinitionReplay {
             let limit = time_limit(definition.took);
             status.set(StatusField::Deadline, deadline(limit));
             status.set(StatusField::ReplayedForm, index as u64 + 1);
-            let mut evaluation = Evaluation::new(&*definition.form.code);
+            // The lines in reports about the form are those of the evaluation that the form was part of.
+            let code = "\n".repeat(definition.changes.line.min(MAX_LINES_BEFORE)) + &definition.form.code;
+            let mut evaluation = Evaluation::new(code);
             evaluation.timeout = TimeLimit::Of(limit);
             let operation = if definition.local {
                 evaluation.package = Some(definition.form.package.clone());

@@ -384,8 +384,8 @@ impl RecoveryState {
         self.clients.remove(&client);
     }
 
-    /// Records the end of a replay. The definitions at the indices in `failed`, each with the reason, are not replayed
-    /// again. Returns true when a form could not be restored.
+    /// Records the end of a replay. `failed` contains the index of each definition that failed, with the reason; these
+    /// definitions are not replayed again. Returns true if any form could not be restored.
     pub(crate) fn record_replay(&mut self, failed: &[(usize, String)]) -> bool {
         let mut unrestored = self.failures(failed);
         let position = self.position();

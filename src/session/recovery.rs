@@ -147,8 +147,8 @@ impl Session {
         }
     }
 
-    /// Cancels everything that waits or runs. Running jobs are interrupted, and answered when they end. Returns
-    /// messages about the evaluations that were ended.
+    /// Cancels all waiting requests and interrupts all running evaluations, which are answered when they end. Returns
+    /// messages about the cancelled evaluations.
     pub(crate) fn cancel_all(&self) -> Vec<String> {
         let mut scheduler = self.inner.scheduler.lock();
         let messages = describe_cancelled(&scheduler);

@@ -24,7 +24,7 @@ pub(super) struct AbortEvaluation;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Arguments {
-    /// Number of a running or waiting evaluation. Default: the held evaluation.
+    /// Number of a running or waiting evaluation. Default: the held one.
     id: Option<EvaluationNumber>,
     /// The default is the newest, as it was for the tool evaluation of version 0.1.
     #[serde(default)]

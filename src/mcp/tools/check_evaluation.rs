@@ -25,7 +25,7 @@ pub(super) struct CheckEvaluation;
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Arguments {
-    /// Number of the evaluation. Default: the newest.
+    /// Evaluation number. Default: the newest.
     id: Option<EvaluationNumber>,
     /// Wait up to this many seconds for its end; then show the result as its own call would have.
     #[serde(alias = "seconds", alias = "timeout")]

@@ -24,7 +24,7 @@ pub(super) struct Arguments {
     /// What to do.
     #[serde(default)]
     action: Action,
-    /// Name of the checkpoint; not for `list`. Saving replaces a checkpoint of the same name.
+    /// Name; not for `list`. Saving replaces a checkpoint of the same name.
     name: Option<Text>,
 }
 

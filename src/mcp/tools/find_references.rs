@@ -19,7 +19,7 @@ pub(super) struct FindReferences;
 pub(super) struct Arguments {
     /// Name, as my-app:run or (setf slot).
     name: Text,
-    /// callees: functions that it calls. references, sets, binds: uses of a variable. expansions: uses of a macro. methods: of a generic function or class. tests: tests that call it, also indirectly. Default: callers.
+    /// callees: functions it calls. references, sets, binds: uses of a variable. expansions: uses of a macro. methods: of a generic function or class. tests: tests that call it, also indirectly. Default: callers.
     relation: Option<Relation>,
     /// How many to list.
     #[serde(default)]

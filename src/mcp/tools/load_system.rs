@@ -34,7 +34,7 @@ pub(super) struct Arguments {
     /// Reload even if up to date: `self` for the system, `all` for its dependencies, too.
     #[serde(default)]
     force: Force,
-    /// Directory to search first for the .asd file.
+    /// Directory to search first for the .asd.
     directory: Option<Text>,
     /// Current package during the load.
     package: Option<Text>,
@@ -46,7 +46,7 @@ pub(super) struct Arguments {
     /// Answer at once; evaluate in the background (no time limit).
     #[serde(default)]
     background: Flag,
-    /// Wait this many seconds, then continue in the background (no time limit).
+    /// Wait this many seconds, then continue in the background.
     wait: Option<Wait>,
 }
 

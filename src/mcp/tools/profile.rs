@@ -41,7 +41,7 @@ pub(super) struct Arguments {
     /// Answer at once; evaluate in the background (no time limit).
     #[serde(default)]
     background: Flag,
-    /// Wait this many seconds, then continue in the background (no time limit).
+    /// Wait this many seconds, then continue in the background.
     wait: Option<Wait>,
 }
 

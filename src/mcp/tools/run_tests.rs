@@ -53,14 +53,14 @@ pub(super) struct Arguments {
     #[serde(default)]
     #[schemars(with = "Option<Text>")]
     system: Names,
-    /// Directory to search first for the .asd file.
+    /// Directory to search first for the .asd.
     directory: Option<Text>,
     /// Run the tests of this package.
     #[serde(alias = "package")]
     test_package: Option<Text>,
     /// A test, suite or tag, as `my-tests::parse`.
     name: Option<Text>,
-    /// Time limit of each test, in seconds.
+    /// Seconds for each test.
     #[serde(default)]
     timeout: TestSeconds,
     /// First load files that changed on disk.

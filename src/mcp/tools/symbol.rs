@@ -20,7 +20,7 @@ pub(super) struct Arguments {
     name: Text,
     /// Package for a name without prefix.
     package: Option<Text>,
-    /// Add the source text of each definition.
+    /// Add the source of each definition.
     #[serde(default)]
     source: Flag,
 }

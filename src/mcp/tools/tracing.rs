@@ -26,7 +26,7 @@ pub(super) struct TraceCalls;
 pub(super) struct Arguments {
     /// Common Lisp source.
     code: Text,
-    /// Names of functions; also (setf f), (method f :around (integer)), (labels g :in f).
+    /// Functions; also (setf f), (method f :around (integer)), (labels g :in f).
     #[serde(default)]
     functions: Names,
     /// Trace all functions of this package.
@@ -48,7 +48,7 @@ pub(super) struct Arguments {
     /// Answer at once; evaluate in the background (no time limit).
     #[serde(default)]
     background: Flag,
-    /// Wait this many seconds, then continue in the background (no time limit).
+    /// Wait this many seconds, then continue in the background.
     wait: Option<Wait>,
 }
 

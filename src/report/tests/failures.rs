@@ -30,7 +30,7 @@ pub(super) struct Detail {
     /// Number of suspects shown with at most `lines` lines each. For further suspects only name and location are shown.
     pub(super) functions: usize,
     pub(super) lines: usize,
-    /// True to show also those lines of a suspect that more passing tests ran than the suspect's other lines.
+    /// True to also show a suspect's context: lines that more passing tests ran than its other lines.
     pub(super) context: bool,
 }
 

@@ -441,8 +441,9 @@ fn defining_form(code: &str, start: u64, description: &str) -> Option<(DefiningF
     let mut lines = lines.lines();
     let start = usize::try_from(start).ok()?;
     let end: usize = lines.next()?.parse().ok()?;
+    let line = code.chars().take(start).filter(|character| *character == '\n').count();
     let code = code.chars().skip(start).take(end.checked_sub(start)?).collect();
-    Some((DefiningForm { code, package: package.to_owned() }, Changes::parse(lines)))
+    Some((DefiningForm { code, package: package.to_owned() }, Changes { line, ..Changes::parse(lines) }))
 }
 
 /// Returns the kind of an error that Lisp has not reported.
